@@ -11,7 +11,7 @@
 # make test-lowest   the tests of the core and of datasets with the lowest versions of what they need, but for torch
 # make test-engines   Daft on Ray and Spark over a dataset, in an environment of its own: 1.4 GB; Spark needs a JRE
 # make test-package   wheel and sdist: built, checked, installed into an empty environment, used there; pyright
-# make test-pythons   uploads and the reading of runs, without torch, with each python3.x that is on PATH
+# make test-pythons   uploads, the writing and the reading of runs, without torch, with each python3.x that is found
 # make coverage   the lines and branches that `make test` reaches, those of other processes too: at least 95 %
 # make mutants   changes the code in small ways, one at a time, and says which changes no test notices: an hour or two,
 #             or only MUTANTS="journal.py --sample 100", with cosmic-ray's operators

@@ -12,10 +12,10 @@ IS_EXHAUSTIVE = os.environ.get("TESTS") == "all"
 
 LONGEST = (
     "tests/test_destinations/viewer/browser/test_charts.py",
+    "tests/crash/test_run_directory_model.py",
     "tests/test_docs.py",
     "tests/crash/test_bucket_kill.py",
     "tests/crash/test_ranks.py",
-    "tests/crash/test_run_directory_model.py",
     "tests/crash/test_time_ledger.py",
     "tests/test_destinations/run_directory/test_parts_model.py",
     "tests/model/test_histories.py",
@@ -31,7 +31,9 @@ LONGEST = (
     "tests/test_events/trainer/test_sharded.py",
     "tests/test_events/trainer/test_ends.py",
     "tests/test_destinations/adapters/test_torchrl.py",
+    "tests/test_destinations/trackers/test_wandb.py",
     "tests/crash/test_checkpoint_kill.py",
+    "tests/crash/test_compaction_kill.py",
     "tests/test_destinations/run_directory/test_faults.py",
     "tests/test_destinations/compat/test_wandb.py",
     "tests/test_destinations/adapters/test_keras.py",

@@ -137,7 +137,7 @@ def _images(hand):
 
 
 def _bands(hand):
-    hand.choose(hand.page.locator("#band"), "over:hparams.seed")
+    hand.choose(hand.page.locator("#band"), "range")
     hand.page.wait_for_selector(".band-legend li")
     hand.until("() => document.querySelector('.chart .plot').data?.some((one) => one.meta.part === 'median')")
 
@@ -156,8 +156,8 @@ def _export_chart(hand):
 
 
 def _group(hand):
-    hand.click(hand.page.get_by_role("button", name="Group"))
-    hand.click(hand.page.get_by_role("button", name="hparams.lr", exact=True))
+    hand.click(hand.page.locator("#group"))
+    hand.click(hand.page.get_by_label("hparams.lr", exact=True))
     hand.until("() => document.querySelectorAll('.group-row').length === 9")
 
 

@@ -52,8 +52,10 @@ https://packaging.python.org/specifications/recording-installed-packages/
 
 def write_environment(
     paths: Sequence[Path], describe: Callable[[], dict[str, Any]], on_error: Callable[[Exception], None]
-) -> threading.Thread:
+) -> threading.Thread | None:
     """Writes `environment.json` in a thread, which it starts and returns.
+
+    At the end of the interpreter, Python 3.12 starts no thread: this call writes it, and returns None.
 
     Args:
         paths: where to write it; their folders are made if missing.
@@ -71,7 +73,11 @@ def write_environment(
             on_error(error)
 
     thread = threading.Thread(target=write, name="run-directory-environment", daemon=True)
-    thread.start()
+    try:
+        thread.start()
+    except RuntimeError:
+        write()
+        return None
     return thread
 
 
@@ -205,6 +211,6 @@ def _output_bytes(*command: str) -> int | None:
                 size = 0 if output is None else sum(map(len, iter(lambda: output.read(1 << 20), b"")))
             finally:
                 deadline.cancel()
-    except OSError:
+    except (OSError, RuntimeError):  # At the end of the interpreter no thread begins.
         return None
     return size if program.returncode == 0 else None

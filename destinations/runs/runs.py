@@ -756,7 +756,7 @@ class Runs:
         if sort_by is None:
             return Field("run", "created_at")
         try:
-            field = parse_field(sort_by)
+            field = parse_field(sort_by, self._names)
         except FilterError:
             cells = [f"{group}.{name}" for group in ("hparams", "summary") for name in self._names(group)]
             raise MetricNotFoundError(sort_by, [*FIELDS, *cells]) from None

@@ -11,12 +11,15 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from destinations.runs import BudgetError, EditError, MetricNotFoundError, Run, RunNotFoundError, RunsError
 from destinations.runs.budget import Budget, Limits, points_each
+from destinations.runs.views import RunView
 from uploads import exposition
 
 from . import details
@@ -38,6 +41,9 @@ _MAX_BODY_BYTES = 1 << 20
 # and the others, such as the table, do not wait for them.
 _AT_ONCE = 16
 _LONG_AT_ONCE = 8
+
+# Files of runs are not: most are compressed already, and some are large.
+_COMPRESSED = [Middleware(GZipMiddleware, minimum_size=1000, compresslevel=5)]
 
 _Answer = Callable[[Request], Any]
 
@@ -68,7 +74,9 @@ class App:
                 Route("/favicon.ico", lambda _: page_file("icon.svg")),
                 Route("/metrics", _guarded(self._metrics)),
                 Route(
-                    "/static/{name:path}", _guarded(lambda request: page_file(request.path_params["name"]))
+                    "/static/{name:path}",
+                    _guarded(lambda request: page_file(request.path_params["name"])),
+                    middleware=_COMPRESSED,
                 ),
                 self._get("/api/info", self._info),
                 self._get("/api/runs", self._runs),
@@ -84,6 +92,8 @@ class App:
                     "/api/runs/{id}", lambda request: details.details(self.catalog, self._run(request))
                 ),
                 Route("/api/runs/{id}", self._edit, methods=["PATCH"]),
+                Route("/api/views", self._edit, methods=["PATCH"]),
+                self._get("/api/views", lambda _: self.catalog.views()),
                 self._get("/api/runs/{id}/log", self._log),
                 self._get("/api/runs/{id}/media", self._media, is_long=True),
                 self._get("/api/runs/{id}/table", self._table, is_long=True),
@@ -123,34 +133,26 @@ class App:
         return {**self.catalog.info(), "version": self.changes.version, "site": False}
 
     def _runs(self, request: Request) -> Any:
-        parameters = request.query_params
         # Asked for first: what changes meanwhile is then a change.
         version = self.changes.version
+        if run_ids := request.query_params.getlist("run"):
+            return {**self.catalog.rows(run_ids[:_MAX_RUNS], _columns(request)), "version": version}
         page = self.catalog.page(
-            where=parameters.get("where", ""),
-            query=parameters.get("q", ""),
-            sort=parameters.get("sort", ""),
+            _view(request),
             columns=_columns(request),
-            archived=_archived(request),
             offset=_whole(request, "offset", 0, 0, 10**9),
             limit=_whole(request, "limit", 100, 0, 1000),
         )
         return {**page, "version": version}
 
     def _groups(self, request: Request) -> Any:
-        parameters = request.query_params
-        return self.catalog.groups(
-            parameters.get("group", ""),
-            where=parameters.get("where", ""),
-            query=parameters.get("q", ""),
-            columns=_columns(request),
-            archived=_archived(request),
-        )
+        return self.catalog.groups(_view(request), columns=_columns(request))
 
     def _run(self, request: Request) -> Run:
         return self.catalog.run(request.path_params["id"])
 
     async def _edit(self, request: Request) -> Response:
+        """Answers a request that changes something, a JSON object: edits of a run, or saved views."""
         body = await _body(request)
         if body is None:
             return _failure(413, f"an edit must have at most {_MAX_BODY_BYTES >> 20} MiB.")
@@ -160,9 +162,11 @@ class App:
                 raise ValueError("it is not an object")  # noqa: TRY004, TRY301  # bad content, answered below
         except (ValueError, RecursionError) as error:
             return _failure(400, f"an edit must be a JSON object, got: {error}.")
-        run_id = request.path_params["id"]
+        run_id = request.path_params.get("id")
 
         def edit(_: Request) -> Response:
+            if run_id is None:
+                return _json(self.catalog.save_views(changes), request)
             row = self.catalog.edit(run_id, changes)
             self.changes.wake()
             return _json(row, request)
@@ -257,9 +261,10 @@ class App:
         runs = [(run_id, run) for run_id, run in self._asked_runs(request, _MAX_RUNS) if run is not None]
         groups = self.catalog.bands(
             runs,
-            group=parameters.get("group", ""),
+            groups=[one for one in parameters.getlist("group") if one],
             over=parameters.get("over", ""),
             ranks=parameters.get("ranks", "0") == "1",
+            is_split=parameters.get("split", "0") == "1",
         )
         bands = self.charts.bands(
             groups,
@@ -276,8 +281,7 @@ class App:
         return details.compare(runs, self.charts.cache)
 
     def _importance(self, request: Request) -> Any:
-        parameters = request.query_params
-        return self.catalog.importance(parameters.get("metric", ""), where=parameters.get("where", ""))
+        return self.catalog.importance(request.query_params.get("metric", ""), _view(request))
 
 
 def _query_route(path: str, endpoint: Callable[[Request], Awaitable[Response]]) -> Route:
@@ -294,7 +298,7 @@ def _query_route(path: str, endpoint: Callable[[Request], Awaitable[Response]]) 
             request = Request({**request.scope, "query_string": body}, request.receive)
         return await endpoint(request)
 
-    return Route(path, asked, methods=["GET", "POST"])
+    return Route(path, asked, methods=["GET", "POST"], middleware=_COMPRESSED)
 
 
 async def _body(request: Request) -> bytes | None:
@@ -319,12 +323,21 @@ def _columns(request: Request) -> list[str]:
     return [one for one in (given[0].split(",") if len(given) == 1 else given) if one]
 
 
-def _archived(request: Request) -> bool | None:
+def _view(request: Request) -> RunView:
+    """Returns the view that the parameters of a request name."""
+    parameters = request.query_params
     known = {"0": False, "1": True, "all": None, "": False}
-    chosen = request.query_params.get("archived", "0")
-    if chosen not in known:
-        raise ValueError(f"archived must be 0, 1 or all, got {chosen!r:.50}.")
-    return known[chosen]
+    archived = parameters.get("archived", "0")
+    if archived not in known:
+        raise ValueError(f"archived must be 0, 1 or all, got {archived!r:.50}.")
+    return RunView(
+        where=parameters.get("where", ""),
+        q=parameters.get("q", ""),
+        without=tuple(parameters.getlist("without")),
+        archived=known[archived],
+        sort=parameters.get("sort", ""),
+        group=tuple(parameters.getlist("group")),
+    )
 
 
 def _axis(request: Request) -> Axis:

@@ -15,12 +15,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import attrs
+
 from destinations.kinds import KINDS
 from destinations.run_directory.layout import SUMMARY, metrics_name
 from destinations.runs import (
     HEARTBEAT_SECONDS,
     EditError,
-    FilterError,
     Run,
     RunNotFoundError,
     RunRecord,
@@ -34,6 +35,8 @@ from destinations.runs.order import MISSING, Kind, key_of, label_of, orders_of, 
 from destinations.runs.record import FIELDS, is_terminal, status_of, value_of
 from destinations.runs.run import MetricSummary
 from destinations.runs.summary import summary_of
+from destinations.runs.views import RunView, read_views, save_view
+from destinations.text.formatting import metric_direction
 from uploads import Gauge
 
 from .answers import shown
@@ -42,22 +45,27 @@ from .importance import importance_of
 __all__ = ["Catalog", "state_of", "statistics_of"]
 
 _MOST_BEATING = 1000
-_MAX_QUERY = 1000
 _MAX_TAGS = 1000
 # How many runs tell the kinds of hyperparameters.
 _SAMPLE = 200
-_SEARCHED = ("name", "run_id", "tags", "notes")
 _ID = re.compile(r"[0-9a-f]{12}")
 # The names of the API for fields that have another one in the record.
 _ALIASES = {"note": "notes"}
-# Of so many runs at most the averages of groups are computed.
-_MAX_AVERAGED = 10_000
+# Of so many runs at most groups are averaged, or ordered by several columns.
+_MAX_WHOLE = 10_000
 # Of so many runs at most, the newest, it is computed which hyperparameter matters.
 _MAX_RANKED = 1000
 # Columns of the API that are no fields: the smallest and the largest value of a metric at any step.
 _EXTREMES = {"min": False, "max": True}
 # Statistics of so many bytes of rows are computed within a request.
 _MAX_COMPUTED_BYTES = 4 << 20
+_ALL = RunView()
+# Hyperparameters in which runs of one setting differ.
+_NUISANCE = re.compile(
+    r"(^|[._-])"
+    r"(seeds?|hosts?|hostname|node|rank|paths?|dir|folder|root|output|log_dir|run_id|run_name|uuid)$",
+    re.IGNORECASE,
+)
 
 
 class Catalog:
@@ -129,6 +137,13 @@ class Catalog:
             place = self._places.get(run_id)
         return place if isinstance(place, Path) else None
 
+    def record_at(self, path: Path) -> dict[str, Any] | None:
+        """Returns the row of the run in a folder, or None."""
+        try:
+            return self.row(self.runs[path].record)
+        except LookupError:
+            return None
+
     def run_or_none(self, run_id: str) -> Run | None:
         """Returns the run of an id, or None."""
         try:
@@ -157,12 +172,9 @@ class Catalog:
 
     def page(
         self,
+        view: RunView = _ALL,
         *,
-        where: str = "",
-        query: str = "",
-        sort: str = "",
         columns: Sequence[str] = (),
-        archived: bool | None = False,
         offset: int = 0,
         limit: int = 100,
     ) -> dict[str, Any]:
@@ -173,29 +185,58 @@ class Catalog:
             MetricNotFoundError: no run has the column to sort by.
             UsageError: unknown column.
         """
-        columns = [_ALIASES.get(name, name) for name in dict.fromkeys(columns)]
-        metrics = self.runs.metric_names()
-        check_fields(map(_field_of, columns), self.runs.hparam_names(), metrics)
-        name = sort.removeprefix("-")
-        is_descending = sort.startswith("-")
-        selected: dict[str, Any] = {"where": self._where(where, query), "archived": archived}
-        if _metric_of_extreme(name) is None:
-            records, total = self.runs.page(
-                offset,
-                limit,
-                sort_by=_ALIASES.get(name, name) or None,
-                descending=is_descending if name else None,
-                **selected,
-            )
-        else:
-            found = self._by_extreme(name, descending=is_descending, **selected)
-            records, total = found[offset : offset + limit], len(found)
+        columns = self._checked([_ALIASES.get(name, name) for name in dict.fromkeys(columns)])
+        records, total = self._records(view, offset, limit)
         return {
             "total": total,
             "offset": offset,
             "columns": [{"name": name, "kind": _kind_of(name, records)} for name in columns],
             "rows": [self.row(record, columns) for record in records],
         }
+
+    def rows(self, run_ids: Sequence[str], columns: Sequence[str]) -> dict[str, Any]:
+        """Returns the answer of `/api/runs` with the rows of some runs, without those that are gone."""
+        columns = self._checked([_ALIASES.get(name, name) for name in dict.fromkeys(columns)])
+        runs = [run for run_id in run_ids if (run := self.run_or_none(run_id)) is not None]
+        rows = [self.row(run.record, columns) for run in runs]
+        return {"total": len(rows), "offset": 0, "columns": [], "rows": rows}
+
+    def _records(self, view: RunView, offset: int, limit: int) -> tuple[list[RunRecord], int]:
+        """Returns a part of the runs of a view in its order, and how many there are."""
+        selected: dict[str, Any] = {"where": self._where(view), "archived": view.archived}
+        groups = self._groups_of(view)
+        name = _ALIASES.get(view.sort_by, view.sort_by) or None
+        descending = view.descending if name else None
+        if not groups and _metric_of_extreme(view.sort_by) is None:
+            return self.runs.page(offset, limit, sort_by=name, descending=descending, **selected)
+        if len(groups) == 1 and name is None:
+            return self.runs.page(offset, limit, sort_by=groups[0], descending=False, **selected)
+        if _metric_of_extreme(view.sort_by) is None:
+            found, _ = self.runs.page(0, _MAX_WHOLE, sort_by=name, descending=descending, **selected)
+        else:
+            found = self._by_extreme(view.sort_by, descending=view.descending, **selected)
+        now = self.clock()
+        for group in reversed(groups):
+            spend()
+            rows = [(value_of(record, group, now), record) for record in found]
+            found = [record for _, record in sort_rows(rows, descending=False)]
+        return found[offset : offset + limit], len(found)
+
+    def _groups_of(self, view: RunView) -> list[str]:
+        return self._checked([_ALIASES.get(name, name) for name in view.group if name])
+
+    def _checked(self, names: Sequence[str]) -> list[str]:
+        """Returns columns by their whole names.
+
+        Raises:
+            UsageError: unknown column.
+        """
+        if not names:
+            return []
+        extremes = {name for name in names if _metric_of_extreme(name)}
+        hparams, metrics = self.runs.hparam_names(), self.runs.metric_names()
+        found = check_fields([_field_of(name) for name in names], hparams, metrics)
+        return [name if name in extremes else whole for name, whole in zip(names, found, strict=True)]
 
     def _by_extreme(self, name: str, *, descending: bool, **selected: Any) -> list[RunRecord]:
         """Returns all runs in the order of an extreme of a metric, as `destinations runs best` ranks them."""
@@ -231,30 +272,27 @@ class Catalog:
         except OSError:
             return []
 
-    def groups(
-        self,
-        group: str,
-        *,
-        where: str = "",
-        query: str = "",
-        columns: Sequence[str] = (),
-        archived: bool | None = False,
-    ) -> dict[str, Any]:
+    def groups(self, view: RunView, *, columns: Sequence[str] = ()) -> dict[str, Any]:
         """Returns the answer of `/api/groups`.
 
         Raises:
             FilterError: the filter does not parse.
-            MetricNotFoundError: no run has the column to group by.
+            UsageError: no run has a column to group by.
+            ValueError: there are no groups, or too many runs to group by several columns.
         """
-        group = _ALIASES.get(group, group)
-        selected: dict[str, Any] = {"where": self._where(where, query), "archived": archived}
-        found = self.runs.count_by(group, **selected)
+        groups = self._groups_of(view)
+        if not groups:
+            raise ValueError("group must be given, such as hparams.lr.")
+        found: Mapping[str, int]
         values: dict[str, dict[str, Any]] = {}
-        if columns and sum(found.values()) <= _MAX_AVERAGED:
-            columns = list(dict.fromkeys(columns))
-            check_fields(map(_field_of, columns), self.runs.hparam_names(), self.runs.metric_names())
-            records, _ = self.runs.page(0, _MAX_AVERAGED, **selected)
-            values = self._averages(records, group, columns)
+        if len(groups) == 1:
+            found = self.runs.count_by(groups[0], where=self._where(view), archived=view.archived)
+        if len(groups) > 1 or (columns and sum(found.values()) <= _MAX_WHOLE):
+            records, total = self._records(attrs.evolve(view, sort=""), 0, _MAX_WHOLE)
+            if total > len(records):
+                raise ValueError(f"at most {_MAX_WHOLE} runs are grouped by several columns, got {total}.")
+            found = Counter(label for label, _ in self._labelled(records, groups))
+            values = self._averages(records, groups, self._checked(list(dict.fromkeys(columns))))
         return {
             "groups": [
                 {"label": label, "total": total, "values": values.get(label, {})}
@@ -262,16 +300,24 @@ class Catalog:
             ]
         }
 
+    def _labelled(
+        self, records: Iterable[RunRecord], groups: Sequence[str]
+    ) -> Iterator[tuple[str, RunRecord]]:
+        """Yields records with the labels of their groups."""
+        now = self.clock()
+        for record in records:
+            yield " · ".join(label_of(value_of(record, group, now)) for group in groups), record
+
     def _averages(
-        self, records: Sequence[RunRecord], group: str, columns: Sequence[str]
+        self, records: Sequence[RunRecord], groups: Sequence[str], columns: Sequence[str]
     ) -> dict[str, dict[str, Any]]:
         """Returns mean, standard deviation and number of the finite values of each column of each group."""
         now = self.clock()
         cells: dict[str, dict[str, list[float]]] = {}
-        for record in records:
+        for label, record in self._labelled(records, groups):
             spend()
             statistics = self._statistics(record, columns)
-            of_group = cells.setdefault(label_of(value_of(record, group, now)), {})
+            of_group = cells.setdefault(label, {})
             for name in columns:
                 kind, value = key_of(_cell_of(record, name, now, statistics))
                 if kind is Kind.NUMBER and math.isfinite(value):
@@ -288,15 +334,15 @@ class Catalog:
             for label, of_group in cells.items()
         }
 
-    def importance(self, metric: str, *, where: str = "") -> dict[str, Any]:
+    def importance(self, metric: str, view: RunView = _ALL) -> dict[str, Any]:
         """Returns the answer of `/api/importance`.
 
         Raises:
             FilterError: the filter does not parse.
             MetricNotFoundError: no run has the metric.
         """
-        check_fields([f"summary.{metric}"], (), self.runs.metric_names())
-        records, _ = self.runs.page(0, _MAX_RANKED, where=self._where(where, ""))
+        self._checked([f"summary.{metric}"])
+        records, _ = self.runs.page(0, _MAX_RANKED, where=self._where(view), archived=view.archived)
         now = self.clock()
         # What is the last value of a run that goes on says little of its settings.
         ended = [one for one in records if not is_alive(one.status, one.heartbeat_at, now)]
@@ -304,8 +350,10 @@ class Catalog:
         columns = {f"hparams.{name}": [one.hparams.get(name, MISSING) for one in ended] for name in names}
         return importance_of(columns, [one.summary.get(metric, MISSING) for one in ended])
 
-    def orders(self, records: Sequence[RunRecord], cells: Iterable[str]) -> dict[str, Any]:
-        """Returns how an exported site sorts, groups and searches rows, which computes nothing of it itself.
+    def orders(
+        self, records: Sequence[RunRecord], cells: Iterable[str]
+    ) -> tuple[dict[str, dict[str, Any]], list[str]]:
+        """Returns the orders of columns, and the text of each row in which an exported site searches.
 
         Args:
             records: of the rows, newest first.
@@ -323,7 +371,7 @@ class Catalog:
             ]
             columns[name] = {**orders_of(values), "labels": [label_of(value) for value in values]}
         texts = ((record.name, record.run_id, *record.tags, record.notes) for record in records)
-        return {"columns": columns, "search": ["\n".join(found).lower() for found in texts]}
+        return columns, ["\n".join(found).lower() for found in texts]
 
     def row(self, record: RunRecord, columns: Sequence[str] = ()) -> dict[str, Any]:
         """Returns a row of the table."""
@@ -360,8 +408,15 @@ class Catalog:
             *(f"summary.{name}" for name in self.runs.metric_names()),
         ]
         sample, _ = self.runs.page(0, _SAMPLE, archived=None)
-        fields = [{"name": name, "kind": _kind_of(name, sample)} for name in names]
+        fields: list[dict[str, Any]] = [{"name": name, "kind": _kind_of(name, sample)} for name in names]
+        for field in fields:
+            if field["name"].startswith("summary.") and (direction := metric_direction(field["name"][8:])):
+                field["best"] = "max" if direction > 0 else "min"
         return {"fields": fields, "metrics": self.runs.metric_names()}
+
+    def fields_digest(self) -> str:
+        """Returns a text that is another one where there are other columns."""
+        return _digest("\0".join([*self.runs.hparam_names(), "", *self.runs.metric_names()]))
 
     def gauges(self) -> Iterator[Gauge]:
         """Yields how many runs have each status, and how long ago each run that has not ended was alive."""
@@ -392,40 +447,62 @@ class Catalog:
         }
 
     def bands(
-        self, runs: Sequence[tuple[str, Run]], *, group: str = "", over: str = "", ranks: bool = False
+        self,
+        runs: Sequence[tuple[str, Run]],
+        *,
+        groups: Sequence[str] = (),
+        over: str = "",
+        ranks: bool = False,
+        is_split: bool = False,
     ) -> list[tuple[str, list[tuple[str, Run, int]]]]:
         """Returns the groups of `/api/band`: a label, and members: id, run and rank.
 
         Args:
             runs: id and run.
-            group: a column: runs of the same value are a group.
+            groups: columns: runs with the same values are a group.
             over: a hyperparameter: runs alike in all others are a group.
             ranks: whether each run is a group of its ranks.
+            is_split: whether runs are grouped by all hyperparameters in which they differ, but for seeds,
+                hosts and paths.
 
         Raises:
             ValueError: none or several of these are given.
             UsageError: unknown column.
         """
-        if (bool(group), bool(over), ranks).count(True) != 1:
-            raise ValueError("one of group, over and ranks must be given.")
+        if (bool(groups), bool(over), ranks, is_split).count(True) != 1:
+            raise ValueError("one of group, over, ranks and split must be given.")
         if ranks:
             return [(run.name, [(run_id, run, rank) for rank in run.ranks()]) for run_id, run in runs]
-        check_fields([group or over], self.runs.hparam_names(), self.runs.metric_names())
         now = self.clock()
-        of_run = [(run_id, run, 0) for run_id, run in runs]
-        groups: dict[str, list[tuple[str, Run, int]]] = {}
-        if group:
-            rows = [(value_of(member[1].record, group, now), member) for member in of_run]
-            for value, member in sort_rows(rows, descending=False):
-                groups.setdefault(label_of(value), []).append(member)
-            return list(groups.items())
-        names = sorted({name for _, run in runs for name in run.hparams} - {over.removeprefix("hparams.")})
-        values = {name: [run.hparams.get(name, MISSING) for _, run in runs] for name in names}
-        varied = [name for name in names if not same_values(values[name])]
-        for place, member in enumerate(of_run):
-            label = ", ".join(f"{name}={label_of(values[name][place])}" for name in varied) or "all"
-            groups.setdefault(label, []).append(member)
-        return list(groups.items())
+        # The labels of groups say the names where they were not chosen.
+        is_named = not groups
+        fields = self._checked([*groups, *([over] if over else [])])
+        if is_named:
+            names = {name for _, run in runs for name in run.hparams}
+            names -= (
+                {over.removeprefix("hparams.")}
+                if over
+                else {name for name in names if _NUISANCE.search(name)}
+            )
+            fields = [
+                f"hparams.{name}"
+                for name in sorted(names)
+                if not same_values(run.hparams.get(name, MISSING) for _, run in runs)
+            ]
+        rows: list[tuple[Any, ...]] = [(None, (run_id, run, 0)) for run_id, run in runs]
+        for field in reversed(fields if groups else ()):
+            found = [(value_of(member[1].record, field, now), member) for _, member in rows]
+            rows = list(sort_rows(found, descending=False))
+        of_label: dict[str, list[tuple[str, Run, int]]] = {}
+        for _, member in rows:
+            labels = [label_of(value_of(member[1].record, field, now)) for field in fields]
+            if is_named:
+                names_of = [field.removeprefix("hparams.") for field in fields]
+                label = ", ".join(f"{name}={one}" for name, one in zip(names_of, labels, strict=True))
+            else:
+                label = " · ".join(labels)
+            of_label.setdefault(label or "all", []).append(member)
+        return list(of_label.items())
 
     def shown_path(self, record: RunRecord) -> str:
         """Returns the folder of a run, relative to its root."""
@@ -451,10 +528,7 @@ class Catalog:
             if name not in names:
                 raise ValueError(f"unknown field {name!r}. Fields to edit are {', '.join(names)}.")
             _check_edit(name, value)
-        if self._read_only:
-            raise EditError("this page is read-only.")
-        if self._source:
-            raise EditError(f"these runs come from {self._source}, where nothing is edited.")
+        self._check_writable()
         run = self.run(run_id)
         edited = self.runs.edit(
             run.record.path,
@@ -463,23 +537,38 @@ class Catalog:
         )
         return self.row(edited.record)
 
-    def _where(self, where: str, query: str) -> str | None:
-        where, query = where.strip(), query.strip()
-        if len(query) > _MAX_QUERY:
-            raise ValueError(f"q must have at most {_MAX_QUERY} characters, got {len(query)}.")
-        if where:
+    def _where(self, view: RunView) -> str | None:
+        if where := view.where.strip():
             # By itself first, so that a message shows the filter as it was written.
             names = {"hparams": self.runs.hparam_names, "summary": self.runs.metric_names}
             parse_filter(where, self.clock(), lambda group: names[group]())
-        if not query:
-            return where or None
-        quoted = re.escape(query).replace("\\", "\\\\").replace('"', '\\"')
-        found = " or ".join(f'{field} ~ "(?i){quoted}"' for field in _SEARCHED)
-        try:
-            parse_filter(found, 0.0)
-        except FilterError as error:
-            raise ValueError(f"q must be plain text, got {query!r}.") from error
-        return f"({where}) and ({found})" if where else found
+        return view.filter()
+
+    # Saved views.
+
+    def views(self) -> dict[str, Any]:
+        """Returns the answer of `/api/views`."""
+        return {"views": read_views(self.runs.roots[0]) if self.runs.roots else {}}
+
+    def save_views(self, changes: Mapping[str, Any]) -> dict[str, Any]:
+        """Saves views by name, or removes those that are None; returns all.
+
+        Raises:
+            ValueError: a name or a field cannot be saved.
+            EditError: the views cannot be written.
+        """
+        self._check_writable()
+        for name, fields in changes.items():
+            if fields is not None and not isinstance(fields, dict):
+                raise ValueError(f"a view must be an object of fields, got {fields!r:.100}.")
+            save_view(self.runs.roots[0], name, fields)
+        return self.views()
+
+    def _check_writable(self) -> None:
+        if self._read_only:
+            raise EditError("this page is read-only.")
+        if self._source:
+            raise EditError(f"these runs come from {self._source}, where nothing is edited.")
 
 
 def statistics_of(run: Run) -> Mapping[str, MetricSummary]:

@@ -8,15 +8,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Hashable
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import attrs
 
 from .catalog import Catalog
 from .columns import ColumnCache
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 __all__ = ["Changes"]
 
@@ -69,6 +67,8 @@ class Changes:
         self._looking = threading.Lock()
         self._known: dict[Path, Hashable] = {}
         self._alive: set[Path] = set()
+        self._fields = ""
+        self._standing: dict[Path, Hashable] = {}
         self._rows: dict[str, Hashable] = {}
         self._next_scan = float("-inf")
         self._thread: threading.Thread | None = None
@@ -95,13 +95,14 @@ class Changes:
                 return None
             is_whole = known < 0 or (self._version - known) > len(self._changes) or known > self._version
             if is_whole:
-                return {"version": now, "table": True, "all": True, "runs": {}}
+                return {"version": now, "table": True, "all": True, "runs": {}, "fields": self._fields}
             later = [change for change in self._changes if change.version > known]
         runs: dict[str, dict[str, bool]] = {}
         for change in later:
             for run_id, what in change.runs.items():
                 runs[run_id] = runs.get(run_id, {}) | what
-        return {"version": now, "table": any(one.table for one in later), "runs": runs}
+        table = any(one.table for one in later)
+        return {"version": now, "table": table, "runs": runs, "fields": self._fields}
 
     async def wait(self, version: str, run_ids: Collection[str], seconds: float) -> dict[str, Any]:
         """Waits for a change after a version, and returns it; after the timeout, returns no change.
@@ -126,7 +127,8 @@ class Changes:
             if not self._is_closed:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(event.wait(), seconds)
-            return self.since(version) or {"version": self.version, "table": False, "runs": {}}
+            nothing = {"version": self.version, "table": False, "runs": {}, "fields": self._fields}
+            return self.since(version) or nothing
         finally:
             with self._lock:
                 self._waiters.remove(waiter)
@@ -198,9 +200,20 @@ class Changes:
         gone = previous.keys() - known.keys()
         for path in gone:
             self._cache.forget(path)
-        runs = {catalog.id_at(path): {"record": True} for path in changed & known.keys()}
+            self._standing.pop(path, None)
+        runs = {catalog.id_at(path): self._what(path) for path in changed & known.keys()}
+        if changed or not self._fields:
+            self._fields = catalog.fields_digest()
         runs |= {catalog.id_at(path): {"gone": True} for path in gone}
         return runs, bool(changed or gone)
+
+    def _what(self, path: Path) -> dict[str, bool]:
+        """Returns what is told of a changed run; "order" where it may have another place in a view."""
+        record = self._catalog.record_at(path)
+        standing = None if record is None else (record["status"], record["archived"], record["name"])
+        is_known = standing is not None and self._standing.get(path) == standing
+        self._standing[path] = standing
+        return {"record": True} if is_known else {"record": True, "order": True}
 
     def _changed_rows(self, changed_runs: Collection[str]) -> list[str]:
         """Returns the shown runs that have other rows; looks at live ones, and those that changed."""

@@ -602,11 +602,16 @@ def _band(
     is_there = ~np.isnan(tables[:, 0]).all(axis=0)
     grid, (table, low, high) = grid[is_there], tables[:, :, is_there].swapaxes(0, 1)
     band = band_of(table)
+    count = np.count_nonzero(~np.isnan(table), axis=0)
+    mean = np.nansum(table, axis=0) / count
+    std = np.sqrt(np.nansum((table - mean) ** 2, axis=0) / np.maximum(count - 1, 1))
     return {
         "members": [{"run": run_id, "rank": rank, "name": run.name} for run_id, run, rank in members],
         "x": grid,
         "low": np.fmin.reduce(low, axis=0),
         "median": band.median,
+        "mean": mean,
+        "std": std,
         "high": np.fmax.reduce(high, axis=0),
         "count": band.count,
         "straggler": _straggler(members, table, band.median),

@@ -12,6 +12,7 @@ __all__ = ["add_options", "page_to"]
 _MAX_NOTES = 20
 _MIN_TOKEN = 16
 _MAX_SECRET = 1024
+_MAX_PORT = 65535
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -24,7 +25,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--host", default="127.0.0.1", help="address to bind (default: 127.0.0.1)")
     parser.add_argument(
-        "--port", type=int, metavar="N", help="port (default: 8377, or a free one if that is taken)"
+        "--port", type=_port, metavar="N", help="port (default: 8377, or a free one if that is taken)"
     )
     parser.add_argument(
         "--allow-host",
@@ -53,6 +54,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--export", metavar="SITE", help="write the page as static files to this folder, and exit"
     )
+    parser.add_argument("--view", metavar="NAME", help="begin with this saved view; with --export: its runs")
     parser.add_argument("--where", default="", metavar="FILTER", help="with --export: only runs that match")
     parser.add_argument(
         "--limit", type=int, default=100, metavar="N", help="with --export: at most N runs (default: 100)"
@@ -75,6 +77,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=_run)
 
 
+def _port(text: str) -> int:
+    if not text.isdecimal() or int(text) > _MAX_PORT:
+        raise argparse.ArgumentTypeError(f"a port is a number from 0 to {_MAX_PORT}, got {text!r}.")
+    return int(text)
+
+
 def _run(options: argparse.Namespace, session: Any = None) -> int:
     """Runs the command; messages and exit codes are those of `destinations runs`."""
     from destinations.runs.commands.running import run_command
@@ -84,7 +92,7 @@ def _run(options: argparse.Namespace, session: Any = None) -> int:
 
 def view(options: argparse.Namespace, session: Any) -> int:
     """Serves the page until Ctrl-C, or exports it."""
-    from destinations.runs.commands.running import EXIT_OK, roots_of
+    from destinations.runs.commands.running import EXIT_OK, roots_of, view_of
     from destinations.viewer import Viewer
     from uploads import exit_on_sigterm
 
@@ -92,6 +100,9 @@ def view(options: argparse.Namespace, session: Any) -> int:
     roots = roots_of(options, session)
     with contextlib.ExitStack() as opened:
         runs, source = _opened(roots, session, opened)
+        saved = None if options.view is None else view_of(options.view, runs)
+        if saved is not None:
+            options.where = saved.filter(options.where) or ""
         if options.export is not None:
             return _export(runs, source, options, session)
         if options.open:
@@ -113,7 +124,8 @@ def view(options: argparse.Namespace, session: Any) -> int:
         )
         count = runs.report.runs
         session.screen.line(f"{count} {'run' if count == 1 else 'runs'} in {', '.join(map(str, roots))}")
-        session.screen.line(viewer.url)
+        url = viewer.url if saved is None else f"{viewer.url}#/runs?{saved.query()}"
+        session.screen.line(url)
         session.screen.flush()
         if not viewer.is_local:
             session.note(
@@ -124,7 +136,7 @@ def view(options: argparse.Namespace, session: Any) -> int:
         if options.open:
             import webbrowser
 
-            webbrowser.open(opened.enter_context(page_to(viewer.url)).as_uri())
+            webbrowser.open(opened.enter_context(page_to(url)).as_uri())
         viewer.wait()
     return EXIT_OK
 

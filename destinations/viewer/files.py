@@ -11,7 +11,7 @@ from starlette.types import Message, Receive, Scope, Send
 from destinations.runs.files import path_inside
 from uploads.disk import UnreadableError, open_regular
 
-__all__ = ["TYPES", "OpenFile", "page_file", "plotly_file", "run_file"]
+__all__ = ["TYPES", "OpenFile", "page_file", "run_file"]
 
 STATIC = Path(__file__).parent / "static"
 
@@ -119,28 +119,8 @@ def page_file(name: str) -> OpenFile:
     Raises:
         FileNotFoundError: there is none.
     """
-    if name == "plotly.min.js":
-        # It is large, and the same until Plotly is updated.
-        return OpenFile(open_regular(plotly_file()), _PAGE_TYPES[".js"], _CACHED)
     path = STATIC / name
     media_type = _PAGE_TYPES.get(path.suffix)
     if "/" in name or "\0" in name or name.startswith(".") or media_type is None:
         raise FileNotFoundError(f"no file {name!r:.200} of the page.")
     return OpenFile(open_regular(path), media_type)
-
-
-def plotly_file() -> Path:
-    """Returns Plotly's bundle for browsers, which its package has.
-
-    Raises:
-        ImportError: Plotly is not installed.
-    """
-    import importlib.util
-
-    # Importing it would take half a second.
-    found = importlib.util.find_spec("plotly")
-    if found is None or found.origin is None:
-        raise ImportError(
-            "viewer needs the package 'plotly'. Run: pip install \"training-destinations[viewer]\""
-        )
-    return Path(found.origin).parent / "package_data" / "plotly.min.js"

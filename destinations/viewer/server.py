@@ -21,7 +21,6 @@ from .app import App
 from .catalog import Catalog
 from .changes import Changes
 from .charts import ChartReader
-from .files import plotly_file
 from .security import IS_KNOWN, Guard, new_token
 from .watch import HeartbeatWatch
 
@@ -137,7 +136,6 @@ class Viewer:
             raise ValueError(f"token must have at least 16 characters, got {len(token)}.")
         self._base = None if base_url is None else _checked_base(base_url)
         self._watch = None if webhook is None else HeartbeatWatch(runs, webhook, clock)
-        plotly_file()
         self.runs = runs
         self.host = host
         self.token = new_token() if token is None else token

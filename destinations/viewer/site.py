@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,10 @@ import attrs
 
 from destinations.kinds import kind_of
 from destinations.kinds.media import MEDIA_INDEX
-from destinations.runs import Run, RunsError
+from destinations.runs import Run, RunRecord, RunsError
 from destinations.runs.commands.fields import OWN_FIELDS
 from destinations.runs.files import read_object_file
+from destinations.runs.views import RunView
 from uploads.disk import IRREGULAR, open_regular, remove_if
 
 from . import details
@@ -31,7 +32,7 @@ from .catalog import Catalog
 from .charts import AXES, Axis, Rows, rows_of_writers, series_answer
 from .columns import ColumnCache
 from .downsampling import downsample
-from .files import STATIC, TYPES, plotly_file
+from .files import STATIC, TYPES
 
 __all__ = ["Site", "SiteReport", "classic_script", "export_site"]
 
@@ -42,6 +43,7 @@ _MODULE_TAG = '<script type="module" src="static/app.js"></script>'
 _SITE_TAGS = f'<script src="{_MANIFEST}"></script>\n  <script src="static/app.js" defer></script>'
 _COPIED = {*TYPES, ".ply"}
 _MAX_METRICS = 1000
+_ORDERS_TOGETHER = 100
 # Of a curve.
 _POINTS = 1000
 # Steps of media, evenly chosen.
@@ -220,7 +222,8 @@ class Site:
         """Writes everything; see `export_site`."""
         catalog, report = self._catalog, self._report
         (self._folder / "data").mkdir()
-        first = catalog.page(where=where, limit=limit)
+        view = RunView(where=where)
+        first = catalog.page(view, limit=limit)
         columns = dict.fromkeys(
             name
             for run in (catalog.run(row["id"]) for row in first["rows"])
@@ -229,14 +232,14 @@ class Site:
                 *(f"{kind}.{name}" for name in run.record.summary for kind in ("summary", "min", "max")),
             )
         )
-        page = catalog.page(where=where, limit=limit, columns=[*OWN_FIELDS, *columns])
+        page = catalog.page(view, limit=limit, columns=[*OWN_FIELDS, *columns])
         runs = [(row["id"], catalog.run(row["id"])) for row in page["rows"]]
         report.runs = len(runs)
         if page["total"] > len(runs):
             report.left_out.append(f"{page['total'] - len(runs)} of {page['total']} runs")
         rows = [{**catalog.selected(run), **row} for row, (_, run) in zip(page["rows"], runs, strict=True)]
         self._add("runs", {**page, "rows": rows, "version": "0"})
-        self._add("orders", catalog.orders([run.record for _, run in runs], columns))
+        self._write_orders([run.record for _, run in runs], columns)
         cache = ColumnCache(_CACHE_BYTES)
         for run_id, run in runs:
             self._write_run(run_id, run, cache)
@@ -280,13 +283,22 @@ class Site:
         text = f"destinationsSite.add({json.dumps(key)}, JSON.parse({content}));\n"
         (self._folder / "data" / name).write_text(text, encoding="utf-8")
 
+    def _write_orders(self, records: Sequence[RunRecord], columns: Iterable[str]) -> None:
+        """Writes the orders of columns, some together: a browser loads those by which it sorts."""
+        orders, search = self._catalog.orders(records, columns)
+        every = list(orders)
+        parts = [every[at : at + _ORDERS_TOGETHER] for at in range(0, len(every), _ORDERS_TOGETHER)]
+        for number, names in enumerate(parts):
+            self._add(f"orders/{number}", {name: orders[name] for name in names})
+        places = {name: number for number, names in enumerate(parts) for name in names}
+        self._add("orders", {"columns": places, "search": search})
+
     def _write_page(self) -> None:
         static = self._folder / "static"
         static.mkdir()
         for path in STATIC.iterdir():
             if path.suffix not in {".js", ".html"}:
                 shutil.copyfile(path, static / path.name)
-        shutil.copyfile(plotly_file(), static / "plotly.min.js")
         modules = {path.stem: path.read_text(encoding="utf-8") for path in STATIC.glob("*.js")}
         (static / "app.js").write_text(classic_script(modules, "app"), encoding="utf-8")
         page = (STATIC / "index.html").read_text(encoding="utf-8")

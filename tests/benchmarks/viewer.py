@@ -147,7 +147,7 @@ def _timed(call):
 def _measure_page(server, theirs):
     def page():
         server.get("/")
-        for name in ("app.js", "data.js", "plotly.min.js"):
+        for name in ("app.js", "data.js", "chart.js"):
             server.get(f"/static/{name}")
         server.get("/api/fields")
         return server.get("/api/runs", columns="summary.metric/0,hparams.group.1")

@@ -93,9 +93,24 @@ test("an answer is asked for once until the run changes, and a failed one again"
 test("what came since is asked for with the cursor of each series", async () => {
   answers["/api/series"] = { body: { series: [] } };
 
-  await data.readSeries({ runs: ["a", "b"], metric: "loss", x: "step", known: [{ cursor: "1&2" }, {}] });
+  const known = [{ run: "a", cursor: "1&2" }, { run: "b" }];
+  await data.readSeries({ runs: ["a", "b"], metric: "loss", x: "step", known });
 
   assert.deepEqual(requests, ["/api/series?run=a&run=b&metric=loss&x=step&after=1%262&after="]);
+});
+
+test("all charts of the same runs ask in one request what is new, and each gets its own", async () => {
+  const series = ["loss", "acc"].map((metric) => ({ run: "a", metric }));
+  answers["/api/series"] = { body: { series } };
+
+  const found = await Promise.all(
+    series.map(({ metric }) =>
+      data.readSeries({ runs: ["a"], metric, x: "step", known: [{ run: "a", cursor: metric[0] }] }),
+    ),
+  );
+
+  assert.deepEqual(found, [[series[0]], [series[1]]]);
+  assert.deepEqual(requests, ["/api/series?run=a&metric=loss&metric=acc&x=step&after=l&after=a"]);
 });
 
 test("a file of a run has an address in which every character is safe", () => {

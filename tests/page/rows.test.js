@@ -28,7 +28,7 @@ function rowsOf(view) {
 test("a column of the run itself, whose name has no dot, is asked for, sorted by, and shown", async () => {
   const view = new View();
   const { rows, said } = rowsOf(view);
-  update({ column: ["ended_at", "duration"], sort: "-ended_at", group: "" });
+  update({ column: ["ended_at", "duration"], sort: "-ended_at", group: [] });
 
   await rows.reload();
 
@@ -43,7 +43,7 @@ test("a column of the run itself, whose name has no dot, is asked for, sorted by
 test("a column that these runs do not have is left out, and is said to be", async () => {
   const view = new View();
   const { rows, said } = rowsOf(view);
-  update({ column: ["ended_at", "hparams.gone"], sort: "", group: "" });
+  update({ column: ["ended_at", "hparams.gone"], sort: "", group: [] });
 
   await rows.reload();
 
@@ -55,7 +55,7 @@ test("a column that these runs do not have is left out, and is said to be", asyn
 test("groups are those of the server, and one that is not opened takes one line", async () => {
   const view = new View();
   const { rows } = rowsOf(view);
-  update({ column: ["ended_at"], sort: "-ended_at", group: "hparams.lr", unfold: [] });
+  update({ column: ["ended_at"], sort: "-ended_at", group: ["hparams.lr"], unfold: [] });
 
   await rows.reload();
   const folded = rows.height;

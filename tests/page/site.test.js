@@ -14,8 +14,12 @@ const row = (id, lr) => ({
 const held = {
   runs: { version: "0", rows: [row("a", { number: "nan" }), row("b", 2), row("c", "1"), row("d", 1)] },
   orders: {
-    columns: { "hparams.lr": { up: [3, 1, 2, 0], down: [1, 3, 2, 0], labels: ["nan", "2", '"1"', "1"] } },
+    columns: { "hparams.lr": 0, status: 0 },
     search: ["a", "b", "c", "b d"],
+  },
+  "orders/0": {
+    status: { up: [0, 1, 2, 3], down: [0, 1, 2, 3], labels: Array(4).fill("completed") },
+    "hparams.lr": { up: [3, 1, 2, 0], down: [1, 3, 2, 0], labels: ["nan", "2", '"1"', "1"] },
   },
 };
 const fields = (name, values) => [{ name, values }];
@@ -48,18 +52,18 @@ test("an exported site shows the orders that it carries, and compares no values"
 });
 
 test("an exported site counts the groups that it carries, of the rows that match", async () => {
-  const all = await data.listGroups({ group: "hparams.lr" });
-  const some = await data.listGroups({ group: "hparams.lr", q: "b" });
+  const all = await data.listGroups({ group: ["hparams.lr"] });
+  const some = await data.listGroups({ group: ["hparams.lr"], q: "b" });
 
   assert.deepEqual(all, [
-    { label: "1", total: 1 },
-    { label: "2", total: 1 },
-    { label: '"1"', total: 1 },
-    { label: "nan", total: 1 },
+    { label: "1", total: 1, values: {} },
+    { label: "2", total: 1, values: {} },
+    { label: '"1"', total: 1, values: {} },
+    { label: "nan", total: 1, values: {} },
   ]);
   assert.deepEqual(some, [
-    { label: "1", total: 1 },
-    { label: "2", total: 1 },
+    { label: "1", total: 1, values: {} },
+    { label: "2", total: 1, values: {} },
   ]);
 });
 
@@ -79,4 +83,11 @@ test("an exported site compares three runs as the server does: a run that is lik
       ["d", 1],
     ],
   );
+});
+
+test("an exported site says mean and deviation of a group, and leaves out statuses", async () => {
+  const [group] = await data.listGroups({ group: ["status"], columns: ["hparams.lr"] });
+
+  assert.deepEqual(group.values["hparams.lr"], { mean: 1.5, std: Math.SQRT1_2, count: 2 });
+  assert.deepEqual(await namesOf({ without: ["completed"] }), []);
 });

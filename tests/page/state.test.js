@@ -60,7 +60,7 @@ test("those who listen are told only of what changed", () => {
 
 test("a run that is taken out leaves the colours of the others, and the next takes its place", () => {
   page.selectRuns(["a", "b", "c"], true);
-  const colorOfC = page.styleOf("c", false);
+  const colorOfC = page.colorOf("c", false);
 
   page.selectRuns(["b"], false);
   const between = page.selectedRuns();
@@ -68,18 +68,48 @@ test("a run that is taken out leaves the colours of the others, and the next tak
 
   assert.deepEqual(between, ["a", "c"]);
   assert.deepEqual(state.run, ["a", "d", "c"]);
-  assert.deepEqual(page.styleOf("c", false), colorOfC);
+  assert.deepEqual(page.colorOf("c", false), colorOfC);
 });
 
-test("runs beyond the palette have its colours with dashes", () => {
+test("ten runs have colours of their own, and those beyond are one grey", () => {
   page.selectRuns(
     Array.from({ length: 20 }, (_, number) => `run${number}`),
     true,
   );
 
-  const styles = new Set(state.run.map((id) => JSON.stringify(page.styleOf(id, true))));
+  const colors = state.run.map((id) => page.colorOf(id, true));
 
-  assert.equal(styles.size, 20);
+  assert.equal(new Set(colors.slice(0, 10)).size, 10);
+  assert.equal(new Set(colors.slice(10)).size, 1);
+});
+
+test("without a choice the first runs of the view are shown, and one that stays keeps its colour", () => {
+  const told = [];
+  const stop = page.onChange((changed) => told.push([...changed]));
+
+  page.setViewed(["b", "a"]);
+  const color = page.colorOf("a", false);
+  page.setViewed(["c", "a"]);
+  page.setViewed(["c", "a"]);
+  stop();
+
+  assert.deepEqual(page.visibleRuns(), ["c", "a"]);
+  assert.equal(page.colorOf("a", false), color);
+  assert.deepEqual(told, [["run"], ["run"]]);
+  page.selectRuns(["a"], false);
+  assert.deepEqual(page.visibleRuns(), ["c"]);
+  page.selectRuns(["d"], true);
+  assert.deepEqual(page.chosenRuns(), ["c", "d"]);
+});
+
+test("a saved view sets all that a view is, and nothing of how a page shows it", () => {
+  page.update({ q: "old", group: ["hparams.lr"], zoom: ["1~2~~~loss"] });
+
+  page.update(page.fieldsOfView({ where: "lr > 1", goal: "max.acc" }));
+
+  assert.deepEqual([state.q, state.group, state.where], ["", [], "lr > 1"]);
+  assert.deepEqual(state.zoom, ["1~2~~~loss"]);
+  assert.equal(page.viewQuery().sort, "-max.acc");
 });
 
 test("numbers are kept for a name that looks like numbers itself", () => {

@@ -50,6 +50,7 @@ def environment(monkeypatch):
     monkeypatch.delenv("RUN_NAME", raising=False)
     # Accelerate remembers what other tests of this process did.
     monkeypatch.setitem(sys.modules, "accelerate.state", None)
+    monkeypatch.setitem(sys.modules, "lightning_utilities.core.rank_zero", None)
 
     def setenv(variables):
         for name, value in variables.items():
@@ -102,6 +103,19 @@ def test_accelerate_is_asked_once_it_is_used(monkeypatch):
     monkeypatch.setitem(sys.modules, "accelerate.state", module)
 
     assert find_ranks() == Ranks(1, 4, 1, source="Accelerate")
+
+
+def test_lightning_is_asked_for_a_rank_that_its_launcher_did_not_set(monkeypatch):
+    """Its own launcher sets `WORLD_SIZE` and `LOCAL_RANK`, and no `RANK`."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    module = SimpleNamespace(rank_zero_only=SimpleNamespace(rank=1))
+    monkeypatch.setitem(sys.modules, "lightning_utilities.core.rank_zero", module)
+
+    found = find_ranks()
+
+    assert (found.rank, found.world_size, found.local_rank) == (1, 2, 1)
+    assert found.source == "Lightning"
 
 
 def test_process_group_decides_whatever_the_environment_says(environment):

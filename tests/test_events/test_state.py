@@ -38,21 +38,6 @@ def test_a_name_is_enough():
     assert (state.train_metrics, state.eval_metrics, state.callbacks) == ({}, {}, [])
 
 
-def test_ranks_come_from_the_environment_of_torchrun(monkeypatch):
-    """The environment is read when the state is made."""
-    for name, value in zip(RANK_VARIABLES, ["5", "1", "8", "4", "1", "7"], strict=True):
-        monkeypatch.setenv(name, value)
-
-    assert _ranks(State("r")) == (5, 1, 8, 4, 1)
-
-
-def test_the_node_rank_defaults_to_torchruns_group_rank(monkeypatch):
-    """`torchrun` sets GROUP_RANK and not NODE_RANK."""
-    monkeypatch.setenv("GROUP_RANK", "3")
-
-    assert State("r").node_rank == 3
-
-
 def test_an_argument_goes_before_the_environment(monkeypatch):
     """A rank that is given is the rank."""
     monkeypatch.setenv("RANK", "5")

@@ -73,21 +73,9 @@ def test_a_fraction_of_something_whole_is_refused(text):
 
 
 @SLOW
-@given(st.text(max_size=12))
+@given(st.text(max_size=12) | st.text("0123456789e+-._hmsepba", max_size=12))
 def test_any_text_is_parsed_or_refused_by_our_own_error(text):
-    """The parser raises no other exception."""
-    try:
-        time = Time.from_timestring(text)
-    except TimeStringError:
-        return
-
-    assert isinstance(time, Time)
-
-
-@SLOW
-@given(st.text("0123456789e+-._hmsepba", max_size=12))
-def test_any_text_of_the_right_letters_is_parsed_or_refused_by_our_own_error(text):
-    """Neither does a string that nearly matches."""
+    """The parser raises no other exception, also of a text that nearly matches."""
     try:
         time = Time.from_timestring(text)
     except TimeStringError:

@@ -139,6 +139,7 @@ def _add_selection(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--where", metavar="FILTER", help="filter, e.g. 'hparams.lr > 0.1 and summary.loss < 2'"
     )
+    parser.add_argument("--view", metavar="NAME", help="the runs of a view that was saved on the page")
     parser.add_argument("--tag", metavar="TAG", help="only runs with this tag")
     parser.add_argument("--status", metavar="STATUS", help="only runs with this status")
     parser.add_argument("--archived", action="store_true", help="include archived runs")

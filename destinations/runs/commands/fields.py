@@ -1,13 +1,13 @@
 """Fields of a run as table columns and as JSON."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import attrs
 
-from destinations.runs import MetricNotFoundError, RunRecord, Runs, is_alive
+from destinations.runs import FilterError, MetricNotFoundError, RunRecord, Runs, is_alive
 from destinations.runs.errors import near_names
-from destinations.runs.index.filters import parse_filter
+from destinations.runs.index.filters import parse_field, parse_filter
 from destinations.runs.order import MISSING, Key, key_of, label_of
 from destinations.runs.record import FIELDS, status_of, value_of
 from destinations.text.formatting import one_line
@@ -40,6 +40,7 @@ _STYLES = {
     "failed to write": "red",
     "killed": "red",
 }
+_WHOLE = 1000
 _TEXT_OF = {"age": age_text, "duration": duration_text}
 
 
@@ -91,28 +92,35 @@ def column_of(name: str, values: Iterable[Any]) -> Column:
         name.removeprefix("hparams.").removeprefix("summary."),
         is_right,
         is_whole=name in {"run", "name"},
-        # "completed"
-        narrowest=9 if name == "status" else 5,
+        # A number that is cut is another one. "completed" has nine letters.
+        narrowest=_WHOLE if is_right else 9 if name == "status" else 5,
     )
 
 
-def check_fields(names: Iterable[str], hparams: Iterable[str], metrics: Iterable[str]) -> None:
-    """Checks that each column exists in some run.
+def check_fields(names: Iterable[str], hparams: Collection[str], metrics: Collection[str]) -> list[str]:
+    """Returns the columns with their groups: "summary.val/acc" for "val/acc", as filters take it.
 
     Raises:
         UsageError: unknown column; the message suggests the closest names.
     """
-    known = {
-        *OWN_FIELDS,
-        *(f"hparams.{name}" for name in hparams),
-        *(f"summary.{name}" for name in metrics),
-    }
+    cells = [*(f"hparams.{name}" for name in hparams), *(f"summary.{name}" for name in metrics)]
+    known = {*OWN_FIELDS, *cells}
+    groups = {"hparams": hparams, "summary": metrics}
+    found = []
     for name in names:
-        if name not in known:
-            bare = sorted(one for one in known if one.endswith((f".{name}", f"/{name}")))
-            near = bare or near_names(name, known)
-            offer = f" Did you mean {' or '.join(map(repr, near[:3]))}?" if near else ""
+        if name in known:
+            found.append(name)
+            continue
+        try:
+            field = str(parse_field(name, groups.__getitem__))
+        except FilterError:
+            field = ""
+        if field not in known:
+            near = near_names(name, known)
+            offer = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
             raise UsageError(f"unknown column {name!r}.{offer} Use a field, hparams.NAME or summary.NAME.")
+        found.append(field)
+    return found
 
 
 def check_filter(text: str | None, runs: Runs, session: CommandContext) -> None:

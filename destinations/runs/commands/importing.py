@@ -9,8 +9,6 @@ from .moving import progress_bar, records_text, say_what_is_wrong
 from .running import EXIT_INCOMPLETE, UsageError, given_roots
 from .screen import CommandContext
 
-__all__ = ["import_"]
-
 
 def import_(options: argparse.Namespace, session: CommandContext) -> int:
     """Imports runs, and says what came and what was left out."""

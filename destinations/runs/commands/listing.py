@@ -50,7 +50,8 @@ def ls(options: argparse.Namespace, session: CommandContext) -> int:
 
 def _list_once(runs: Runs, options: argparse.Namespace, session: CommandContext) -> None:
     names = [name.strip() for name in (options.columns or "").split(",") if name.strip()]
-    check_fields(names, runs.hparam_names() if names else (), runs.metric_names() if names else ())
+    if names:
+        names = check_fields(names, runs.hparam_names(), runs.metric_names())
     check_filter(options.where, runs, session)
     records = runs.records(**selection_of(options), sort_by=options.sort, descending=options.descending)
     now = session.clock()

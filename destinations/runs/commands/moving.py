@@ -8,8 +8,6 @@ from destinations.runs.move.stream import MoveReport, Progress
 from .running import EXIT_INCOMPLETE, EXIT_OK
 from .screen import CommandContext
 
-__all__ = ["progress_bar", "records_text", "say_what_is_wrong"]
-
 
 @contextlib.contextmanager
 def progress_bar(session: CommandContext) -> Iterator[Progress]:

@@ -17,6 +17,8 @@ from destinations.runs import (
     RunsError,
     open_runs,
 )
+from destinations.runs.errors import near_names
+from destinations.runs.views import RunView, read_views
 
 from .screen import CommandContext, NotesHandler
 
@@ -34,6 +36,7 @@ __all__ = [
     "open_selected",
     "roots_of",
     "run_command",
+    "view_of",
 ]
 
 EXIT_OK = 0
@@ -92,9 +95,39 @@ def given_roots(options: argparse.Namespace, session: CommandContext) -> list[st
     return [part for part in re.split(rf"{os.pathsep}(?!//)", given) if part]
 
 
+def view_of(name: str, runs: Runs) -> RunView:
+    """Returns a view by its name.
+
+    Raises:
+        UsageError: none of the roots has it.
+    """
+    views = {key: fields for root in reversed(runs.roots) for key, fields in read_views(root).items()}
+    if name not in views:
+        near = near_names(name, views) or tuple(views)[:5]
+        offer = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
+        raise UsageError(f"no view is called {name!r}.{offer} Views are saved on the page of the runs.")
+    return RunView.parse(views[name])
+
+
+def _take_view(options: argparse.Namespace, runs: Runs) -> None:
+    """Puts a saved view into the options: what these say themselves has precedence, and filters add up."""
+    view = view_of(options.view, runs)
+    options.where = view.filter(options.where or "")
+    options.archived = options.archived or view.archived is not False
+    # Only the page has columns of the smallest and the largest value.
+    columns = [name for name in view.column if not name.startswith(("min.", "max."))]
+    if getattr(options, "columns", "") is None and columns:
+        options.columns = ",".join(columns)
+    if getattr(options, "sort", "") is None and view.sort and not view.sort_by.startswith(("min.", "max.")):
+        options.sort = view.sort_by
+        options.descending = view.descending if options.descending is None else options.descending
+
+
 def open_selected(options: argparse.Namespace, session: CommandContext) -> Runs:
     """Opens the runs below the roots, with a message for each folder that could not be read."""
     runs = open_runs(*roots_of(options, session), clock=session.clock)
+    if getattr(options, "view", None) is not None:
+        _take_view(options, runs)
     problems = list(dict.fromkeys((*runs.report.unlisted, *runs.report.problems)))
     for path, problem in problems[:_MAX_PROBLEMS]:
         session.note(f"{path}: {problem}")

@@ -16,8 +16,6 @@ from .moving import progress_bar, records_text, say_what_is_wrong
 from .running import EXIT_FAILED, EXIT_OK, UsageError, find_runs, open_selected
 from .screen import CommandContext
 
-__all__ = ["send"]
-
 EXIT_INTERRUPTED = 130
 
 

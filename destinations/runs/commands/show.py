@@ -20,7 +20,7 @@ from destinations.runs.streams import TRAINER
 from destinations.text.formatting import cut, pad
 
 from .fields import as_json, cell_of, local_time, status_style, texts_apart
-from .running import EXIT_FAILED, EXIT_OK, find_runs
+from .running import EXIT_FAILED, EXIT_OK, UsageError, find_runs
 from .screen import (
     NOTHING,
     Cell,
@@ -369,6 +369,8 @@ def _show_ranks(run: Run, options: argparse.Namespace, session: CommandContext) 
 
 def diff(options: argparse.Namespace, session: CommandContext) -> int:
     """Shows the hyperparameters, environment, git state and metrics that differ between runs."""
+    if len(options.run_name) < 2:  # noqa: PLR2004  # runs
+        raise UsageError("diff compares two runs or more. Name another: destinations runs diff RUN RUN")
     found = find_runs(options.run_name, options, session)
     rows = {
         name: [values.get(place, MISSING) for place in range(len(found))]

@@ -1,29 +1,15 @@
-"""Reads a run as a sequence of logging calls, in order of time, to replay them elsewhere.
-
-Never writes. A `ReadPosition` says what was yielded before, so that a run being written can be read
-repeatedly, and each call is yielded once.
-"""
+"""Which ranks of a run have metrics, and which branches its sessions left behind; never writes."""
 
 import contextlib
-import functools
-import itertools
-import operator
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import attrs
 
-from destinations.history.chain import Chain
 from destinations.history.csv_file import CsvSnapshot, read_whole
-from destinations.history.cursor import Cursor
-from destinations.history.fork import lineage
 from destinations.history.row_chain import Keep, RowChain, SealedPart
 from destinations.history.sealed import Part
-from destinations.kinds import KINDS, indexes, kind_of_line
-from destinations.kinds.artifacts import ARTIFACTS_INDEX
-from destinations.kinds.media import MEDIA_INDEX
 from destinations.run_directory.layout import (
     ABANDONED_FOLDER,
     JOURNAL_FOLDER,
@@ -31,45 +17,9 @@ from destinations.run_directory.layout import (
     parts_path,
 )
 from destinations.run_directory.stored_run import LIVE_FOLDER, stream_of
-from destinations.runs.files import json_lines, number_of, whole_of
-from destinations.runs.streams import Stream, by_time, reported, streams_of
 
-from .rank_reader import RankReader
-
-__all__ = [
-    "Branch",
-    "Item",
-    "ReadPosition",
-    "RewoundError",
-    "branches_of",
-    "items_of",
-    "own_folders",
-    "ranks_of",
-]
-
-# The lines of one call are written one by one; the last call of a live run may be incomplete.
-_SETTLED_SECONDS = 5.0
 _MAX_DIGITS = 10
 _BRANCH = re.compile(r"metrics(?:\.rank(\d{1,9}))?\.step(-?\d{1,18})\.(\w+)\.csv", re.ASCII)
-
-
-class RewoundError(Exception):
-    """Rows yielded before are no longer in the run, because training resumed from a checkpoint."""
-
-
-@attrs.define
-class ReadPosition:
-    """The position up to which a run was yielded.
-
-    Attributes:
-        rows: the `Cursor` of each rank, as JSON.
-        lines: number of lines yielded, by index file and file of abandoned rows.
-        writers: the same for named writers, by name.
-    """
-
-    rows: dict[str, dict[str, Any]] = attrs.field(factory=dict)
-    lines: dict[str, int] = attrs.field(factory=dict)
-    writers: dict[str, dict[str, Any]] = attrs.field(factory=dict)
 
 
 @attrs.frozen
@@ -110,94 +60,6 @@ class Branch:
             yield whole
 
 
-class Item(NamedTuple):
-    """One logging call. A named tuple, because there is one per row.
-
-    Attributes:
-        kind: "metrics", or the name of a kind of `destinations.kinds`: "image", "audio", "table", …
-        time: of the call, in seconds since 1970; None if unknown.
-        step: None if it has none.
-        epoch: None if unknown.
-        metrics: the values, for metrics.
-        lines: the lines of the index file, for everything else; one call may write several.
-        rank: of the metrics.
-        branch: the name of the abandoned branch of the metrics, if any.
-        writer: whose call it is; "" for the trainer.
-        parent: of the records that a fork has of its parent, the folder of that.
-    """
-
-    kind: str
-    time: float | None
-    step: int | None
-    epoch: float | None
-    metrics: dict[str, float]
-    lines: tuple[dict[str, Any], ...]
-    rank: int = 0
-    branch: str = ""
-    writer: str = ""
-    parent: Path | None = None
-
-
-def items_of(
-    run_dir: Path,
-    position: ReadPosition,
-    settled_at: float | None = None,
-    *,
-    abandoned: bool = False,
-    writer: str | None = None,
-    problems: list[str] | None = None,
-) -> Iterator[Item]:
-    """Yields the calls of all writers after a position, oldest first, and updates the position.
-
-    Args:
-        run_dir: the folder of the run.
-        position: updated when the iteration ends.
-        settled_at: the current time for a live run: calls of the last seconds wait for their remaining lines.
-        abandoned: whether to yield abandoned rows too.
-        writer: only the calls of this writer, "" for the trainer's.
-        problems: as of `streams.reported`.
-
-    Raises:
-        RewoundError: rows yielded before are gone.
-    """
-    sources: list[Iterator[Item]] = []
-    positions: dict[str, ReadPosition] = {}
-    for stream in streams_of(run_dir, writer):
-        own = position
-        if stream.writer:
-            own = positions[stream.writer] = ReadPosition(**position.writers.get(stream.writer, {}))
-        of_stream = _sources(stream.folder, own, settled_at, abandoned=abandoned)
-        sources += [_of_writer(one, stream, problems) for one in of_stream] if stream.writer else of_stream
-    yield from by_time(sources, operator.attrgetter("time"))
-    if positions:
-        position.writers |= {name: attrs.asdict(own) for name, own in positions.items()}
-
-
-def _sources(
-    folder: Path, position: ReadPosition, settled_at: float | None, *, abandoned: bool
-) -> list[Iterator[Item]]:
-    """Returns the calls of one writer, by where they are read."""
-    sources: list[Iterator[Item]] = [
-        _new_rows(folder, rank, position) for rank in dict.fromkeys([0, *ranks_of(folder)])
-    ]
-    if abandoned:
-        sources += [_abandoned_rows(branch, position) for branch in branches_of(folder)]
-    *parents, (_, chain) = lineage(folder)
-    for path, of_parent in parents:
-        lines = (_new_lines(path, name, of_parent, position, None, f"{path.name}/") for name in indexes())
-        sources += [map(functools.partial(Item._replace, parent=path), items) for items in lines]
-    return sources + [_new_lines(folder, name, chain, position, settled_at) for name in indexes()]
-
-
-def _of_writer(items: Iterator[Item], stream: Stream, problems: list[str] | None) -> Iterator[Item]:
-    with reported(stream, problems=problems):
-        for item in items:
-            yield item._replace(writer=stream.writer)
-
-
-# Rows.
-
-
 def ranks_of(run_dir: Path) -> list[int]:
     """Returns the ranks that have metrics."""
     found = {0} if (run_dir / metrics_name(0)).exists() else set()
@@ -210,20 +72,6 @@ def ranks_of(run_dir: Path) -> list[int]:
             if number.isascii() and number.isdecimal() and len(number) < _MAX_DIGITS:
                 found.add(int(number))
     return sorted(found)
-
-
-def _new_rows(folder: Path, rank: int, position: ReadPosition) -> Iterator[Item]:
-    known = position.rows.get(str(rank))
-    reader = RankReader(folder, rank, None if known is None else Cursor.from_json(known))
-    with reader.look() as look:
-        if look.taken_back:
-            raise RewoundError
-        for row in look.new_rows():
-            if row.metrics:
-                yield Item("metrics", row.time, row.step, row.epoch, row.metrics, (), rank)
-        if look.taken_back:
-            raise RewoundError
-    position.rows = {**position.rows, str(rank): reader.cursor.to_json()}
 
 
 def branches_of(run_dir: Path) -> list[Branch]:
@@ -283,79 +131,3 @@ def _branch_beside(csv: Path, rank: int, chain: RowChain) -> list[Branch]:
         before = max(0, before - part.rows)
     open_rows = (csv, (own.view or 0) + before) if csv.is_file() else None
     return _branch(own.newest, rank, csv, left, open_rows)
-
-
-def _abandoned_rows(branch: Branch, position: ReadPosition) -> Iterator[Item]:
-    key = f"{ABANDONED_FOLDER}/{branch.rank}.{branch.name}"
-    if key in position.lines:
-        return
-    count = 0
-    for row in itertools.chain.from_iterable(file.rows() for file in branch.files()):
-        count += 1
-        if row.metrics:
-            yield Item("metrics", row.time, row.step, row.epoch, row.metrics, (), branch.rank, branch.name)
-    position.lines[key] = count
-
-
-# Indexes.
-
-
-def _new_lines(
-    folder: Path,
-    name: str,
-    chain: Chain,
-    position: ReadPosition,
-    settled_at: float | None,
-    prefix: str = "",
-) -> Iterator[Item]:
-    path, key = folder / name, prefix + name
-    lines = itertools.islice(json_lines(path), position.lines.get(key, 0), None)
-    last = _last_of_each(path) if name == ARTIFACTS_INDEX else {}
-    belongs = chain.belongs(lambda: json_lines(path))
-    pending: list[dict[str, Any]] = []
-    count = 0
-
-    def item() -> Item:
-        position.lines[key] = position.lines.get(key, 0) + count
-        first = pending[0]
-        kind = kind_of_line(name, first)
-        named = str(first.get("type")) if kind is None else kind.name
-        return Item(named, _time_of(first), whole_of(first.get("step")), None, {}, tuple(pending))
-
-    for number, line in enumerate(lines, position.lines.get(key, 0)):
-        if pending and not _is_of_same_call(pending[-1], line):
-            yield item()
-            pending, count = [], 0
-        count += 1
-        # An artifact that was overwritten or deleted is skipped, and so is what was left behind.
-        is_last = line is not None and last.get(str(line.get("name")), number) == number
-        if line is not None and is_last and line.get("is_deleted") is not True and belongs(line):
-            pending.append(line)
-    if pending:
-        written_at = _time_of(pending[-1])
-        is_settled = settled_at is None or written_at is None or settled_at - written_at >= _SETTLED_SECONDS
-        if is_settled or name != MEDIA_INDEX:
-            yield item()
-    elif count:
-        position.lines[key] = position.lines.get(key, 0) + count
-
-
-def _last_of_each(path: Path) -> dict[str, int]:
-    """Returns the index of the last line of each name."""
-    return {str(line.get("name")): number for number, line in enumerate(json_lines(path)) if line is not None}
-
-
-def _is_of_same_call(one: dict[str, Any], other: dict[str, Any] | None) -> bool:
-    if other is None:
-        return True
-    return (
-        any(kind.is_grouped and kind.name == other.get("type") for kind in KINDS)
-        and all(one.get(key) == other.get(key) for key in ("type", "name", "tag", "step", "time"))
-        and (index := whole_of(one.get("index"))) is not None
-        and other.get("index") == index + 1
-    )
-
-
-def _time_of(line: dict[str, Any]) -> float | None:
-    value = number_of(line.get("time"))
-    return None if value is None else float(value)

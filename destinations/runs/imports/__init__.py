@@ -15,6 +15,7 @@ from pathlib import Path
 
 from destinations.runs.move.ledger import SendingError
 from destinations.runs.move.stream import MoveReport, Progress, move
+from destinations.trackers.tracker import require_package
 
 from .aim import AIM
 from .comet import COMET
@@ -82,6 +83,8 @@ def import_runs(
     """
     place = os.fspath(place)
     found = _source_of(place, source)
+    if found.package:
+        require_package(found.package, f"the import from {found.name}")
     runs = found.runs(place, columns or {})
     if not runs:
         raise SourceError(f"there are no runs of {found.name} in {place!r}.")

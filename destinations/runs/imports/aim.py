@@ -1,9 +1,7 @@
 """Runs of an Aim repository, by Aim's own package."""
 
 import importlib
-import io
 import math
-import wave
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -17,10 +15,8 @@ from destinations.kinds.texts import TEXT
 from destinations.runs.move.stream import Logged, Record, SourceRun, Values
 from destinations.trackers.names import short_hash
 
-from .media import UNREADABLE
+from .media import UNREADABLE, sound_arguments
 from .source import Source, SourceError
-
-__all__ = ["AIM"]
 
 _FOLDER, _HPARAMS, _SYSTEM = ".aim", "hparams", "__system_params"
 
@@ -31,10 +27,7 @@ def _claims(place: str) -> bool:
 
 
 def _runs(place: str, _: Mapping[str, str]) -> list[SourceRun]:
-    try:
-        aim: Any = importlib.import_module("aim")
-    except ImportError as error:
-        raise ImportError("runs of Aim need Aim: pip install aim") from error
+    aim: Any = importlib.import_module("aim")
     path = Path(place).absolute()
     repo = aim.Repo.from_path(str(path.parent if path.name == _FOLDER else path))
     indexed = {run.hash: run for run in repo.iter_runs()}
@@ -126,12 +119,7 @@ def _images(values: list[Any]) -> list[dict[str, Any]]:
 
 
 def _sounds(values: list[Any]) -> list[dict[str, Any]]:
-    found = []
-    for value in values:
-        data = value.get().getvalue()
-        with wave.open(io.BytesIO(data)) as sound:
-            found.append({"audio": data, "sample_rate": sound.getframerate()})
-    return found
+    return [sound_arguments(value.get().getvalue()) for value in values]
 
 
 def _histograms(values: list[Any]) -> list[dict[str, Any]]:
@@ -156,4 +144,4 @@ _READERS: Mapping[str, tuple[str, Kind, _Read]] = {
 }
 _UNKNOWN = ("figures",)
 
-AIM = Source("aim", "a folder with Aim's repository .aim", _claims, _runs)
+AIM = Source("aim", "a folder with Aim's repository .aim", _claims, _runs, "aim")

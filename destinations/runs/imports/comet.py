@@ -22,8 +22,6 @@ from .media import UNREADABLE
 from .source import Source, unreadable_run
 from .tables import stamp_of
 
-__all__ = ["COMET"]
-
 _ABOUT, _MESSAGES = "experiment.json", "messages.json"
 _OWN_METRICS = {"process duration"}
 _OWN_OTHERS = {"offline_experiment", "hasNestedParams"}

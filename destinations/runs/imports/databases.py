@@ -5,8 +5,6 @@ import sqlite3
 from pathlib import Path
 from urllib.parse import quote
 
-__all__ = ["damage_of", "has_tables"]
-
 
 def _rows_of(path: Path, statement: str) -> list[str]:
     with contextlib.closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True)) as database:

@@ -15,8 +15,6 @@ from typing import Any
 
 from destinations.runs.move.stream import Bytes
 
-__all__ = ["event_records", "log_records"]
-
 # The length of a record of TensorBoard: not 0, and below 4 GiB.
 _LENGTH = re.compile(rb"(?=(?!\0{4}).{4}\0{4})", re.DOTALL)
 _LENGTH_BYTES, _SUM_BYTES = 8, 4

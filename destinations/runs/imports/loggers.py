@@ -12,8 +12,6 @@ from destinations.runs.run import Run
 from .source import Source, SourceError, unique_id, unreadable_run
 from .tables import TABLE, stamp_of
 
-__all__ = ["LOGGERS"]
-
 
 def _claims(place: str) -> bool:
     """Says whether a folder has such runs."""

@@ -1,5 +1,6 @@
 """Records as W&B and Trackio describe them: a mapping with a type, and the path of a file or the values."""
 
+import io
 import json
 import wave
 import zipfile
@@ -15,8 +16,6 @@ from destinations.kinds.kind import Kind
 from destinations.kinds.point_clouds import POINT_CLOUD
 from destinations.kinds.tables import TABLE
 from destinations.kinds.videos import VIDEO
-
-__all__ = ["READERS", "UNREADABLE", "ReadArguments"]
 
 UNREADABLE = (
     *(OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, EOFError, RuntimeError),
@@ -41,10 +40,14 @@ def _image(path: _Path, fields: Mapping[str, Any]) -> dict[str, Any]:
     return {"images": [path(fields["path"])], **captions}
 
 
+def sound_arguments(data: bytes) -> dict[str, Any]:
+    """Returns the arguments of a sound, the bytes of a WAV file."""
+    with wave.open(io.BytesIO(data)) as sound:
+        return {"audio": data, "sample_rate": sound.getframerate()}
+
+
 def _sound(path: _Path, fields: Mapping[str, Any]) -> dict[str, Any]:
-    file = path(fields["path"])
-    with wave.open(str(file)) as sound:
-        return {"audio": str(file), "sample_rate": sound.getframerate(), **_caption(fields)}
+    return {**sound_arguments(path(fields["path"]).read_bytes()), **_caption(fields)}
 
 
 def _video(path: _Path, fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -20,8 +20,6 @@ from destinations.trackers.names import short_hash
 from .databases import damage_of, has_tables
 from .source import Source, SourceError, UnreadableError, unreadable_run
 
-__all__ = ["MLFLOW"]
-
 _SCHEMES = re.compile(r"(sqlite|postgresql|mysql|mssql|https?|file|databricks)(\+\w+)?:")
 _READ_ONLY = "sqlite+pysqlite:///file:"
 _RUN_ID = re.compile("[0-9a-f]{32}")
@@ -81,13 +79,9 @@ def _runs(place: str, _: Mapping[str, str]) -> list[SourceRun]:
     if not uri:
         raise SourceError(f"{place!r} is no database, folder or server of MLflow.")
     with _quiet():
-        try:
-            from mlflow import MlflowClient
-            from mlflow.exceptions import MlflowException
-        except ImportError as error:
-            raise ImportError(
-                'runs of MLflow need MLflow: pip install "training-destinations[mlflow]"'
-            ) from error
+        from mlflow import MlflowClient
+        from mlflow.exceptions import MlflowException
+
         try:
             client = MlflowClient(tracking_uri=uri)
             found = list(_found_in(client, Path(unquote(urlparse(uri).path))))
@@ -260,4 +254,5 @@ MLFLOW = Source(
     "MLflow's database or folder mlruns, a folder with either, or a tracking URI",
     lambda place: bool(_uri_of(place)),
     _runs,
+    "mlflow",
 )

@@ -20,8 +20,6 @@ from destinations.runs.move.stream import Logged, Record, SourceRun, Values
 from .source import Source, UnreadableError, unreadable_run
 from .tables import parquet_batches, seconds_of, stamp_of
 
-__all__ = ["NEPTUNE"]
-
 _PART = re.compile(r"(?P<run>.+)_part_(?P<number>\d+)\.parquet")
 _DATA, _FILES = "data", "files"
 _COLUMNS = {"project_id", "run_id", "attribute_path", "attribute_type", "step", "timestamp"}

@@ -9,8 +9,6 @@ from destinations.runs.errors import RunsError
 from destinations.runs.move.stream import SourceRun
 from destinations.trackers.names import short_hash
 
-__all__ = ["ColumnsError", "Source", "SourceError", "UnreadableError", "unique_id", "unreadable_run"]
-
 
 class SourceError(RunsError):
     """No runs can be read from this place."""
@@ -72,9 +70,11 @@ class Source:
         claims: says whether something of this kind is at a place; imports nothing.
         runs: returns the runs at a place, given the names of columns by what they hold. Raises `SourceError`
             or `ImportError`.
+        package: reads the runs; "" where none is needed.
     """
 
     name: str
     place: str
     claims: Callable[[str], bool]
     runs: Callable[[str, Mapping[str, str]], Sequence[SourceRun]]
+    package: str = ""

@@ -15,8 +15,6 @@ from destinations.trackers.names import short_hash
 
 from .source import ColumnsError, Source, SourceError, UnreadableError, unique_id
 
-__all__ = ["CHART", "STEPS", "TABLE", "parquet_batches", "seconds_of", "stamp_of"]
-
 _Rows = Callable[[], Iterable[list[Any]]]
 _SUFFIXES = {".csv": ",", ".tsv": "\t", ".parquet": ""}
 _ROLES = ("step", "time", "epoch", "run")

@@ -2,7 +2,6 @@
 
 import functools
 import io
-import wave
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,8 @@ from destinations.kinds.texts import TEXT
 from destinations.runs.move.stream import Bytes, Logged, Record, Restart, SourceRun, Values
 
 from .frames import event_records
+from .media import sound_arguments
 from .source import Source, unique_id
-
-__all__ = ["TENSORBOARD"]
 
 _FILES = "*tfevents*"
 
@@ -48,13 +46,9 @@ def _runs(place: str, _: Mapping[str, str]) -> list[SourceRun]:
 
 
 def _events(path: Path, run: SourceRun, seen: Bytes) -> Iterator[Any]:
-    try:
-        from tensorboard import data_compat, dataclass_compat
-        from tensorboard.compat.proto.event_pb2 import Event
-    except ImportError as error:
-        raise ImportError(
-            'event files need TensorBoard: pip install "training-destinations[tensorboard]"'
-        ) from error
+    from tensorboard import data_compat, dataclass_compat
+    from tensorboard.compat.proto.event_pb2 import Event
+
     metadata: dict[str, Any] = {}
     for record in event_records(path, seen):
         try:
@@ -123,12 +117,8 @@ def _images(array: Any) -> list[dict[str, Any]]:
 
 
 def _sounds(array: Any) -> list[dict[str, Any]]:
-    found = []
     # A sound, or a sound and its label.
-    for data in array[:, 0] if array.ndim > 1 else array:
-        with wave.open(io.BytesIO(data)) as sound:
-            found.append({"audio": bytes(data), "sample_rate": sound.getframerate()})
-    return found
+    return [sound_arguments(bytes(data)) for data in (array[:, 0] if array.ndim > 1 else array)]
 
 
 def _histograms(array: Any) -> list[dict[str, Any]]:
@@ -180,4 +170,4 @@ def _read_session(run: SourceRun, content: bytes) -> None:
         run.ended_at = data.session_end_info.end_time_secs or None
 
 
-TENSORBOARD = Source("tensorboard", "a folder with event files, at any depth", _claims, _runs)
+TENSORBOARD = Source("tensorboard", "a folder with event files, at any depth", _claims, _runs, "tensorboard")

@@ -18,8 +18,6 @@ from .media import READERS, UNREADABLE
 from .source import Source, unique_id, unreadable_run
 from .tables import STEPS, seconds_of
 
-__all__ = ["TRACKIO"]
-
 _OWN_CONFIG = {"_Username": "user", "_Group": "group", "_Created": "created"}
 # Trackio's names of types, and those of W&B.
 _TYPES = {
@@ -73,12 +71,7 @@ def _runs(place: str, _: Mapping[str, str]) -> list[SourceRun]:
 @contextlib.contextmanager
 def _storage(folder: Path) -> Iterator[Any]:
     """Yields Trackio's storage of a folder; it knows only one, which the environment names."""
-    try:
-        storage: Any = importlib.import_module("trackio.sqlite_storage")
-    except ImportError as error:
-        raise ImportError(
-            'runs of Trackio need Trackio: pip install "training-destinations[trackio]"'
-        ) from error
+    storage: Any = importlib.import_module("trackio.sqlite_storage")
     before = storage.TRACKIO_DIR
     storage.TRACKIO_DIR = folder
     try:
@@ -186,4 +179,5 @@ TRACKIO = Source(
     "Trackio's folder, or the .db of a project in it",
     _claims,
     _runs,
+    "trackio",
 )

@@ -24,8 +24,6 @@ from .media import READERS, UNREADABLE
 from .source import Source, SourceError
 from .tables import stamp_of
 
-__all__ = ["WANDB"]
-
 _LOGS = "run-*.wandb"
 _FOLDER = re.compile(r"run-(\d{8}_\d{6})-")
 _STEPS = 1 << 63
@@ -56,13 +54,11 @@ def _begun(log: Path) -> str:
 
 def _records(path: Path, lost: Counter[str], seen: Bytes) -> Iterator[tuple[str, Any]]:
     """Yields kind and fields of each record of a log."""
-    try:
-        from wandb.proto.wandb_internal_pb2 import Record
-    except ImportError as error:
-        raise ImportError('W&B\'s logs need W&B: pip install "training-destinations[wandb]"') from error
+    from wandb.proto.wandb_internal_pb2 import Record as LogRecord
+
     for data in log_records(path, seen):
         try:
-            record = Record.FromString(data)
+            record = LogRecord.FromString(data)
         except Exception:  # noqa: BLE001  # an error of protobuf, which has no types
             lost["unreadable records"] += 1
             continue
@@ -359,4 +355,4 @@ class _Log:
                 yield Logged.file(name, path)
 
 
-WANDB = Source("wandb", "W&B's folder, the folder of a run in it, or a .wandb file", _claims, _runs)
+WANDB = Source("wandb", "W&B's folder, the folder of a run in it, or a .wandb file", _claims, _runs, "wandb")

@@ -12,8 +12,7 @@ import attrs
 from destinations.history.sessions import SESSIONS
 from destinations.run_directory import RunDirectory
 from destinations.run_directory.layout import ENVIRONMENT, SIDECAR, label_name, strict_json
-from destinations.runs.content.sources import ReadPosition
-from destinations.runs.move.ledger import BusyError, SendingError, SentLedger, read_ledger
+from destinations.runs.move.ledger import BusyError, ReadPosition, SendingError, SentLedger, read_ledger
 from destinations.runs.move.sink import DestinationSink, RecordClock
 from destinations.runs.move.stream import MoveReport, Record, Restart, SourceRun, Values
 from destinations.runs.send.targets import LEDGER, RunPlace, has_content, run_place
@@ -22,8 +21,6 @@ from destinations.trackers.target import SentRun
 from uploads.disk import read_json, replace_file
 
 from .source import unique_id
-
-__all__ = ["Writer"]
 
 # Values of a step are one row, if they were logged within this time.
 _ROW_SECONDS = 1.0

@@ -21,7 +21,7 @@ Every test is true or false. A test of a field that a run does not have is false
 import datetime as dt
 import math
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Literal, cast
 
 import attrs
@@ -212,8 +212,12 @@ def parse_filter(text: str, now: float, names: Names | None = None) -> Filter:
     return Filter(text, _Parser(text, now, names).parse())
 
 
-def parse_field(text: str) -> Field:
+def parse_field(text: str, names: Names | None = None) -> Field:
     """Parses the name of a field, such as `created_at` or `summary.val/acc`; odd names need no quotes.
+
+    Args:
+        text: the name.
+        names: as for `parse_filter`.
 
     Raises:
         FilterError: there is no such field.
@@ -222,6 +226,9 @@ def parse_field(text: str) -> Field:
     group, dot, name = text.partition(".")
     if dot and group in _GROUPS and name and name[0] not in "\"'":
         return Field(group, name)
+    if names is not None and text not in FIELDS:
+        # A name with odd characters, such as a space, is no word of a filter.
+        return _field(_Token("word", text, 0), text, names)
     tokens = list(_tokens(text))
     if len(tokens) == 1 and tokens[0].kind == "word":
         return _field(tokens[0], text)
@@ -335,9 +342,10 @@ def _field(token: _Token, text: str, names: Names | None = None) -> Field:
         if groups:
             both = f"{word!r} is a hyperparameter and a metric: write hparams.{word} or summary.{word}."
             raise FilterError(both, text, token.start)
-    near = near_names(word, [*FIELDS, "hparams.", "summary."]) or (
-        near_names(word.partition(".")[0], _GROUPS) if "." in word else ()
-    )
+    cells = [] if names is None else [f"{one}.{name}" for one in _GROUPS for name in names(one)]
+    near: Sequence[str] = [one for one in cells if one.endswith((f".{word}", f"/{word}"))][:3]
+    near = near or near_names(word, [*FIELDS, "hparams.", "summary."])
+    near = near or (near_names(word.partition(".")[0], _GROUPS) if "." in word else ())
     offer = f" Did you mean {' or '.join(near)}?" if near else ""
     if not near and "." not in word:
         offer = f" For a metric write summary.{word}, for a hyperparameter hparams.{word}."

@@ -15,11 +15,8 @@ from typing import Any, Self
 import attrs
 
 from destinations.history.cursor import Cursor
-from destinations.runs.content.sources import ReadPosition
 from destinations.runs.errors import RunsError
 from uploads.disk import is_open_file, open_regular, read_regular, replace_file, try_lock
-
-__all__ = ["BusyError", "SendingError", "SentLedger", "TargetError", "read_ledger"]
 
 _VERSION = 1
 
@@ -34,6 +31,21 @@ class TargetError(SendingError):
 
 class BusyError(SendingError):
     """Another process is sending the run."""
+
+
+@attrs.define
+class ReadPosition:
+    """The position up to which a run folder was read.
+
+    Attributes:
+        rows: the `Cursor` of each rank, as JSON.
+        lines: number of lines read, by index file and file of abandoned rows.
+        writers: the same for named writers, by name.
+    """
+
+    rows: dict[str, dict[str, Any]] = attrs.field(factory=dict)
+    lines: dict[str, int] = attrs.field(factory=dict)
+    writers: dict[str, dict[str, Any]] = attrs.field(factory=dict)
 
 
 class SentLedger:

@@ -16,8 +16,6 @@ from uploads.disk import read_json
 
 from .stream import Logged, MoveReport, Record, Restart, SourceRun, Values
 
-__all__ = ["DestinationSink", "MakeDestination", "RecordClock", "exception_of"]
-
 MakeDestination = Callable[[SourceRun, str, int], Any]
 """Makes the destination of a rank other than 0, or of a rank of a named writer: takes what is known of the
 run or writer, the name of the writer, "" for the trainer, and the rank."""
@@ -286,7 +284,7 @@ class DestinationSink:
         try:
             return record.arguments()
         except FileNotFoundError as error:
-            self._report.miss(str(error))
+            self._report.missing.append(str(error))
             return None
 
     def _attempt(self, kind: str, call: Callable[[], object]) -> None:

@@ -1,29 +1,47 @@
-"""A run folder as a source: everything that is in it, or what is new since a position."""
+"""A run folder as a source: everything that is in it, or what is new since a position. Never writes."""
 
 import contextlib
+import itertools
+import operator
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import attrs
+
+from destinations.history.chain import Chain
+from destinations.history.cursor import Cursor
+from destinations.history.fork import lineage
+from destinations.history.rows import MetricRow
 from destinations.history.snapshot import metric_columns, take_snapshot
-from destinations.kinds import KINDS
+from destinations.kinds import KINDS, indexes, kind_of_line
+from destinations.kinds.artifacts import ARTIFACTS_INDEX
 from destinations.kinds.line import Line
-from destinations.run_directory.layout import SIDECAR, column_of, label_name, writer_path
-from destinations.runs.content.sources import Item, ReadPosition, items_of, ranks_of
+from destinations.kinds.media import MEDIA_INDEX
+from destinations.run_directory.layout import ABANDONED_FOLDER, SIDECAR, column_of, label_name
+from destinations.runs.content.rank_reader import RankReader
+from destinations.runs.content.sources import Branch, branches_of, ranks_of
 from destinations.runs.errors import RunNotFoundError
-from destinations.runs.files import read_object_file, whole_of
+from destinations.runs.files import json_lines, number_of, read_object_file, whole_of
 from destinations.runs.run import Run
+from destinations.runs.streams import Stream, by_time, reported, streams_of
 
+from .ledger import ReadPosition
 from .stream import Logged, Record, SourceRun, Values
-
-__all__ = ["StoredRun"]
 
 # Metrics that are stored in a column of another name.
 _NAMES = {column_of(name): name for name in ("step", "time")}
+# The lines of one call are written one by one; the last call of a live run may be incomplete.
+_SETTLED_SECONDS = 5.0
+
+
+class RewoundError(Exception):
+    """Rows yielded before are no longer in the run, because training resumed from a checkpoint."""
 
 
 class StoredRun:
-    """Reads a run folder; never writes.
+    """Reads a run folder as often as asked, each time what is new.
 
     Args:
         run: the run.
@@ -59,40 +77,13 @@ class StoredRun:
         _update(self.source, self.run, is_over=self.is_over)
 
     def _read(self) -> Iterator[Record]:
-        items = items_of(
-            self._path,
-            self._position,
-            self.settled_at,
-            abandoned=self._abandoned,
-            problems=self.source.problems,
+        found = records_of(
+            self._path, self._position, self.settled_at, abandoned=self._abandoned, about=self.source
         )
-        for item in items:
-            if item.writer and item.writer not in self.source.writers:
+        for record in found:
+            if record.writer and record.writer not in self.source.writers:
                 self.refresh()
-            if item.kind == "metrics":
-                metrics = item.metrics
-                if not _NAMES.keys().isdisjoint(metrics):
-                    metrics = {_NAMES.get(name, name): value for name, value in metrics.items()}
-                about = item.step, item.time, item.epoch, item.rank, item.writer, item.branch
-                yield Values(metrics, *about)
-            elif (record := self._record_of(item)) is not None:
-                yield record
-            else:
-                self.source.left_out[item.kind] += 1
-
-    def _record_of(self, item: Item) -> Logged | None:
-        kind = next((kind for kind in KINDS if kind.name == item.kind), None)
-        if kind is None:
-            return None
-        folder = item.parent or writer_path(self._path, item.writer)
-        lines = [Line(folder, fields) for fields in item.lines]
-
-        def arguments() -> dict[str, Any]:
-            found = {**kind.replay(lines), "caption": lines[0].text("caption")}
-            return {name: value for name, value in found.items() if "caption" not in name or value}
-
-        size = sum(max(0, whole_of(fields.get("size")) or 0) for fields in item.lines)
-        return Logged(kind, lines[0].name, item.step, item.time, arguments, item.writer, size)
+            yield record
 
 
 def _source_of(run: Run) -> SourceRun:
@@ -135,3 +126,165 @@ def _name_inside(name: str) -> str:
     """Returns the name of a run, sanitized so that as part of a path it stays inside a folder."""
     parts = name.split("/")
     return label_name(name) if {"..", "."} & {*parts} or not parts[0] or "\0" in name else name
+
+
+# Records.
+
+
+def records_of(
+    run_dir: Path,
+    position: ReadPosition,
+    settled_at: float | None = None,
+    *,
+    abandoned: bool = False,
+    about: SourceRun | None = None,
+) -> Iterator[Values | Logged]:
+    """Yields what all writers have logged after a position, oldest first, and updates the position.
+
+    Args:
+        run_dir: the folder of the run.
+        position: updated when the iteration ends.
+        settled_at: the current time for a live run: calls of the last seconds wait for their remaining lines.
+        abandoned: whether to yield abandoned rows too.
+        about: gets what cannot be read. Default: a writer that cannot be read is logged.
+
+    Raises:
+        RewoundError: rows yielded before are gone.
+    """
+    problems = None if about is None else about.problems
+    sources: list[Iterator[Values | Logged]] = []
+    positions: dict[str, ReadPosition] = {}
+    for stream in streams_of(run_dir):
+        own = position
+        if stream.writer:
+            own = positions[stream.writer] = ReadPosition(**position.writers.get(stream.writer, {}))
+        reader = _StreamReader(stream, own, settled_at, about)
+        sources += [_reported(one, stream, problems) for one in reader.sources(abandoned=abandoned)]
+    yield from by_time(sources, operator.attrgetter("time"))
+    position.writers |= {name: attrs.asdict(own) for name, own in positions.items()}
+
+
+def _reported(
+    records: Iterator[Values | Logged], stream: Stream, problems: list[str] | None
+) -> Iterator[Values | Logged]:
+    with reported(stream, problems=problems):
+        yield from records
+
+
+class _StreamReader:
+    """Reads what one writer has logged after a position."""
+
+    def __init__(
+        self, stream: Stream, position: ReadPosition, settled_at: float | None, about: SourceRun | None
+    ) -> None:
+        self._folder, self._writer = stream.folder, stream.writer
+        self._position = position
+        self._settled_at = settled_at
+        self._unknown = Counter[str]() if about is None else about.left_out
+        self._lost = Counter[str]() if about is None else about.lost
+
+    def sources(self, *, abandoned: bool) -> list[Iterator[Values | Logged]]:
+        """Returns the records by where they are read."""
+        ranks = dict.fromkeys([0, *ranks_of(self._folder)])
+        found: list[Iterator[Values | Logged]] = [self._new_rows(rank) for rank in ranks]
+        if abandoned:
+            found += [self._abandoned_rows(branch) for branch in branches_of(self._folder)]
+        *parents, (_, chain) = lineage(self._folder)
+        for path, of_parent in parents:
+            found += [self._new_lines(path / name, of_parent, f"{path.name}/") for name in indexes()]
+        return found + [self._new_lines(self._folder / name, chain) for name in indexes()]
+
+    def _new_rows(self, rank: int) -> Iterator[Values]:
+        known = self._position.rows.get(str(rank))
+        reader = RankReader(self._folder, rank, None if known is None else Cursor.from_json(known))
+        with reader.look() as look:
+            if look.taken_back:
+                raise RewoundError
+            for row in look.new_rows():
+                if row.metrics:
+                    yield self._values_of(row, rank)
+            if look.taken_back:
+                raise RewoundError
+        self._position.rows = {**self._position.rows, str(rank): reader.cursor.to_json()}
+
+    def _abandoned_rows(self, branch: Branch) -> Iterator[Values]:
+        key = f"{ABANDONED_FOLDER}/{branch.rank}.{branch.name}"
+        if key in self._position.lines:
+            return
+        count = 0
+        for row in itertools.chain.from_iterable(file.rows() for file in branch.files()):
+            count += 1
+            if row.metrics:
+                yield self._values_of(row, branch.rank, branch.name)
+        self._position.lines[key] = count
+
+    def _values_of(self, row: MetricRow, rank: int, branch: str = "") -> Values:
+        metrics = row.metrics
+        if not _NAMES.keys().isdisjoint(metrics):
+            metrics = {_NAMES.get(name, name): value for name, value in metrics.items()}
+        return Values(metrics, row.step, row.time, row.epoch, rank, self._writer, branch)
+
+    def _new_lines(self, path: Path, chain: Chain, prefix: str = "") -> Iterator[Logged]:
+        """Yields the records of an index; the prefix tells that of a parent."""
+        lines, name, key = self._position.lines, path.name, prefix + path.name
+        begin = lines.get(key, 0)
+        last = _last_of_each(path) if name == ARTIFACTS_INDEX else {}
+        belongs = chain.belongs(lambda: json_lines(path))
+        pending: list[dict[str, Any]] = []
+        count = 0
+        for number, line in enumerate(itertools.islice(json_lines(path), begin, None), begin):
+            if pending and not _is_of_same_call(pending[-1], line):
+                lines[key] = lines.get(key, 0) + count
+                yield from self._record_of(path, pending)
+                pending, count = [], 0
+            count += 1
+            self._lost[f"damaged lines of {name}"] += line is None
+            # An artifact that was overwritten or deleted is skipped, and so is what was left behind.
+            is_last = line is not None and last.get(str(line.get("name")), number) == number
+            if line is not None and is_last and line.get("is_deleted") is not True and belongs(line):
+                pending.append(line)
+        if pending and not prefix and name == MEDIA_INDEX and self._may_grow(pending[-1]):
+            return
+        if count:
+            lines[key] = lines.get(key, 0) + count
+        yield from self._record_of(path, pending)
+
+    def _may_grow(self, line: dict[str, Any]) -> bool:
+        """Returns whether the call of the last line of a live run may write more lines."""
+        written_at = number_of(line.get("time"))
+        if self._settled_at is None or written_at is None:
+            return False
+        return self._settled_at - written_at < _SETTLED_SECONDS
+
+    def _record_of(self, path: Path, found: list[dict[str, Any]]) -> Iterator[Logged]:
+        """Yields the record of the lines of one call, if there are any."""
+        if not found:
+            return
+        first, kind = Line(path.parent, found[0]), kind_of_line(path.name, found[0])
+        if kind is None:
+            self._unknown[str(first.fields.get("type"))] += 1
+            return
+
+        def arguments() -> dict[str, Any]:
+            lines = [Line(path.parent, fields) for fields in found]
+            given = {**kind.replay(lines), "caption": first.text("caption")}
+            return {name: value for name, value in given.items() if "caption" not in name or value}
+
+        size = sum(max(0, whole_of(fields.get("size")) or 0) for fields in found)
+        yield Logged(kind, first.name, first.step, first.time, arguments, self._writer, size)
+
+
+def _last_of_each(path: Path) -> dict[str, int]:
+    """Returns the index of the last line of each name."""
+    return {str(line.get("name")): number for number, line in enumerate(json_lines(path)) if line is not None}
+
+
+def _is_of_same_call(one: dict[str, Any], other: dict[str, Any] | None) -> bool:
+    if other is None:
+        return True
+    return (
+        any(kind.is_grouped and kind.name == other.get("type") for kind in KINDS)
+        and all(one.get(key) == other.get(key) for key in ("type", "name", "tag", "step", "time"))
+        and (index := whole_of(one.get("index"))) is not None
+        and other.get("index") == index + 1
+    )

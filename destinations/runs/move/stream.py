@@ -10,11 +10,8 @@ import attrs
 
 from destinations.kinds.artifacts import ARTIFACT
 from destinations.kinds.kind import Kind
-from destinations.runs.content.sources import ReadPosition
 
-from .ledger import BusyError, TargetError
-
-__all__ = ["Bytes", "Logged", "MoveReport", "Progress", "Record", "Restart", "SourceRun", "Values", "move"]
+from .ledger import BusyError, ReadPosition, TargetError
 
 _MAX_MESSAGES = 100
 
@@ -168,10 +165,11 @@ class MoveReport:
         values: values in these rows.
         records: other records and files, by kind.
         left_out: what the target does not hold, by what it is.
-        missing: a message for each file of a record that the run has no more; at most 100.
+        missing: a message for each file of a record that the run has no more.
         seen: how many bytes the files of these runs have, and how many of them were read.
         failures: a message for each run or record that could not be read or written; at most 100.
         failure_count: how many there were.
+        damaged: how many of these are damage that trying again does not mend.
         position: the position that was reached in a run folder.
         is_over: the run has ended, and was sent completely.
         was_interrupted: Ctrl-C ended `follow`; everything read until then was passed on.
@@ -189,6 +187,7 @@ class MoveReport:
     seen: Bytes = attrs.field(factory=Bytes)
     failures: list[str] = attrs.field(factory=list)
     failure_count: int = 0
+    damaged: int = 0
     position: ReadPosition = attrs.field(factory=ReadPosition)
     is_over: bool = False
     was_interrupted: bool = False
@@ -204,10 +203,6 @@ class MoveReport:
             self.records[record.kind.name] += 1
             self.on_records(1)
 
-    def miss(self, text: str) -> None:
-        """Adds a file that is missing."""
-        self.missing += [text] if len(self.missing) < _MAX_MESSAGES else []
-
     def fail(self, text: str, count: int = 1) -> None:
         """Adds a failure."""
         self.failure_count += count
@@ -218,8 +213,9 @@ class MoveReport:
         self.left_out += run.left_out
         self.seen.there += run.seen.there
         self.seen.read += run.seen.read
-        for what, count in run.lost.items():
+        for what, count in (+run.lost).items():
             self.fail(f"{run.run_id}: {count} {what}", count)
+            self.damaged += count
         for text in dict.fromkeys(run.problems):
             self.fail(f"{run.run_id}: {text}")
         if unread := run.seen.there - run.seen.read:

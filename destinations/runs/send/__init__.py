@@ -19,17 +19,17 @@ from typing import Any
 
 import attrs
 
-from destinations.runs.content.sources import ReadPosition, RewoundError, items_of
 from destinations.runs.errors import RunNotFoundError
 from destinations.runs.index.index import cache_folder
-from destinations.runs.move.ledger import SendingError, SentLedger
+from destinations.runs.move.ledger import ReadPosition, SendingError, SentLedger, TargetError
 from destinations.runs.move.sink import RecordClock
+from destinations.runs.move.stored import RewoundError, StoredRun
 from destinations.runs.move.stream import MoveReport
 from destinations.runs.run import Run
 from destinations.text.formatting import plain
 
 from .replay import replay
-from .targets import TargetError, place_of
+from .targets import place_of
 
 __all__ = ["SendingError", "TargetError", "send"]
 
@@ -107,7 +107,7 @@ def send(
             wait=wait,
             now=now,
         )
-        if not report.failure_count:
+        if report.failure_count == report.damaged:
             place.finish(run)
             # For a live run the earlier facts, so that changes since then are sent next time.
             is_known = follow and report.is_over
@@ -150,6 +150,5 @@ def _is_current(
         {} if facts["abandoned"] else {"abandoned": False}
     ):
         return False
-    looked_at, problems = ReadPosition(**attrs.asdict(position)), list[str]()
-    new = items_of(run.path, looked_at, abandoned=abandoned, problems=problems)
-    return next(new, None) is None and not problems
+    about = StoredRun(run, ReadPosition(**attrs.asdict(position)), abandoned=abandoned).source
+    return next(about.read(about), None) is None and not (about.problems or +about.lost)

@@ -11,14 +11,14 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from destinations.runs.content.sources import ReadPosition, RewoundError
+from destinations.runs.move.ledger import ReadPosition
 from destinations.runs.move.sink import DestinationSink, MakeDestination, RecordClock
-from destinations.runs.move.stored import StoredRun
+from destinations.runs.move.stored import RewoundError, StoredRun
 from destinations.runs.move.stream import MoveReport
 from destinations.runs.record import is_alive
 from destinations.runs.run import Run
 
-__all__ = ["ReadPosition", "RecordClock", "RewoundError", "replay"]
+__all__ = ["RecordClock", "RewoundError", "replay"]
 
 # Between two readings while following; longer if reading takes long.
 _INTERVAL_SECONDS = 1.0

@@ -32,17 +32,6 @@ from destinations.trackers.names import short_hash
 from destinations.trackers.target import SentRun, Target
 from uploads.disk import DISK, closing, copy_all, is_locked, open_regular, replacement
 
-__all__ = [
-    "LEDGER",
-    "Place",
-    "RunPlace",
-    "TargetError",
-    "has_content",
-    "help_text",
-    "place_of",
-    "run_place",
-]
-
 _log = logging.getLogger("destinations")
 
 LEDGER = ".sent.json"

@@ -9,6 +9,7 @@ import { showMedia } from "./media.js";
 import { showRun } from "./run.js";
 import { showRuns } from "./runs.js";
 import { isShown, linkTo, onChange, readUrl, state, update, visibleRuns } from "./state.js";
+import { complain, problemOfView, showViewBar, showViewNow } from "./viewbar.js";
 
 /** @type {Array<[string, string, (root: HTMLElement) => () => void]>} */
 const PAGES = [
@@ -132,15 +133,18 @@ function followShown() {
 function showPage() {
   const hadFocus = main.contains(document.activeElement);
   leave();
+  complain(null);
   leave = () => {};
   main.replaceChildren();
   main.scrollTop = 0;
   scrollTo(0, 0);
   drawHeader();
+  byId("view-bar").hidden = state.page === "run";
   followShown();
   const shown = state.page === "run" ? showRun : (PAGES.find(([page]) => page === state.page) ?? PAGES[0])[2];
   main.dataset.page = state.page;
   leave = shown(main);
+  main.prepend(problemOfView());
   if (hadFocus && !main.contains(document.activeElement)) main.focus({ preventScroll: true });
 }
 
@@ -170,6 +174,7 @@ function arrived() {
   if (isShown()) return;
   readUrl();
   showPage();
+  showViewNow();
 }
 
 async function begin() {
@@ -207,6 +212,7 @@ async function begin() {
     if (problem || title) drawHeader();
     else showTitle();
   });
+  showViewBar(byId("view-bar"));
   showPage();
   await showTitle();
 }

@@ -1,11 +1,13 @@
-/** One chart of one metric: the lines of the selected runs, drawn by Plotly, and what one can do with it. */
+/** One chart of one metric: the lines of the selected runs, and what one can do with it. */
 
 import {
   coarse,
   joinedTraces,
   nearest,
   outline,
+  rangeOf,
   smoothed,
+  spikesOf,
   stretchEnds,
   weightFor,
   weightOf,
@@ -27,17 +29,8 @@ import {
   toCsv,
   toast,
 } from "./dom.js";
-import {
-  drawable,
-  faded,
-  PLOT_CONFIG,
-  plotLayout,
-  plotText,
-  plotlyReady,
-  savePlot,
-  turnToDraw,
-} from "./plot.js";
-import { keepNumbers, numbersOf, state, styleOf, styleOfSlot, toggle, visibleRuns } from "./state.js";
+import { clearPlot, drawable, drawPlot, faded, moveCursor, savePlot, turnToDraw } from "./plot.js";
+import { colorOf, colorOfSlot, keepNumbers, numbersOf, state, toggle, visibleRuns } from "./state.js";
 
 const POINTS = 1000;
 /** Points of all lines of a chart together: what is finer than its pixels is not seen, and takes a second to draw. */
@@ -46,11 +39,16 @@ const LEAST_POINTS = 200;
 /** More lines than these have no ranges of their own: those of all are one pale ground. */
 const MOST_RANGES = 10;
 const GROW_MS = 900;
-const AGAIN_MS = 3000;
-const MOST_IN_HOVER = 14;
+const MOST_NEIGHBOURS = 4;
+const MOST_LABELS = 10;
+/** A line that ends this many pixels before the mouse is not there. */
+const BEYOND = 12;
 const MOST_RUNS = 200;
 /** Lines of named writers; runs beyond the colours have other dashes. */
 const WRITER_DASHES = ["longdash", "dashdot", "longdashdot"];
+
+/** The charts that are shown: the cursor of one is drawn in all. */
+const shown = new Set();
 
 function nameOfStraggler({ run, rank }) {
   return state.band === "ranks" ? `rank ${rank}` : shorten(runInfo(run).name, 100);
@@ -87,12 +85,23 @@ export class MetricChart {
     this.drawing = null;
     this.question = 0;
     this.unit = 1;
+    /** @type {any} What the card holds, once it has been in view. */
+    this.plot = null;
+    this.element = el("section", {
+      class: "card chart",
+      "data-metric": metric,
+      "aria-label": `Chart of ${shorten(metric, 100)}`,
+    });
+    this.mark();
+  }
+
+  /** Fills the card when it first comes into view: of thousands, most never do. */
+  build() {
+    const { metric } = this;
     this.plot = el("div", { class: "plot" });
     this.note = el("div", { class: "note" }, "Loading…");
     this.box = el("div", { class: "hover-box", hidden: true });
     this.furthest = el("p", { hidden: true });
-    /** @type {any[]} The bands at the place of the mouse that have a straggler. */
-    this.hoveredBands = [];
     this.foot = el("p", { class: "card-foot" });
     this.badge = el("span", { class: "badge" });
     this.pinButton = iconButton("pin", "Pin", () => toggle("pin", metric));
@@ -120,16 +129,15 @@ export class MetricChart {
           ),
         ),
     );
-    this.element = el(
-      "section",
-      { class: "card chart", "data-metric": metric, "aria-label": `Chart of ${shorten(metric, 100)}` },
+    fill(
+      this.element,
       el(
         "div",
         { class: "card-head" },
         el("h3", { title: shorten(metric, 300), dir: "auto" }, shorten(metric, 120)),
         this.badge,
-        noteBand && iconButton("eyeOff", "Hide this chart", () => toggle("hide", metric)),
-        noteBand && this.pinButton,
+        this.noteBand && iconButton("eyeOff", "Hide this chart", () => toggle("hide", metric)),
+        this.noteBand && this.pinButton,
         this.wideButton,
         save,
       ),
@@ -137,13 +145,9 @@ export class MetricChart {
       this.foot,
     );
     this.plot.append(this.note);
-    // Plotly tells of a move along x alone.
-    this.plot.addEventListener("pointermove", (event) => {
-      if (!this.box.hidden) this.nameStraggler(event.clientY);
-    });
     this.resized = new ResizeObserver(
       debounce(() => {
-        if (this.isDrawn && this.plot.clientWidth) globalThis.Plotly.Plots.resize(this.plot);
+        if (this.isDrawn && this.isVisible) this.drawNow();
       }, 60),
     );
     this.resized.observe(this.plot);
@@ -153,17 +157,20 @@ export class MetricChart {
   mark() {
     const isPinned = state.pin.includes(this.metric),
       isWide = state.open.includes(this.metric);
-    this.pinButton.setAttribute("aria-pressed", String(isPinned));
-    this.wideButton.setAttribute("aria-pressed", String(isWide));
+    this.pinButton?.setAttribute("aria-pressed", String(isPinned));
+    this.wideButton?.setAttribute("aria-pressed", String(isWide));
     this.element.classList.toggle("wide", isWide);
   }
 
   setVisible(isVisible) {
     this.isVisible = isVisible;
+    if (isVisible && !this.plot) this.build();
+    if (isVisible) shown.add(this);
+    else shown.delete(this);
     if (isVisible && this.isStale) this.load();
     else if (isVisible && !this.isDrawn) this.draw();
     else if (!isVisible && this.isDrawn) {
-      globalThis.Plotly.purge(this.plot);
+      clearPlot(this.plot);
       this.isDrawn = false;
     }
   }
@@ -191,9 +198,8 @@ export class MetricChart {
     try {
       let found = [],
         bands = null;
-      const kind = this.noteBand ? state.band.split(":", 1)[0] : "";
+      const kind = this.noteBand ? state.band : "";
       if (runs.length && kind) {
-        const by = { group: "group", over: "over" }[kind];
         const x = ["step", "epoch", "relative"].includes(state.x) ? state.x : "step";
         bands = await readBands({
           runs,
@@ -201,7 +207,7 @@ export class MetricChart {
           x,
           ...part,
           points: POINTS,
-          ...(by ? { [by]: state.band.slice(kind.length + 1) } : { ranks: 1 }),
+          ...(kind === "ranks" ? { ranks: 1 } : state.group.length ? { group: state.group } : { split: 1 }),
         });
       } else if (runs.length) {
         found = await readSeries({
@@ -296,27 +302,25 @@ export class MetricChart {
     }
   }
 
-  /** Converts x of the API to that of the axis: local time in ms, or another unit. */
+  /** Converts x of the API to that of the axis. */
   toAxis(x) {
-    if (state.x === "time") return x * 1000 - new Date(x * 1000).getTimezoneOffset() * 60000;
     return x / this.unit;
   }
 
   fromAxis(value) {
-    if (state.x !== "time") return Number(value) * this.unit;
-    const local = typeof value === "number" ? value : Date.parse(`${String(value).replace(" ", "T")}Z`);
-    return (local + new Date(local).getTimezoneOffset() * 60000) / 1000;
+    return Number(value) * this.unit;
   }
 
   chooseUnit(lists) {
     this.unit = 1;
-    this.axisTitle =
-      { step: "step", epoch: "epoch", time: "", relative: "seconds" }[state.x] ??
-      state.x.replace(/^metric:/, "");
+    const last = Math.max(0, ...lists.map((x) => x.at(-1) ?? 0));
+    if (state.x === "time") this.axisTitle = formatTime(last).slice(0, 10);
+    else
+      this.axisTitle =
+        { step: "step", epoch: "epoch", relative: "seconds" }[state.x] ?? state.x.replace(/^metric:/, "");
     if (state.x !== "relative") return;
-    const most = Math.max(0, ...lists.map((x) => x.at(-1) ?? 0));
-    if (most > 3 * 3600) [this.unit, this.axisTitle] = [3600, "hours"];
-    else if (most > 180) [this.unit, this.axisTitle] = [60, "minutes"];
+    if (last > 3 * 3600) [this.unit, this.axisTitle] = [3600, "hours"];
+    else if (last > 180) [this.unit, this.axisTitle] = [60, "minutes"];
   }
 
   /** Draws what is held, when it is its turn; what is asked for until then is drawn with it. */
@@ -328,19 +332,11 @@ export class MetricChart {
     return this.drawing;
   }
 
-  async drawNow() {
-    let Plotly;
-    try {
-      Plotly = await plotlyReady();
-    } catch (error) {
-      fill(this.note, error.message);
-      setTimeout(() => this.isVisible && !this.isDrawn && this.draw(), AGAIN_MS);
-      return;
-    }
+  drawNow() {
     if (!this.isVisible) return;
     const isEmpty = !(this.bands ?? this.series).some((one) => one.x.length || one.nan?.length);
     if (isEmpty) {
-      if (this.isDrawn) Plotly.purge(this.plot);
+      clearPlot(this.plot);
       this.isDrawn = false;
       fill(
         this.note,
@@ -353,23 +349,13 @@ export class MetricChart {
       fill(this.foot);
       return;
     }
+    this.note.remove();
     this.box.hidden = true;
     const traces = this.bands ? this.bandTraces() : this.lineTraces();
-    const isNew = !this.isDrawn;
-    if (isNew) fill(this.plot);
-    // Before it is waited for: what is drawn meanwhile is drawn into this plot.
     this.isDrawn = true;
-    const drawn = Plotly.react(this.plot, traces, this.layout(), PLOT_CONFIG);
-    if (isNew) {
-      this.plot.on("plotly_relayout", (event) => this.zoomed(event));
-      this.plot.on("plotly_hover", (event) => this.hovered(event));
-      this.plot.on("plotly_unhover", () => {
-        this.box.hidden = true;
-      });
-      this.plot.append(this.box);
-    }
+    drawPlot(this.plot, traces, this.layout());
+    if (this.box.parentElement !== this.plot) this.plot.append(this.box);
     this.drawFoot();
-    await drawn;
   }
 
   /** @param {boolean} isJoined whether many lines of one style are one trace, which takes a third of the time. */
@@ -383,18 +369,15 @@ export class MetricChart {
     this.lines = [];
     // The last run that was selected is drawn first, so that the first is on top.
     for (const one of this.series.slice().reverse()) {
-      const { color, dash: ownDash } = styleOf(one.run, isDark());
+      const color = colorOf(one.run, isDark());
       const isLeft = isBranch(one);
       const x = drawable(one.x.map((value) => this.toAxis(value)));
       const writers = writersOf.get(one.run) ?? [];
-      const dash = writers.length > 1 && one.writer ? dashOf(writers, one.writer) : ownDash;
+      const dash = writers.length > 1 && one.writer ? dashOf(writers, one.writer) : "solid";
       const label = labelOf(one, writers);
-      const name = plotText(shorten(label, 60));
       const base = {
-        type: "scatter",
         mode: "lines",
-        hoverinfo: "none",
-        name,
+        name: shorten(label, 60),
         meta: { run: one.run, writer: one.writer ?? "", branch: one.branch ?? null },
       };
       if (one.low && isMany) ranges.push(outline(...coarse(x, drawable(one.low), drawable(one.high))));
@@ -403,12 +386,12 @@ export class MetricChart {
           ...base,
           ...outline(x, drawable(one.low), drawable(one.high)),
           line: { width: 0, color },
-          fill: "toself",
           fillcolor: faded(color, isDark() ? 0.2 : 0.16),
-          hoverinfo: "skip",
           meta: { ...base.meta, part: "range" },
         });
-      const line = { color, dash: isLeft ? "dot" : dash, width: isLeft ? 1.2 : 1.7 };
+      const count = this.series.length;
+      const width = isLeft ? 1.2 : count <= MOST_RANGES ? 1.75 : count <= 30 ? 1.25 : 1;
+      const line = { color, dash: isLeft ? "dot" : dash, width };
       const weight = isLeft ? 0 : weightFor(one.y, state.smooth, isMany);
       const isSmooth = weight > 0;
       if (isSmooth)
@@ -418,7 +401,6 @@ export class MetricChart {
           y: drawable(one.y),
           line: { ...line, width: 1.1 },
           opacity: 0.3,
-          hoverinfo: "skip",
           meta: { ...base.meta, part: "raw" },
         });
       const y = isSmooth ? smoothed(one.y, weight) : one.y;
@@ -427,39 +409,53 @@ export class MetricChart {
         ...base,
         x,
         y: drawable(y),
-        line: isSmooth ? { ...line, width: 2 } : line,
-        opacity: isLeft ? 0.6 : 1,
+        line,
+        opacity: isLeft || count > 30 ? 0.6 : 1,
         mode: isPoint ? "markers" : "lines",
         marker: { color, size: 7 },
         meta: { ...base.meta, part: "line" },
       });
-      this.lines.push({ run: one.run, label, isLeft, color, x, y, raw: one.y });
+      this.lines.push({ run: one.run, label, isLeft, color, x, y: drawable(y), raw: one.y });
+      const spikes = one.low
+        ? spikesOf({ x, y: one.y, low: drawable(one.low), high: drawable(one.high) })
+        : [];
+      if (spikes.length)
+        lines.push({
+          ...base,
+          x: spikes.flatMap((spike) => [spike.x, spike.x, null]),
+          y: spikes.flatMap((spike) => [spike.from, spike.to, null]),
+          line: { color, width: 1.5 },
+          meta: { ...base.meta, part: "spike" },
+        });
       for (const [list, symbol, kind] of [
         [one.nan, "x-thin", "NaN"],
         [one.inf, "triangle-up", "infinite"],
+        [
+          state.logy === "1" ? x.filter((_, at) => one.y[at] !== null && one.y[at] <= 0) : [],
+          "triangle-down",
+          "low",
+        ],
       ]) {
-        if (list?.length)
-          lines.push({
-            ...base,
-            mode: "markers",
-            yaxis: "y2",
-            x: drawable(stretchEnds(list, one).map((value) => this.toAxis(value))),
-            y: stretchEnds(list, one).map(() => 0.03),
-            hoverinfo: "skip",
-            marker: { symbol, size: 8, color, line: { color, width: 2 } },
-            meta: { ...base.meta, part: kind },
-          });
+        if (!list?.length) continue;
+        const places = kind === "low" ? list : stretchEnds(list, one).map((value) => this.toAxis(value));
+        const own = kind === "NaN" ? (isDark() ? "#ff8a80" : "#b3261e") : color;
+        lines.push({
+          ...base,
+          mode: "markers",
+          isInStrip: true,
+          x: drawable(places),
+          y: places.map(() => null),
+          marker: { symbol, size: 8, color: own, line: { color: own, width: kind === "NaN" ? 2 : 0 } },
+          meta: { ...base.meta, part: kind },
+        });
       }
     }
     if (ranges.length)
       behind.unshift({
-        type: "scatter",
         mode: "lines",
-        hoverinfo: "skip",
         x: ranges.flatMap((one) => [...one.x, null]),
         y: ranges.flatMap((one) => [...one.y, null]),
         line: { width: 0 },
-        fill: "toself",
         fillcolor: isDark() ? "rgba(162, 165, 173, 0.14)" : "rgba(93, 95, 102, 0.1)",
         meta: { run: null, branch: null, part: "ranges" },
       });
@@ -470,193 +466,229 @@ export class MetricChart {
     this.chooseUnit(this.bands.map((one) => one.x));
     const traces = [];
     this.lines = [];
-    this.bands.forEach((band) => {
+    for (const band of this.bands) {
       const isRun = state.band === "ranks" && band.members.length;
-      const { color, dash } = isRun
-        ? { ...styleOf(band.members[0].run, isDark()), dash: "solid" }
-        : styleOfSlot(band.number, isDark());
+      const color = isRun ? colorOf(band.members[0].run, isDark()) : colorOfSlot(band.number, isDark());
       if (!isRun) this.noteBand?.(band);
       const x = drawable(band.x.map((value) => this.toAxis(value)));
-      const name = plotText(shorten(isRun ? runInfo(band.members[0].run).name : band.label, 60));
-      const base = { type: "scatter", mode: "lines", name, meta: { band: band.label } };
+      const label = isRun ? runInfo(band.members[0].run).name : band.label;
+      const [y, low, high] = edgesOf(band).map(drawable);
+      const base = { mode: "lines", name: shorten(label, 60), meta: { band: band.label } };
       traces.unshift({
         ...base,
-        ...outline(x, drawable(band.low), drawable(band.high)),
-        line: { width: 0, color },
-        fill: "toself",
-        fillcolor: faded(color, 0.2),
-        hoverinfo: "skip",
+        ...outline(x, low, high),
+        fillcolor: faded(color, isDark() ? 0.24 : 0.18),
         meta: { ...base.meta, part: "range" },
       });
-      traces.push({
-        ...base,
-        x,
-        y: drawable(smoothed(band.median, weightOf(state.smooth))),
-        line: { color, dash, width: 2 },
-        hoverinfo: "none",
-        meta: { ...base.meta, part: "median" },
-      });
+      // Dashed where fewer runs go on than the group has.
+      const isWhole = band.count.map((count) => count === band.members.length);
+      const smooth = smoothed(y, weightOf(state.smooth));
+      const part = (wanted) =>
+        smooth.map((one, at) => (isWhole[at] === wanted || isWhole[at - 1] === wanted ? one : null));
+      for (const { values, dash } of [
+        { values: part(true), dash: "solid" },
+        { values: part(false), dash: "dash" },
+      ])
+        if (values.some((one) => one !== null))
+          traces.push({
+            ...base,
+            x,
+            y: values,
+            line: { color, dash, width: 1.75 },
+            meta: { ...base.meta, part: dash === "solid" || !isWhole.includes(true) ? "median" : "fewer" },
+          });
       this.lines.push({
-        label: isRun ? runInfo(band.members[0].run).name : `${band.label} (${band.members.length})`,
-        name: isRun ? runInfo(band.members[0].run).name : band.label,
+        label: isRun ? label : `${label} (${band.members.length})`,
+        name: label,
         color,
         x,
-        y: band.median,
-        raw: band.median,
+        y: smooth,
+        raw: y,
         straggler: band.straggler,
-        low: band.low,
-        high: band.high,
+        low,
+        high,
       });
-    });
+    }
     return traces;
   }
 
   layout() {
-    const zoom = this.zoom;
     const isLogX = state.logx === "1" && state.x !== "time",
       isLogY = state.logy === "1";
-    const log = (value, isLog) => (isLog ? Math.log10(Math.max(value, 1e-300)) : value);
-    const range = (low, high, isLog) =>
-      low !== null && low !== undefined && high !== null
-        ? { range: [log(low, isLog), log(high, isLog)], autorange: false }
-        : { autorange: true };
-    return plotLayout({
-      margin: { l: 54, r: 14, t: 6, b: this.axisTitle ? 40 : 28 },
-      uirevision: `${state.x}${zoom}`,
-      xaxis: {
+    const [x0, x1, y0, y1] = this.zoom ?? [null, null, null, null];
+    const pair = (low, high) => (low === null || high === null ? undefined : [low, high]);
+    const xs = this.lines.flatMap(({ x }) => x.filter((value) => !isLogX || value > 0));
+    const ends = xs.length
+      ? [xs.reduce((a, b) => Math.min(a, b)), xs.reduce((a, b) => Math.max(a, b))]
+      : [0, 1];
+    const wide =
+      x0 === null && x1 === null
+        ? undefined
+        : [x0 === null ? ends[0] : this.toAxis(x0), x1 === null ? ends[1] : this.toAxis(x1)];
+    const edges = this.lines.flatMap(({ x, low, high }) =>
+      low
+        ? [
+            { x, y: low },
+            { x, y: high },
+          ]
+        : [],
+    );
+    const inside = wide
+      ? (line) => ({
+          ...line,
+          y: line.y.map((value, at) => (line.x[at] >= wide[0] && line.x[at] <= wide[1] ? value : null)),
+        })
+      : (line) => line;
+    const labels =
+      this.bands && this.bands.length > 1 && this.bands.length <= MOST_LABELS && this.plot.clientWidth > 300;
+    return {
+      x: {
         type: state.x === "time" ? "date" : isLogX ? "log" : "linear",
-        title: { text: plotText(shorten(this.axisTitle, 60)), standoff: 4 },
-        showgrid: false,
-        showline: true,
-        ticks: "outside",
-        ticklen: 4,
-        nticks: 7,
-        showspikes: true,
-        spikemode: "across",
-        spikethickness: 1,
-        spikedash: "solid",
-        spikecolor: isDark() ? "#4a4d55" : "#c4c4bd",
-        spikesnap: "cursor",
-        ...(zoom
-          ? range(this.toAxis(zoom[0] ?? 0), zoom[1] === null ? null : this.toAxis(zoom[1]), isLogX)
-          : { autorange: true }),
+        range: wide,
+        title: this.axisTitle,
       },
-      yaxis: {
+      y: {
         type: isLogY ? "log" : "linear",
-        nticks: 6,
-        ...(zoom ? range(zoom[2], zoom[3], isLogY) : { autorange: true }),
+        range:
+          pair(y0, y1) ??
+          (state.outliers
+            ? undefined
+            : (rangeOf([...this.lines, ...edges].map(inside), isLogY) ?? undefined)),
       },
-      yaxis2: { overlaying: "y", range: [0, 1], visible: false, fixedrange: true },
-    });
+      labels: labels
+        ? this.lines.map(({ name, color, y }) => ({
+            text: tellingPart(name, this.bands),
+            color,
+            value: y.findLast((one) => one !== null),
+          }))
+        : [],
+      onzoom: (ranges) => this.zoomed(ranges),
+      onhover: (place) => this.hovered(place),
+      onleave: () => this.left(),
+    };
   }
 
-  zoomed(event) {
-    const isReset = event["xaxis.autorange"] || event["yaxis.autorange"];
-    if (isReset) {
+  /** Takes what was dragged out, null for all; an axis that was not keeps its range. */
+  zoomed(ranges) {
+    if (!ranges) {
       if (this.zoom) keepNumbers("zoom", this.metric, null);
       return;
     }
-    const of = (axis, isLog) => {
-      const pair = [
-        event[`${axis}.range[0]`] ?? event[`${axis}.range`]?.[0],
-        event[`${axis}.range[1]`] ?? event[`${axis}.range`]?.[1],
-      ];
-      return pair[0] === undefined ? null : pair.map((value) => (isLog ? 10 ** Number(value) : value));
-    };
-    const x = of("xaxis", state.logx === "1" && state.x !== "time")?.map((value) => this.fromAxis(value));
-    const y = of("yaxis", state.logy === "1");
-    if (!x && !y) return;
     const [x0, x1, y0, y1] = this.zoom ?? [null, null, null, null];
+    const x = ranges.x?.map((value) => this.fromAxis(value)) ?? [x0, x1];
+    // Another part has another height, unless that was dragged out too.
+    const y = ranges.y ?? (ranges.x ? [null, null] : [y0, y1]);
     // Thirteen digits are milliseconds since 1970.
     const round = (value) => (value === null ? null : Number(Number(value).toPrecision(13)));
-    keepNumbers(
-      "zoom",
-      this.metric,
-      [...(x ?? [x0, x1]), ...(y ?? (x ? [null, null] : [y0, y1]))].map(round),
-    );
+    keepNumbers("zoom", this.metric, [...x, ...y].map(round));
   }
 
-  hovered(event) {
-    const at = Number(event.xvals?.[0] ?? event.points[0].x);
-    const isLogX = state.logx === "1" && state.x !== "time";
-    const where = isLogX && event.xvals ? 10 ** at : at;
+  /** Returns the lines at a place of the plot, the nearest first, each with its value there. */
+  nearLines({ across, down }) {
+    const { x: xAxis, y: yAxis } = this.plot.axes;
+    const where = xAxis.valueAt(across);
     const found = [];
     for (const line of this.lines) {
       const index = nearest(line.x, where);
-      if (index >= 0 && line.raw[index] !== null) found.push({ ...line, index, value: line.raw[index] });
+      if (index < 0 || line.raw[index] === null || line.raw[index] === undefined) continue;
+      const to = line.x[index] < where ? index + 1 : index - 1;
+      const [here, there] = [index, to].map((at) => ({
+        across: xAxis.place(line.x[at]),
+        down: yAxis.place(line.y[at]),
+      }));
+      const isBetween = to >= 0 && to < line.x.length && line.y[to] !== null && Number.isFinite(there.down);
+      if (!isBetween && Math.abs(here.across - across) > BEYOND) continue;
+      const share =
+        isBetween && there.across !== here.across ? (across - here.across) / (there.across - here.across) : 0;
+      const gap = Math.abs((isBetween ? here.down + share * (there.down - here.down) : here.down) - down);
+      found.push({ ...line, index, value: line.raw[index], gap: Number.isFinite(gap) ? gap : Infinity });
     }
+    return found.sort((one, other) => one.gap - other.gap);
+  }
+
+  hovered(place) {
+    const found = this.nearLines(place);
     if (!found.length) {
-      this.box.hidden = true;
+      this.left();
       return;
     }
-    found.sort((one, other) => other.value - one.value);
-    const close = found.reduce((best, one) =>
-      Math.abs(one.x[one.index] - where) < Math.abs(best.x[best.index] - where) ? one : best,
-    );
-    const x = close.x[close.index];
+    const [near, ...others] = found;
+    const x = near.x[near.index];
     const title =
       state.x === "time"
         ? formatTime(this.fromAxis(x))
         : state.x === "relative"
           ? formatDuration(x * this.unit)
           : `${this.axisTitle} ${formatNumber(x)}`;
+    const row = (one, text, isNear) =>
+      el(
+        "div",
+        { class: isNear ? "near" : "" },
+        el("i", { style: { background: one.color } }),
+        el(
+          "span",
+          { dir: "auto" },
+          shorten(one.label ?? runInfo(one.run).name, 34),
+          one.isLeft ? " (left)" : "",
+        ),
+        el("b", {}, text),
+        one.low && isNear
+          ? el(
+              "small",
+              { class: "muted" },
+              `${formatNumber(one.low[one.index])} – ${formatNumber(one.high[one.index])}`,
+            )
+          : null,
+      );
+    const signed = (value) => `${value > 0 ? "+" : ""}${formatNumber(Number(value.toPrecision(3)))}`;
     fill(
       this.box,
       el("header", {}, shorten(title, 60)),
-      found
-        .slice(0, MOST_IN_HOVER)
-        .map((one) =>
-          el(
-            "div",
-            {},
-            el("i", { style: { background: one.color } }),
-            el(
-              "span",
-              { dir: "auto" },
-              shorten(one.label ?? runInfo(one.run).name, 34),
-              one.isLeft ? " (left)" : "",
-            ),
-            el("b", {}, formatNumber(one.value)),
-            one.low
-              ? el(
-                  "small",
-                  { class: "muted" },
-                  `${formatNumber(one.low[one.index])} – ${formatNumber(one.high[one.index])}`,
-                )
-              : null,
-          ),
-        ),
-      found.length > MOST_IN_HOVER &&
-        el("div", { class: "more" }, `and ${found.length - MOST_IN_HOVER} more`),
+      row(near, formatNumber(near.value), true),
+      others.slice(0, MOST_NEIGHBOURS).map((one) => row(one, signed(one.value - near.value), false)),
+      others.length > MOST_NEIGHBOURS &&
+        el("div", { class: "more" }, `${others.length - MOST_NEIGHBOURS} further away`),
       this.furthest,
     );
-    this.hoveredBands = found.filter((one) => one.straggler);
-    this.nameStraggler(event.event?.clientY ?? 0);
+    this.nameStraggler(near);
     this.box.hidden = false;
-    const across = event.event?.clientX ?? 0,
-      width = this.box.offsetWidth;
-    const isRoom = across + 20 + width < document.documentElement.clientWidth;
-    const edge = this.plot.getBoundingClientRect().left;
-    this.box.style.left = `${Math.max(8, isRoom ? across + 20 : across - 20 - width) - edge}px`;
+    const isRoom = place.across + 20 + this.box.offsetWidth < this.plot.clientWidth;
+    const left = isRoom ? place.across + 16 : place.across - 16 - this.box.offsetWidth;
+    this.box.style.left = `${Math.max(4 - this.plot.getBoundingClientRect().left, left)}px`;
     this.box.style.top = "4px";
+    this.plot.classList.add("is-hovered");
+    const at = this.fromAxis(x);
+    for (const chart of shown) if (chart.isDrawn) chart.showCursor(at, near, chart === this);
   }
 
-  /** Says which member of the band that is nearest to the mouse is furthest from its median. */
-  nameStraggler(clientY) {
-    const { top, height } = this.plot.querySelector(".nsewdrag").getBoundingClientRect();
-    const [low, high] = this.plot.layout.yaxis.range;
-    const level = high - ((clientY - top) / height) * (high - low);
-    const gap = ({ value }) => Math.abs((state.logy === "1" ? Math.log10(value) : value) - level);
-    const [near] = this.hoveredBands.toSorted((one, other) => gap(one) - gap(other));
-    this.furthest.hidden = !near;
-    if (!near) return;
+  /** Draws the cursor where it is in the chart under the mouse, on the same run. */
+  showCursor(at, { run, name }, isHere) {
+    const x = this.toAxis(at);
+    const same = this.lines.filter((one) => (run ? one.run === run && !one.isLeft : one.name === name));
+    const dots = same.flatMap((one) => {
+      const index = nearest(one.x, x);
+      return index < 0 || one.y[index] === null ? [] : [{ y: one.y[index], color: one.color }];
+    });
+    moveCursor(this.plot, x, dots, isHere ? same : []);
+  }
+
+  left() {
+    this.box.hidden = true;
+    this.plot.classList.remove("is-hovered");
+    for (const chart of shown) moveCursor(chart.plot, null);
+  }
+
+  /** Says which member of a band is furthest from its middle. */
+  nameStraggler({ straggler, name }) {
+    this.furthest.hidden = !straggler;
+    if (!straggler) return;
     fill(
       this.furthest,
       "Furthest from the median",
-      this.bands.length > 1 && [" of ", el("b", { dir: "auto" }, shorten(near.name, 34))],
+      this.bands.length > 1 && [" of ", el("b", { dir: "auto" }, shorten(name, 34))],
       ": ",
-      el("b", { dir: "auto" }, nameOfStraggler(near.straggler)),
-      `, by ${formatNumber(near.straggler.distance)} in the mean`,
+      el("b", { dir: "auto" }, nameOfStraggler(straggler)),
+      `, by ${formatNumber(straggler.distance)} in the mean`,
     );
   }
 
@@ -667,6 +699,36 @@ export class MetricChart {
       infinite = this.series.reduce((sum, one) => sum + (one.inf?.length ?? 0), 0);
     if (missing) parts.push(`× NaN at ${missing} ${missing === 1 ? "place" : "places"}.`);
     if (infinite) parts.push(`▲ infinite at ${infinite} ${infinite === 1 ? "place" : "places"}.`);
+    const [isLogX, isLogY] = [state.logx === "1" && state.x !== "time", state.logy === "1"];
+    const countOf = (isOut) =>
+      this.lines.reduce(
+        (sum, { x, raw }) => sum + raw.filter((value, at) => value !== null && isOut(value, x[at])).length,
+        0,
+      );
+    const low = isLogY ? countOf((value) => value <= 0) : 0;
+    const early = isLogX ? countOf((_, x) => x <= 0) : 0;
+    if (low)
+      parts.push(
+        `▾ ${low === 1 ? "1 value" : `${low} values`} ≤ 0: a log axis cannot show ${low === 1 ? "it" : "them"}.`,
+      );
+    if (early)
+      parts.push(
+        `${early === 1 ? "1 value is" : `${early} values are`} left of the log axis, at ${this.axisTitle} ≤ 0.`,
+      );
+    const [bottom, top] = this.plot.layout?.yaxis.range ?? [-Infinity, Infinity];
+    const spikes = this.series.flatMap((one) =>
+      one.low
+        ? [
+            one.high.filter((value) => value > top),
+            one.low.filter((value) => value < bottom && (!isLogY || value > 0)),
+          ]
+        : [],
+    );
+    const [above, below] = [0, 1].map((side) =>
+      spikes.filter((_, at) => at % 2 === side).reduce((sum, one) => sum + one.length, 0),
+    );
+    const beyond = [above && `▲ ${above} above`, below && `▼ ${below} below`].filter(Boolean).join(", ");
+    if (beyond && !this.zoom) parts.push(`${beyond}.`);
     if (this.series.some((one) => isBranch(one) && one.x.length)) parts.push("Dotted: left by a resume.");
     const unread = this.series.filter((one) => one.unread);
     if (unread.length) parts.push(`Without ${unread.length} of the runs: ${unread[0].error}`);
@@ -718,7 +780,7 @@ export class MetricChart {
             ]);
         for (const one of this.bands ?? [])
           for (const [index, x] of one.x.entries())
-            rows.push([one.label, one.label, name, x, one.median[index], one.low[index], one.high[index]]);
+            rows.push([one.label, one.label, name, x, ...edgesOf(one).map((values) => values[index])]);
         download(`${name}.csv`, toCsv(rows), "text/csv");
         return;
       }
@@ -733,10 +795,27 @@ export class MetricChart {
   remove() {
     this.question += 1;
     this.isVisible = false;
-    this.resized.disconnect();
-    if (this.isDrawn) globalThis.Plotly.purge(this.plot);
+    this.resized?.disconnect();
+    shown.delete(this);
     this.element.remove();
   }
+}
+
+/** Returns middle, lower and upper edge of a band, as the view has it. */
+function edgesOf(band) {
+  if (!["std", "stderr"].includes(state.band)) return [band.median, band.low, band.high];
+  const half = (at) =>
+    state.band === "std" ? (band.std[at] ?? 0) : (band.std[at] ?? 0) / Math.sqrt(Math.max(1, band.count[at]));
+  const edge = (sign) => band.mean.map((mean, at) => (mean === null ? null : mean + sign * half(at)));
+  return [band.mean, edge(-1), edge(1)];
+}
+
+/** Returns of the label of a band what tells it from the others. */
+function tellingPart(label, bands) {
+  const parts = (text) => text.split(/, | · /);
+  const others = bands.map((one) => parts(one.label));
+  const own = parts(label).filter((_, at) => new Set(others.map((one) => one[at])).size > 1);
+  return own.map((part) => part.replace(/^[^=]*=/, "")).join(" ") || label;
 }
 
 /** Returns how many points each of some lines has. */

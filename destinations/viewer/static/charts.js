@@ -1,12 +1,11 @@
 /** The view of charts: one for each metric, in sections by prefix. Only those in the viewport are drawn. */
 
 import { MetricChart } from "./chart.js";
-import { isExported, listFields } from "./data.js";
+import { isExported } from "./data.js";
 import { debounce, el, fill, icon, inTurn, menu, shorten } from "./dom.js";
-import { chartRank } from "./names.js";
-import { plotlyReady } from "./plot.js";
-import { bandSwatch, ensureSelection, showBesideRuns, visibleRows } from "./sidebar.js";
-import { linkTo, state, toggle, update, visibleRuns } from "./state.js";
+import { chartRank, matcherOf } from "./names.js";
+import { bandSwatch, showBesideRuns, visibleRows } from "./sidebar.js";
+import { linkTo, state, toggle, update, visibleRuns, whenViewed } from "./state.js";
 import { View } from "./view.js";
 
 const PINNED = "\u0000pinned";
@@ -26,7 +25,7 @@ class ChartTools {
     this.find = el("input", {
       type: "search",
       id: "search",
-      placeholder: "Search metrics",
+      placeholder: "Metrics: words, glob, /re/",
       "aria-label": "Search metrics",
       value: state.find,
       oninput: debounce(() => update({ find: this.find.value }), 120),
@@ -39,6 +38,7 @@ class ChartTools {
     this.logX = button("log-x", "log x", () => ({ logx: state.logx === "1" ? "" : "1", zoom: [] }));
     this.logY = button("log-y", "log y", () => ({ logy: state.logy ? "" : "1" }));
     this.said = el("output", {});
+    this.outliers = button("outliers", "Outliers", () => ({ outliers: state.outliers ? "" : "1" }));
     this.smooth = el("input", {
       type: "range",
       id: "smooth",
@@ -50,6 +50,7 @@ class ChartTools {
       oninput: () => update({ smooth: String(Number(this.smooth.value)) }),
       ondblclick: () => update({ smooth: "" }),
     });
+    this.folds = el("button", { type: "button", class: "button quiet", id: "fold-all" });
     this.hidden = el("button", {
       type: "button",
       class: "button quiet",
@@ -62,14 +63,25 @@ class ChartTools {
       this.axis,
       this.logX,
       this.logY,
+      this.outliers,
       el("label", { class: "slider button" }, "Smooth", this.smooth, this.said),
       !isExported && this.band,
+      this.folds,
       this.hidden,
     );
   }
 
-  /** Draws what can be chosen of the metrics and hyperparameters, and what is. */
-  draw(metrics, hparams) {
+  /** Draws the button that folds all sections, or unfolds them. */
+  drawFolds(prefixes) {
+    const all = prefixes.map((prefix) => `/${prefix}`);
+    const isAll = all.length > 0 && all.every((one) => state.fold.includes(one));
+    this.folds.hidden = all.length < 2;
+    fill(this.folds, isAll ? "Unfold all" : "Fold all");
+    this.folds.onclick = () => update({ fold: isAll ? [] : all });
+  }
+
+  /** Draws what can be chosen of the metrics, and what is. */
+  draw(metrics) {
     const option = (value, name) => el("option", { value }, name);
     const others = metrics.slice(0, MOST_AXES).map((name) => [`metric:${name}`, shorten(name, 60)]);
     if (!isExported && !others.concat(X_AXES).some(([value]) => value === state.x))
@@ -85,20 +97,18 @@ class ChartTools {
         ),
     );
     this.axis.value = state.x;
-    const bandsBy = (kind, text) =>
-      hparams.map((name) =>
-        option(`${kind}:${name}`, `${text} ${shorten(name.replace(/^hparams\./, ""), 50)}`),
-      );
     fill(
       this.band,
       option("", "Single runs"),
-      option("ranks", "Band over ranks"),
-      el("optgroup", { label: "Runs alike but for" }, bandsBy("over", "Band over")),
-      el("optgroup", { label: "Runs of the same value of" }, bandsBy("group", "Band for each")),
+      option("std", "Mean ± std"),
+      option("stderr", "Mean ± stderr"),
+      option("range", "Median, min – max"),
+      option("ranks", "Over ranks"),
     );
     this.band.value = state.band;
     this.logX.setAttribute("aria-pressed", String(state.logx === "1"));
     this.logY.setAttribute("aria-pressed", String(state.logy === "1"));
+    this.outliers.setAttribute("aria-pressed", String(state.outliers === "1"));
     this.smooth.value = state.smooth || "0";
     fill(this.said, Number(state.smooth) ? Number(state.smooth).toFixed(2) : state.smooth ? "off" : "auto");
     this.hidden.hidden = !state.hide.length;
@@ -156,7 +166,6 @@ class Charts {
     this.metrics = [];
     /** Metrics that have one value throughout, in all visible runs. */
     this.constants = new Set();
-    this.hparams = [];
     this.isBegun = false;
     this.problem = "";
     this.tools = new ChartTools();
@@ -201,10 +210,8 @@ class Charts {
 
   /** Puts the charts in their sections; those that stay are not drawn again. */
   arrange() {
-    const word = state.find.toLowerCase();
-    const shown = this.metrics.filter(
-      (name) => !state.hide.includes(name) && name.toLowerCase().includes(word),
-    );
+    const isFound = matcherOf(state.find);
+    const shown = this.metrics.filter((name) => !state.hide.includes(name) && isFound(name));
     const kept = new Set(shown);
     for (const [name, chart] of this.charts)
       if (!kept.has(name)) {
@@ -217,6 +224,7 @@ class Charts {
       this.sections,
       groups.length ? groups.map(([prefix, names]) => this.section(prefix, names)) : this.nothing(),
     );
+    this.tools.drawFolds(groups.map(([prefix]) => prefix));
     this.fit();
     for (const chart of this.charts.values()) {
       chart.mark();
@@ -265,6 +273,15 @@ class Charts {
           shorten(title, 80),
         ),
         el("span", { class: "muted" }, String(names.length)),
+        isFolded &&
+          el(
+            "span",
+            { class: "muted inside" },
+            names
+              .slice(0, 8)
+              .map((name) => name.slice(name.indexOf("/") + 1))
+              .join(", "),
+          ),
       ),
       el(
         "div",
@@ -323,19 +340,15 @@ class Charts {
 
   async begin() {
     try {
-      await ensureSelection(() => this.view.isGone);
-      const [fields] = await Promise.all([listFields(), this.loadMetrics()]);
-      this.hparams = fields.fields
-        .map(({ name }) => name)
-        .filter((name) => name.startsWith("hparams."))
-        .slice(0, MOST_AXES);
+      await whenViewed();
+      await this.loadMetrics();
     } catch (error) {
       fill(this.sections, el("p", { class: "empty" }, error.message));
       return;
     }
     if (this.view.isGone) return;
     this.isBegun = true;
-    this.tools.draw(this.metrics, this.hparams);
+    this.tools.draw(this.metrics);
     this.arrange();
   }
 
@@ -343,7 +356,7 @@ class Charts {
     if (!this.isBegun) await this.begin();
     else if (await this.loadMetrics()) {
       this.arrange();
-      this.tools.draw(this.metrics, this.hparams);
+      this.tools.draw(this.metrics);
     }
   }
 
@@ -358,11 +371,12 @@ class Charts {
       this.arrange();
       for (const chart of charts.values()) if (chart.isVisible) chart.load();
     } else if (has("find", "pin", "hide", "fold", "open")) this.arrange();
-    if (has("band", "run", "off")) this.legend.forget();
-    if (has("x", "band")) for (const chart of charts.values()) chart.invalidate();
+    if (has("band", "group", "run", "off")) this.legend.forget();
+    if (has("x", "band") || (has("group") && state.band))
+      for (const chart of charts.values()) chart.invalidate();
     else if (has("zoom")) for (const chart of charts.values()) chart.followZoom();
-    else if (has("smooth", "logx", "logy")) this.drawVisible();
-    this.tools.draw(this.metrics, this.hparams);
+    else if (has("smooth", "logx", "logy", "outliers", "hues")) this.drawVisible();
+    this.tools.draw(this.metrics);
   }
 
   drawVisible() {
@@ -372,8 +386,6 @@ class Charts {
 
 /** Shows the charts in an element until the returned function is called. */
 export function showCharts(root) {
-  // Its script is large: it is compiled while the server is asked.
-  plotlyReady().catch(() => {});
   const view = new View("charts");
   const charts = new Charts(view);
   view.until(showBesideRuns(root, charts.tools.element, charts.legend.element, charts.sections));

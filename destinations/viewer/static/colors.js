@@ -1,10 +1,9 @@
 /** The colours of runs in Explore by a column: a scale of numbers, or a colour for each word. */
 
-import { bare, labelsOf, STOPS, valueIn } from "./columns.js";
+import { bare, labelsOf, RunColumns, STOPS, valueIn } from "./columns.js";
 import { el, fill, isDark, shorten } from "./dom.js";
-import { plotText } from "./plot.js";
 import { ramp } from "./points.js";
-import { state, styleOfSlot } from "./state.js";
+import { colorOfSlot, state } from "./state.js";
 
 /** Values of words that have a colour of their own; the others are grey. */
 const MOST_COLORS = 8;
@@ -34,7 +33,7 @@ function apart(ticks) {
 export function coloring(columns) {
   if (columns.isOfWords(state.sc)) {
     const words = columns.wordsOf(state.sc).slice(0, MOST_COLORS);
-    const colors = new Map(words.map((word, at) => [word, styleOfSlot(at, isDark()).color]));
+    const colors = new Map(words.map((word, at) => [word, colorOfSlot(at, isDark())]));
     return (row) => colors.get(valueIn(row, state.sc)) ?? neutral();
   }
   const { place } = columns.axisOf(state.sc);
@@ -42,6 +41,16 @@ export function coloring(columns) {
     const at = place(valueIn(row, state.sc));
     return at === null ? neutral() : shade(at);
   };
+}
+
+/** Returns the colours of runs by the chosen field, by their ids; none where no run has it. */
+export function huesOf(rows) {
+  const columns = Object.assign(new RunColumns(/** @type {any} */ (null), /** @type {any} */ (null)), {
+    rows,
+  });
+  if (!state.sc || rows.every((row) => valueIn(row, state.sc) === undefined)) return new Map();
+  const colorOfRow = coloring(columns);
+  return new Map(rows.map((row) => [row.id, colorOfRow(row)]));
 }
 
 /** Draws what the colours mean. */
@@ -71,7 +80,7 @@ export function drawLegend(legend, columns) {
       isWords &&
         words
           .slice(0, MOST_COLORS)
-          .map((word, at) => dot(styleOfSlot(at, isDark()).color, shorten(labels.get(word), 40))),
+          .map((word, at) => dot(colorOfSlot(at, isDark()), shorten(labels.get(word), 40))),
       isWords && words.length > MOST_COLORS && dot(neutral(), `${words.length - MOST_COLORS} more values`),
       without > 0 && dot(neutral(), `no value: ${without === 1 ? "1 run" : `${without} runs`}`),
     ),
@@ -80,25 +89,22 @@ export function drawLegend(legend, columns) {
 
 /** Returns traces without points, which are a legend of the colours where the plot is saved. */
 export function legendTraces(columns) {
-  const trace = { type: "scatter", mode: "markers", x: [null], y: [null] };
+  const trace = { mode: "markers", x: [], y: [] };
   if (!state.sc) return [];
   if (columns.isOfWords(state.sc)) {
     const words = columns.wordsOf(state.sc).slice(0, MOST_COLORS);
     const labels = labelsOf(words);
     return words.map((word, at) => ({
       ...trace,
-      name: plotText(shorten(labels.get(word), 40)),
-      marker: { color: styleOfSlot(at, isDark()).color, size: 10 },
+      name: shorten(labels.get(word), 40),
+      marker: { color: colorOfSlot(at, isDark()), size: 10 },
       meta: { part: "line" },
     }));
   }
-  const ticks = apart(columns.axisOf(state.sc).ticks);
-  const colorbar = {
-    title: { text: plotText(bare(state.sc)) },
-    tickvals: ticks.map(([place]) => place),
-    ticktext: ticks.map(([, text]) => text),
-    thickness: 12,
-  };
-  const colorscale = STOPS.map((place) => [place, shade(place)]);
-  return [{ ...trace, marker: { color: [0], cmin: 0, cmax: 1, colorscale, showscale: true, colorbar } }];
+  return apart(columns.axisOf(state.sc).ticks).map(([place, text]) => ({
+    ...trace,
+    name: `${bare(state.sc)} ${text}`,
+    marker: { color: shade(place), size: 10 },
+    meta: { part: "line" },
+  }));
 }

@@ -2,7 +2,7 @@
 
 import { listFields, listRuns } from "./data.js";
 import { formatApart, formatNumber, formatTime, shorten } from "./dom.js";
-import { filterOf, numbersOf, state } from "./state.js";
+import { numbersOf, state, viewQuery } from "./state.js";
 import { View } from "./view.js";
 
 const MOST_SHOWN = 1000;
@@ -120,7 +120,7 @@ export class RunColumns {
         const known = [...this.hparams.slice(0, MOST_COLUMNS / 2), ...this.metrics, ...this.hparams];
         const names = [...new Set([...asked().filter((name) => known.includes(name)), ...known])];
         const columns = names.slice(0, MOST_COLUMNS);
-        return { ...(await listRuns({ where: filterOf(), columns, limit: MOST_SHOWN })), columns };
+        return { ...(await listRuns({ ...viewQuery(), columns, limit: MOST_SHOWN })), columns };
       },
       ({ columns, rows, total }) => {
         this.told.complain(null);
@@ -141,7 +141,7 @@ export class RunColumns {
     );
     const sorted = await Promise.all(
       names.map((name) =>
-        listRuns({ where: filterOf(), columns: [name], sort: name, limit: MOST_SHOWN }).then(
+        listRuns({ ...viewQuery(), columns: [name], sort: name, limit: MOST_SHOWN }).then(
           (answer) => answer.rows,
           // Without an order they come as the runs do.
           () => rows,
@@ -187,9 +187,16 @@ export class RunColumns {
 
   /** Returns the columns of parallel coordinates. */
   axes() {
-    const { sy, varied } = this.chosen();
-    const shown = varied.filter((name) => !state.hide.includes(name));
-    return [...shown.slice(0, MOST_AXES_SHOWN - 1), sy].filter(Boolean);
+    const every = this.everyAxis();
+    return [...every.slice(0, Math.min(MOST_AXES_SHOWN, every.length) - 1), every.at(-1)].filter(Boolean);
+  }
+
+  /** Returns the columns that could be axes: that of the plot first, the metric last. */
+  everyAxis() {
+    const { sx, sy, varied } = this.chosen();
+    const first = varied.includes(sx) ? [sx] : [];
+    const shown = [...new Set([...first, ...varied])].filter((name) => !state.hide.includes(name));
+    return [...shown, sy].filter(Boolean);
   }
 
   isOfWords(name) {

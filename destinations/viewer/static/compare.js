@@ -1,41 +1,75 @@
 /** The comparison of runs: what differs, and the step at which they part. */
 
-import { compareRuns, loadInfos, runInfo } from "./data.js";
-import { breakable, el, fill, formatApart, formatNumber, icon, shorten } from "./dom.js";
+import { compareRuns, listFields, loadInfos, rowsOf, runInfo } from "./data.js";
+import { breakable, el, fill, formatApart, formatNumber, icon, menu, shorten } from "./dom.js";
 import { isTiming } from "./names.js";
-import { ensureSelection, showBesideRuns, swatch } from "./sidebar.js";
-import { linkTo, visibleRuns } from "./state.js";
+import { showBesideRuns, swatch } from "./sidebar.js";
+import { linkTo, state, update, visibleRuns, whenViewed } from "./state.js";
 import { plainTable } from "./table.js";
 import { View } from "./view.js";
 
 const MOST_RUNS_COMPARED = 20;
 const PARTS = [
   ["hparams.", "Hyperparameters"],
-  ["summary.", "Last values"],
+  ["summary.", ""],
   ["git.", "Code"],
   ["environment.", "Environment"],
   ["", "Everything else"],
 ];
+
+/** Which value of a metric is compared: the words of the menu. */
+const VALUES = [
+  ["", "Last values"],
+  ["best", "Best values"],
+  ["min", "Smallest values"],
+  ["max", "Largest values"],
+];
+const MOST_METRICS = 300;
 
 /** Shows the comparison in an element until the returned function is called. */
 export function showCompare(root) {
   const content = el("div", { style: { display: "contents" } });
   const view = new View("compare");
   view.until(showBesideRuns(root, content));
+  /** Which direction of a metric is better, "min" or "max". */
+  let best = new Map();
   let word = "",
     withTimes = false;
 
   function load() {
     return view.ask(
-      async (isOld) => {
-        await ensureSelection(isOld);
+      async () => {
+        await whenViewed();
         const ids = visibleRuns().slice(0, MOST_RUNS_COMPARED);
         await loadInfos(ids);
-        return { ids, found: ids.length < 2 ? null : await compareRuns(ids) };
+        const found = ids.length < 2 ? null : await compareRuns(ids);
+        return { ids, found: found && (await withValues(ids, found)) };
       },
       ({ ids, found }) => (found ? draw(ids, found) : drawTooFew()),
       (error) => fill(content, el("p", { class: "empty" }, error.message)),
     );
+  }
+
+  /** Returns a comparison with the chosen values of metrics, and the better direction of each, where it is known. */
+  async function withValues(ids, found) {
+    const { fields } = await listFields();
+    best = new Map(fields.filter((one) => one.best).map((one) => [one.name, one.best]));
+    if (state.goal) best.set(state.goal.replace(/^(min|max)/, "summary"), state.goal.slice(0, 3));
+    if (!state.of) return found;
+    const columnOf = (name) =>
+      name.replace(/^summary/, state.of === "best" ? (best.get(name) ?? "summary") : state.of);
+    const names = found.fields.map(({ name }) => name).filter((name) => name.startsWith("summary."));
+    const rows = await rowsOf(ids, names.slice(0, MOST_METRICS).map(columnOf));
+    const valuesOf = (name) =>
+      Object.fromEntries(
+        rows.map((row) => [row.id, row.values[columnOf(name)]]).filter(([, value]) => value !== undefined),
+      );
+    return {
+      ...found,
+      fields: found.fields.map((field) =>
+        names.includes(field.name) ? { ...field, values: valuesOf(field.name) } : field,
+      ),
+    };
   }
 
   function drawTooFew() {
@@ -106,6 +140,12 @@ export function showCompare(root) {
       },
     });
     const parting = el("div", { class: "parting" });
+    const values = menu("compared", "Values of metrics", (of) => update({ of }));
+    fill(
+      values,
+      VALUES.map(([value, text]) => el("option", { value }, text)),
+    );
+    values.value = state.of;
     const timed = el("input", {
       type: "checkbox",
       id: "timed",
@@ -127,6 +167,7 @@ export function showCompare(root) {
           timed,
           "Times and speeds too",
         ),
+        values,
         el("label", { class: "field search" }, icon("search"), find),
       ),
       visibleRuns().length > MOST_RUNS_COMPARED &&
@@ -150,7 +191,9 @@ export function showCompare(root) {
         ),
       );
       tables.replaceChildren();
-      for (const [prefix, title] of PARTS) {
+      const compared = VALUES.find(([value]) => value === state.of) ?? VALUES[0];
+      for (const [prefix, name] of PARTS) {
+        const title = name || compared[1];
         const own = [...left].filter(({ name }) => name.startsWith(prefix));
         for (const one of own) left.delete(one);
         if (!own.length) continue;
@@ -163,16 +206,13 @@ export function showCompare(root) {
               "div",
               { class: "scroll", style: { "max-height": "none" }, tabIndex: 0 },
               plainTable(
-                own
-                  .slice(0, 1000)
-                  .map(({ name, values }) => [
-                    el(
-                      "th",
-                      { scope: "row", dir: "auto" },
-                      breakable(shorten(name.slice(prefix.length), 120)),
-                    ),
-                    cells(ids.map((id) => values[id])),
-                  ]),
+                own.slice(0, 1000).map(({ name, values }) => [
+                  el("th", { scope: "row", dir: "auto" }, breakable(shorten(name.slice(prefix.length), 120))),
+                  cells(
+                    name,
+                    ids.map((id) => values[id]),
+                  ),
+                ]),
                 ["Field", ...ids.map((id) => el("th", { scope: "col" }, named(id)))],
               ),
             ),
@@ -183,15 +223,27 @@ export function showCompare(root) {
     }
   }
 
-  function cells(values) {
+  function cells(name, values) {
+    const numbers = values.filter((value) => typeof value === "number" && Number.isFinite(value));
+    const top = best.get(name) && numbers.length > 1 ? Math[best.get(name)](...numbers) : undefined;
     const shown = values.map((value) => (Array.isArray(value) ? value.join(", ") : value));
     return formatApart(shown).map((text, place) =>
-      el("td", { dir: "auto", class: values[place] === undefined ? "muted" : "" }, shorten(text, 400)),
+      el(
+        "td",
+        {
+          dir: "auto",
+          class: [
+            values[place] === undefined ? "muted" : typeof values[place] === "number" ? "number" : "",
+            values[place] === top && top !== undefined ? "best-value" : "",
+          ].join(" "),
+        },
+        shorten(text, 400),
+      ),
     );
   }
 
   view.onState((changed) => {
-    if (changed.has("run") || changed.has("off")) load();
+    if (["run", "off", "of", "goal"].some((name) => changed.has(name))) load();
   });
   view.onData((changed) => {
     if (changed.all && view.isFailed) load();

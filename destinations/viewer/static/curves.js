@@ -1,4 +1,4 @@
-/** Lines as numbers: smoothing, ranges, gaps, and what is drawn as one; knows neither the page nor Plotly. */
+/** Lines as numbers: smoothing, ranges, gaps, and what is drawn as one; knows neither the page nor pixels. */
 
 /** Of how many places of a line its part of this ground has one. */
 const COARSE = 4;
@@ -6,6 +6,10 @@ const COARSE = 4;
 const LEAST_NOISE = 0.5;
 const LEAST_NOISY = 50;
 const GENTLE = 0.8;
+const MOST_SPIKES = 60;
+/** Of so many values of a line its range is computed, and of fewer than these nothing is left out. */
+const SAMPLED = 200;
+const LEAST_CUT = 20;
 
 /**
  * Returns the exponential moving average of values, corrected for its start (as Adam's moments are: Kingma and Ba,
@@ -104,6 +108,64 @@ export function coarse(x, low, high) {
       return near.length ? most(...near) : null;
     });
   return [places.map((place) => x[place]), widest(low, Math.min), widest(high, Math.max)];
+}
+
+/**
+ * Returns the places at which a line stands for a value far from it, the farthest first: `{x, from, to}`.
+ *
+ * @param {{x: number[], y: (number|null)[], low: (number|null)[], high: (number|null)[]}} line
+ */
+export function spikesOf({ x, y, low, high }) {
+  const there = x.map((_, index) => index).filter((index) => y[index] !== null && low[index] !== null);
+  const widths = there.map((index) => Number(high[index]) - Number(low[index]));
+  const usual = widths.toSorted((one, other) => one - other)[widths.length >> 1] ?? 0;
+  const found = [];
+  for (const index of there) {
+    const from = Number(y[index]);
+    const to =
+      Number(high[index]) - from > from - Number(low[index]) ? Number(high[index]) : Number(low[index]);
+    if (Math.abs(to - from) > 4 * usual) found.push({ x: x[index], from, to });
+  }
+  return found
+    .sort((one, other) => Math.abs(other.to - other.from) - Math.abs(one.to - one.from))
+    .slice(0, MOST_SPIKES);
+}
+
+/**
+ * Returns the range of an axis by the last four fifths of lines, without values far from all others; null for none.
+ *
+ * The first fifth, and a spike, may leave through the edge: what comes after them is then not flattened.
+ */
+export function rangeOf(lines, isLog) {
+  let low = Infinity,
+    high = -Infinity;
+  const ends = [Infinity, -Infinity];
+  const scaled = (value) => (isLog ? Math.log10(value) : value);
+  for (const { x, y } of lines) {
+    const there = x.map((_, index) => index).filter((index) => y[index] !== null && (!isLog || y[index] > 0));
+    if (!there.length) continue;
+    const every = Math.max(1, Math.floor(there.length / SAMPLED));
+    const start = there.length < LEAST_CUT ? -Infinity : x[there[0]] + (x[there.at(-1)] - x[there[0]]) / 5;
+    const values = there
+      .filter((index, at) => x[index] >= start && at % every === 0)
+      .map((index) => scaled(y[index]));
+    const sorted = values.sort((one, other) => one - other);
+    const at = (share) => sorted[Math.round(share * (sorted.length - 1))];
+    const room = sorted.length < LEAST_CUT ? Infinity : 3 * (at(0.98) - at(0.02));
+    low = Math.min(low, Math.max(sorted[0], at(0.02) - room));
+    high = Math.max(high, Math.min(sorted.at(-1), at(0.98) + room));
+    for (const index of there) {
+      ends[0] = Math.min(ends[0], scaled(y[index]));
+      ends[1] = Math.max(ends[1], scaled(y[index]));
+    }
+  }
+  if (low > high) return null;
+  const span = high / 2 - low / 2 || Math.abs(high) * 0.05 || 0.5;
+  // As far as it costs less than half of the height, the rest is shown too.
+  const range = [Math.max(ends[0], low - span), Math.min(ends[1], high + span)];
+  const edge = (range[1] / 2 - range[0] / 2 || span) / 10;
+  const back = (value) => (isLog ? 10 ** Math.max(-300, Math.min(300, value)) : value);
+  return /** @type {[number, number]} */ ([back(range[0] - edge), back(range[1] + edge)]);
 }
 
 /** Returns the outline of a band, without the places where it has no value. */

@@ -24,6 +24,8 @@ const followed = new Set();
 let polling = null;
 const retry = { ms: RETRY_MS, timer: 0, failedAt: 0 };
 let isBehind = false;
+/** Tells the columns that there are from those that there were. */
+let fieldsNow = "";
 
 /** Whether the page is an exported site, without a server. */
 export const isExported = site !== undefined;
@@ -163,44 +165,105 @@ export function serverInfo() {
   return isExported ? fromSite("info") : ask("api/info");
 }
 
+/** Returns the rows of some runs with some columns, without those that are gone. */
+export async function rowsOf(ids, columns) {
+  if (isExported) return (await fromSite("runs")).rows.filter(({ id }) => ids.includes(id)).map(plainRow);
+  const answer = await ask(pathOf("api/runs", { run: ids, columns, archived: "all", limit: ids.length }));
+  return answer.rows.map(plainRow);
+}
+
 /**
- * Returns a window of the runs that match: `{total, version, rows}`.
+ * Returns a window of the runs of a view: `{total, version, rows}`.
  *
- * @param {{q?: string, where?: string, sort?: string, archived?: string, columns?: string[], offset?: number,
- *   limit?: number}} query as of `/api/runs`.
+ * @param {{q?: string, where?: string, without?: string[], sort?: string, group?: string[], archived?: string,
+ *   columns?: string[], offset?: number, limit?: number}} query as of `/api/runs`.
  */
-export async function listRuns({ q, where, sort, archived, columns, offset = 0, limit = 100 }) {
-  if (isExported) return siteRuns({ q, where, sort, offset, limit });
-  const answer = await ask(pathOf("api/runs", { q, where, sort, archived, columns, offset, limit }));
+export async function listRuns({ offset = 0, limit = 100, ...view }) {
+  if (isExported) return siteRuns({ ...view, offset, limit });
+  const answer = await ask(pathOf("api/runs", { ...view, offset, limit }));
   return { ...answer, rows: answer.rows.map(plainRow) };
 }
 
-async function siteRuns({ q, where, sort, offset, limit }) {
-  const [answer, places] = await Promise.all([fromSite("runs"), sitePlaces({ q, where, sort })]);
+async function siteRuns({ offset, limit, ...view }) {
+  const [answer, places] = await Promise.all([fromSite("runs"), sitePlaces(view)]);
   const rows = places.slice(offset, offset + limit).map((place) => plainRow(answer.rows[place]));
   return { total: places.length, version: answer.version, rows };
 }
 
-/** Returns the places of the rows that match, in an order that was computed when the site was written. */
-async function sitePlaces({ q, where, sort }) {
+/**
+ * Returns the places of the rows that match, in an order that was computed when the site was written.
+ *
+ * @param {Object<string, any>} view
+ */
+async function sitePlaces({ q, where, without = [], sort = "", group = [] }) {
   if (where) throw new DataError("Filters need the server: destinations view. Search and sorting work here.");
-  const { columns, search } = await fromSite("orders");
-  const order = sort
-    ? columns[sort.replace(/^-/, "")]?.[sort.startsWith("-") ? "down" : "up"]
-    : search.keys();
-  if (!order) throw new DataError("The exported site has no order by this column.");
+  const { rows } = await fromSite("runs");
   const word = (q || "").toLowerCase();
-  return [...order].filter((place) => search[place].includes(word));
+  const search = word ? (await fromSite("orders")).search : [];
+  let places = [...rows.keys()];
+  // The last order is the strongest.
+  for (const name of [sort, ...group.toReversed()].filter(Boolean)) {
+    const order = (await siteColumn(name.replace(/^-/, "")))[name.startsWith("-") ? "down" : "up"];
+    const of = new Map(order.map((place, at) => [place, at]));
+    const labels = name === sort ? null : (await siteColumn(name)).labels;
+    const first = new Map();
+    for (const place of order) if (labels && !first.has(labels[place])) first.set(labels[place], first.size);
+    const rank = (place) => (labels ? first.get(labels[place]) : of.get(place)) ?? 0;
+    places = places.toSorted((one, other) => rank(one) - rank(other));
+  }
+  return places.filter(
+    (place) => !without.includes(rows[place].status) && (!word || search[place].includes(word)),
+  );
 }
 
-/** Returns the values of the column to group by, in the order of the sorted table, each with its number of runs. */
-export async function listGroups({ q, where, archived, group, columns = [] }) {
-  if (!isExported) return (await ask(pathOf("api/groups", { group, q, where, archived, columns }))).groups;
-  const places = await sitePlaces({ q, where, sort: group });
-  const { labels } = (await fromSite("orders")).columns[group];
-  const totals = new Map();
-  for (const place of places) totals.set(labels[place], (totals.get(labels[place]) ?? 0) + 1);
-  return [...totals].map(([label, total]) => ({ label, total }));
+/** Returns the orders of a column, and the labels of its values; they come when they are first needed. */
+async function siteColumn(name) {
+  const { columns } = await fromSite("orders");
+  if (!Object.hasOwn(columns, name)) throw new DataError("The exported site has no order by this column.");
+  return (await fromSite(`orders/${columns[name]}`))[name];
+}
+
+/** Returns the values of the columns to group by, in the order of the sorted table, each with its number of runs. */
+export async function listGroups({ columns = [], sort, group, ...view }) {
+  if (!isExported) return (await ask(pathOf("api/groups", { group, ...view, columns }))).groups;
+  const places = await sitePlaces({ ...view, group });
+  const { rows } = await fromSite("runs");
+  const labels = (await Promise.all(group.map(siteColumn))).map((one) => one.labels);
+  const groups = new Map();
+  for (const place of places) {
+    const label = labels.map((of) => of[place]).join(" · ");
+    groups.set(label, [...(groups.get(label) ?? []), plain(rows[place]).values]);
+  }
+  return [...groups].map(([label, members]) => ({
+    label,
+    total: members.length,
+    values: Object.fromEntries(columns.map((name) => [name, spreadOf(members.map((one) => one[name]))])),
+  }));
+}
+
+/** Returns mean, standard deviation and number of the finite values, as `/api/groups` has them; undefined for none. */
+function spreadOf(values) {
+  const finite = values.filter((value) => Number.isFinite(value));
+  const count = finite.length;
+  if (!count) return undefined;
+  const mean = finite.reduce((sum, value) => sum + value, 0) / count;
+  const squares = finite.reduce((sum, value) => sum + (value - mean) ** 2, 0);
+  return { mean, std: count > 1 ? Math.sqrt(squares / (count - 1)) : null, count };
+}
+
+/** Returns the saved views by name. */
+export async function readViews() {
+  return (await ask("api/views")).views;
+}
+
+/** Saves a view by its name, or removes it for null; returns all. */
+export async function saveView(name, view) {
+  return (await change("api/views", { [name]: view })).views;
+}
+
+function change(path, changes) {
+  const headers = { "Content-Type": "application/json" };
+  return ask(path, { method: "PATCH", headers, body: JSON.stringify(changes) });
 }
 
 /** Returns the columns that can be shown, sorted and filtered, and the names of all metrics. */
@@ -211,11 +274,7 @@ export function listFields() {
 /** Changes tags, note, name or archive of a run. */
 export async function editRun(id, patch) {
   if (isExported) throw new DataError("An exported site cannot be edited.");
-  const row = await ask(`api/runs/${id}`, {
-    method: "PATCH",
-    headers: { "Content-Type": "application/json" },
-    body: JSON.stringify(patch),
-  });
+  const row = await change(`api/runs/${id}`, patch);
   forget(id);
   return plainRow(row);
 }
@@ -225,16 +284,25 @@ export function runInfo(id) {
   return infos.get(id) ?? { id, name: id, status: "unknown", alive: false, tags: [], values: {} };
 }
 
+/** What was asked of runs by `selectedRows`, until they change. */
+const selected = new Map();
+
 /**
  * Returns what legends and charts need of runs, in one answer: rows with all hyperparameters, `metrics`, and `constant`,
  * the metrics that never change; null for a run that is gone.
  */
 export async function selectedRows(ids) {
   if (!ids.length) return [];
-  const found = isExported
-    ? (await kept("runs", "", "runs")).rows
-    : (await kept("selected", pathOf("api/selected", { run: ids }))).runs;
-  const rows = new Map(found.map((row) => [row.id, row]));
+  const missing = isExported ? [] : ids.filter((id) => !selected.has(id));
+  const rows = new Map();
+  if (isExported) for (const row of (await kept("runs", "", "runs")).rows) rows.set(row.id, row);
+  else if (missing.length) {
+    const answer = kept("selected", pathOf("api/selected", { run: missing }));
+    for (const row of (await answer).runs) rows.set(row.id, row);
+    // Else a run has changed since, and a newer answer may have come first.
+    if (!answer.isOld) for (const id of missing) selected.set(id, rows.get(id) ?? null);
+  }
+  for (const id of ids) if (selected.get(id)) rows.set(id, selected.get(id));
   for (const id of ids) infos.set(id, rows.get(id) ?? { ...runInfo(id), status: "not found", alive: false });
   return ids.map((id) => rows.get(id) ?? null);
 }
@@ -329,13 +397,40 @@ export function fileUrl(id, file) {
  */
 export async function readSeries({ runs, metric, x, from, to, points, branches, known }) {
   if (isExported) return (await Promise.all(runs.map((id) => siteSeries(id, metric, x, from, to)))).flat();
+  if (known) return newSeries({ runs, metric, x, points, known });
   const query = { run: runs, metric, x, from, to, points, branches: branches ? "1" : "" };
-  let path = pathOf("api/series", query);
-  if (known) {
-    path += known.map((one) => `&after=${encodeURIComponent(one.cursor ?? "")}`).join("");
-    return (await newestFirst(() => ask(path))).series;
+  return (await keptCurves(pathOf("api/series", query), runs)).series;
+}
+
+/** The charts that ask in this moment what is new, by what their questions have in common. */
+const asking = new Map();
+/** Of one request; the server takes twice as many. */
+const MOST_SERIES = 1000;
+
+/** Returns what came since; the questions of all charts of the same runs are one request. */
+function newSeries({ runs, metric, x, points, known }) {
+  const key = JSON.stringify([runs, x, points]);
+  let question = asking.get(key);
+  if (!question || question.members.length * runs.length >= MOST_SERIES) {
+    const members = [];
+    question = { members, answer: Promise.resolve().then(() => askNew(key, question, { runs, x, points })) };
+    asking.set(key, question);
   }
-  return (await keptCurves(path, runs)).series;
+  question.members.push({ metric, known });
+  return question.answer.then(({ series }) => series.filter((one) => one.metric === metric));
+}
+
+function askNew(key, question, { runs, x, points }) {
+  const { members } = question;
+  if (asking.get(key) === question) asking.delete(key);
+  const cursorsOf = (run, { known }) => {
+    const found = known.filter((series) => series.run === run).map(({ cursor }) => cursor ?? "");
+    return found.length ? found : [""];
+  };
+  const cursors = runs.flatMap((run) => members.flatMap((one) => cursorsOf(run, one)));
+  const query = { run: runs, metric: members.map((one) => one.metric), x, points };
+  const after = cursors.map((cursor) => `&after=${encodeURIComponent(cursor)}`).join("");
+  return newestFirst(() => ask(pathOf("api/series", query) + after));
 }
 
 /** Curves that were asked for, by the request; those of runs that have ended are drawn again without asking. */
@@ -456,7 +551,7 @@ export async function readBands(query) {
 
 // --- live -----------------------------------------------------------------------------------------------------
 
-/** Calls a function with `{all, table, runs}` whenever something is new, until the returned function is called. */
+/** Calls a function with `{all, table, order, runs}` whenever something is new, until the returned function is called. */
 export function dataChanges(watcher) {
   watchers.add(watcher);
   return () => watchers.delete(watcher);
@@ -495,16 +590,26 @@ export async function watchChanges(told) {
       isBehind = false;
       since = answer.version;
       for (const [id, what] of Object.entries(answer.runs)) {
-        if (what.record || what.gone) forget(id);
+        if (what.record || what.gone) {
+          forget(id);
+          selected.delete(id);
+        }
         forgetCurves(id);
       }
-      if (answer.all) curves.clear();
+      if (answer.all) {
+        curves.clear();
+        selected.clear();
+      }
       if (answer.table) forget("selected");
       if (answer.all) for (const mark of new Set([...answers.values()].map((one) => one.mark))) forget(mark);
-      if (answer.table) forget("fields");
+      if (answer.fields !== fieldsNow) forget("fields");
+      fieldsNow = answer.fields;
+      const runs = Object.entries(answer.runs);
       const changed = {
         all: Boolean(answer.all),
         table: Boolean(answer.table || answer.all),
+        // Whether others may match, or stand in another place.
+        order: Boolean(answer.all || runs.some(([, { gone, order }]) => gone || order)),
         runs: answer.runs,
       };
       if (changed.table || Object.keys(changed.runs).length)

@@ -3,13 +3,13 @@
 import { drawLegend, legendTraces } from "./colors.js";
 import { bare, RunColumns, valueIn } from "./columns.js";
 import { debounce, download, el, fill, formatNumber, inTurn, menu, toast, toCsv } from "./dom.js";
-import { FilterField } from "./filter.js";
 import { Importance } from "./importance.js";
 import { drawParallel, saveParallel } from "./parallel.js";
 import { savePlot } from "./plot.js";
 import { drawScatter } from "./scatter.js";
-import { filterOf, state, update } from "./state.js";
+import { state, update, viewQuery } from "./state.js";
 import { View } from "./view.js";
+import { complain } from "./viewbar.js";
 
 /** Makes the buttons that save a plot. */
 function saves(kinds) {
@@ -34,12 +34,10 @@ class Explore {
   constructor(view) {
     this.columns = new RunColumns(view, {
       arrived: () => this.draw(),
-      complain: (error) => this.filter.complain(error),
+      complain,
     });
-    this.filter = new FilterField(() => this.columns.fields);
     this.x = menu("scatter-x", "Horizontal", (sx) => update({ sx }));
     this.y = menu("scatter-y", "Metric", (sy) => update({ sy }));
-    this.hue = menu("scatter-color", "Colours", (sc) => update({ sc }));
     this.logX = el(
       "button",
       {
@@ -56,6 +54,7 @@ class Explore {
     );
     this.count = el("span", { class: "muted count" });
     this.title = el("h3", {});
+    this.axesSaid = el("span", { class: "badge" });
     this.legend = el("div", { class: "color-legend", id: "colors" });
     this.plot = el("div", { class: "plot", id: "scatter", style: { height: "310px" } });
     this.holder = el("div", { id: "parallel", style: { padding: "0 8px 10px" } });
@@ -63,13 +62,11 @@ class Explore {
     view.until(() => this.importance.view.leave());
     const resized = new ResizeObserver(
       debounce(() => {
-        if (this.plot.data && this.plot.clientWidth) globalThis.Plotly.Plots.resize(this.plot);
-        drawParallel(this.holder, this.columns);
+        this.drawPlots();
       }, 80),
     );
     resized.observe(this.holder);
     view.until(() => resized.disconnect());
-    view.until(() => this.plot.data && globalThis.Plotly.purge(this.plot));
   }
 
   /** Returns what the view consists of, from top to bottom. */
@@ -79,15 +76,12 @@ class Explore {
       el(
         "div",
         { class: "toolbar" },
-        this.filter.element,
         this.y,
         el("label", { class: "pair" }, "against", this.x),
         this.logX,
         this.logY,
-        el("label", { class: "pair" }, "colours", this.hue),
         this.count,
       ),
-      this.filter.problem,
       el(
         "div",
         { class: "explore-top" },
@@ -116,7 +110,7 @@ class Explore {
           "div",
           { class: "card-head" },
           el("h3", {}, "Parallel coordinates"),
-          el("span", { class: "badge" }, "Drag along an axis to choose a range; click its name to leave it."),
+          this.axesSaid,
           saves([
             ["SVG", () => saveParallel(this.holder)],
             ["CSV", saveCsv],
@@ -130,10 +124,16 @@ class Explore {
   draw() {
     const { sx, sy } = this.columns.chosen();
     this.drawTools(sx, sy);
+    const [axes, every] = [this.columns.axes().length, this.columns.everyAxis().length];
+    fill(
+      this.axesSaid,
+      axes < every && `${axes} of ${every} axes, the others left out: click the name of one to leave it. `,
+      "Drag along an axis to choose a range; click its name to leave it.",
+    );
     fill(this.title, `${bare(sy)} against ${bare(sx)}`);
     drawLegend(this.legend, this.columns);
     this.drawPlots();
-    if (sy) this.importance.follow(sy.replace(/^summary\./, ""), filterOf(), this.columns.rows);
+    if (sy) this.importance.follow(sy.replace(/^summary\./, ""), viewQuery(), this.columns.rows);
   }
 
   drawPlots() {
@@ -150,15 +150,8 @@ class Explore {
     ];
     fill(this.x, groups(), option("created_at"));
     fill(this.y, metrics.map(option));
-    fill(
-      this.hue,
-      el("option", { value: "" }, "selected runs"),
-      groups(),
-      ["status", "created_at"].map(option),
-    );
     this.x.value = sx;
     this.y.value = sy;
-    this.hue.value = state.sc;
     this.logY.setAttribute("aria-pressed", String(state.logy === "1"));
     fill(
       this.count,
@@ -171,8 +164,8 @@ class Explore {
   }
 
   saveScatter(kind) {
-    if (!this.plot.data) {
-      toast("Nothing is drawn yet.");
+    if (!this.plot.data?.some((trace) => trace.x.length)) {
+      toast("Nothing is drawn.");
       return;
     }
     const traces = [...this.plot.data, ...legendTraces(this.columns)];
@@ -201,7 +194,8 @@ export function showExplore(root) {
   fill(root, el("section", { class: "page" }, explore.elements()));
   view.onState((changed) => {
     const has = (...names) => names.some((name) => changed.has(name));
-    if (has("where", "without") || (has("sx", "sy", "sc") && !columns.hasAsked)) columns.load();
+    if (has("q", "where", "without", "archived") || (has("sx", "sy", "sc") && !columns.hasAsked))
+      columns.load();
     else if (has("sx", "sy", "sc", "logx", "logy", "hide", "run")) columns.sortWords();
     else if (has("brush")) explore.drawPlots();
   });

@@ -23,7 +23,7 @@ const PLAIN = /^[\w./@:%+$#-]+$/;
  * once with Enter or where the field is left.
  */
 export class FilterField {
-  /** @param {() => {name: string}[]} fields returns the columns whose names are completed. */
+  /** @param {() => {name: string, kind?: string}[]} fields returns the columns whose names are completed. */
   constructor(fields) {
     this.fields = fields;
     this.problem = el("pre", { class: "filter-error", id: "filter-error", role: "alert", hidden: true });
@@ -57,8 +57,12 @@ export class FilterField {
     this.element = el("div", { class: "field filter" }, icon("filter"), this.input, this.hints);
   }
 
-  /** Shows the filter of the view, unless it is being typed. */
+  /** Shows the filter of the view, unless it is being typed, and an example of names that there are. */
   show() {
+    const first = (kind) => this.fields().find((one) => one.name.startsWith(kind) && one.kind === "number");
+    const [metric, setting] = ["summary.", "hparams."].map((kind) => first(kind)?.name.slice(kind.length));
+    const parts = [metric && `${metric} < 0.5`, setting && `${setting} >= 1e-3`].filter(Boolean);
+    this.input.placeholder = `Filter, as in  ${parts.join(" and ") || "loss < 0.5"}`;
     if (document.activeElement !== this.input) this.input.value = state.where;
   }
 

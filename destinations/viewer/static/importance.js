@@ -21,14 +21,14 @@ export class Importance {
   }
 
   /** Asks, where the runs that have ended, the metric or the filter are others than before. */
-  follow(metric, where, rows) {
+  follow(metric, view, rows) {
     const ended = rows.filter((row) => !row.alive).map((row) => row.id);
-    const asked = JSON.stringify([metric, where, ended]);
+    const asked = JSON.stringify([metric, view, ended]);
     if (asked === this.asked) return;
-    if (!this.asked) this.say("Asking a forest…");
+    if (!this.asked) this.say("Computing…");
     this.asked = asked;
     this.view.ask(
-      () => readImportance({ metric, where }),
+      () => readImportance({ metric, ...view }),
       (answer) => this.draw(metric, answer),
       (error) => {
         this.asked = "";

@@ -1,13 +1,23 @@
 /** The view of media: the records of all kinds that the server knows, each shown by one of `RENDERERS`. */
 
-import { PLOT_CONFIG, plotLayout, plotText, plotlyReady, savePlot } from "./plot.js";
+import { drawPlot, savePlot, talking } from "./plot.js";
 import { fileUrl, listMedia, readTable, runDetail, runInfo, serverInfo } from "./data.js";
 import { debounce, el, fill, formatNumber, icon, iconButton, inTurn, isDark, shorten } from "./dom.js";
 import { CLASSES, picture } from "./pictures.js";
 import { pointCloud, ramp, sound } from "./points.js";
-import { ensureSelection, showBesideRuns, swatch, visibleDetails } from "./sidebar.js";
+import { showBesideRuns, swatch, visibleDetails } from "./sidebar.js";
 import { dataTable, flatten, pairTable } from "./table.js";
-import { keepNumbers, linkTo, numbersOf, state, styleOf, toggle, update, visibleRuns } from "./state.js";
+import {
+  colorOf,
+  keepNumbers,
+  linkTo,
+  numbersOf,
+  state,
+  toggle,
+  update,
+  visibleRuns,
+  whenViewed,
+} from "./state.js";
 import { View } from "./view.js";
 
 const MOST_PICTURES = 64;
@@ -227,7 +237,7 @@ export function showMedia(root) {
 
   async function begin() {
     try {
-      await ensureSelection(() => view.isGone);
+      await whenViewed();
       if (!known.length) known = shownKinds((await serverInfo()).kinds);
       await loadIndex();
     } catch (error) {
@@ -534,30 +544,11 @@ const RENDERERS = {
     figure: (id, item, side) => el("figure", {}, picture(id, item, side), captionOf(item)),
   },
   video: {
-    figure: (id, item) =>
-      el(
-        "figure",
-        WIDE,
-        el("video", {
-          controls: true,
-          loop: true,
-          muted: true,
-          preload: "metadata",
-          playsInline: true,
-          src: fileUrl(id, item.file),
-          "aria-label": item.caption ? shorten(item.caption, 100) : "Video",
-        }),
-        captionOf(item),
-      ),
+    figure: (id, item) => el("figure", WIDE, moving(item, fileUrl(id, item.file)), captionOf(item)),
   },
   audio: {
     figure: (id, item) =>
-      el(
-        "div",
-        WIDE,
-        sound(id, item.file, fileUrl(id, item.file), styleOf(id, isDark()).color),
-        captionOf(item),
-      ),
+      el("div", WIDE, sound(id, item.file, fileUrl(id, item.file), colorOf(id, isDark())), captionOf(item)),
   },
   points: {
     figure: (id, item) => el("div", WIDE, pointCloud(id, item.file), captionOf(item)),
@@ -598,6 +589,21 @@ const RENDERERS = {
   },
 };
 
+/** Returns what plays a video; a GIF is a picture to browsers. */
+function moving(item, src) {
+  const label = item.caption ? shorten(item.caption, 100) : "Video";
+  if (/\.gif$/i.test(item.file)) return el("img", { src, alt: label });
+  return el("video", {
+    controls: true,
+    loop: true,
+    muted: true,
+    preload: "metadata",
+    playsInline: true,
+    src,
+    "aria-label": label,
+  });
+}
+
 function captionOf(item) {
   return item.caption ? el("figcaption", { dir: "auto" }, shorten(item.caption, 500)) : null;
 }
@@ -609,8 +615,7 @@ function ridges(id, items) {
   const every = Math.max(1, Math.ceil(drawn.length / MOST_RIDGES));
   const kept = drawn.filter((_, at) => (drawn.length - 1 - at) % every === 0);
   holder.dataset.ridges = String(kept.length);
-  holder.start = async () => {
-    const Plotly = await plotlyReady();
+  holder.start = () => {
     if (!holder.isConnected || !kept.length) {
       if (!kept.length) fill(holder, el("div", { class: "note" }, "No finite value."));
       return;
@@ -634,39 +639,24 @@ function ridges(id, items) {
       x.push(item.edges.at(-1));
       y.push(base);
       return {
-        type: "scatter",
         mode: "lines",
         x,
         y,
-        fill: "toself",
         fillcolor: ground,
         line: { color: shade, width: 1.3 },
-        hoveron: "points",
-        hoverinfo: "text",
-        text: x.map((value) => plotText(`step ${item.step}: ${formatNumber(value)}`)),
+        text: x.map((value) => `step ${item.step}: ${formatNumber(value)}`),
         meta: { run: id, step: item.step },
       };
     });
     const ticks = kept
       .map((item, at) => [kept.length - 1 - at, item.step])
       .filter((_, at) => at % Math.ceil(kept.length / 8) === 0);
-    await Plotly.react(
-      holder,
-      traces,
-      plotLayout({
-        hovermode: "closest",
-        hoverdistance: 20,
-        margin: { l: 52, r: 12, t: 6, b: 30 },
-        xaxis: { nticks: 6 },
-        yaxis: {
-          tickvals: ticks.map(([at]) => at),
-          ticktext: ticks.map(([, step]) => String(step)),
-          showgrid: false,
-          title: { text: "step", standoff: 4 },
-        },
-      }),
-      PLOT_CONFIG,
-    );
+    drawPlot(holder, traces, {
+      margin: { l: 52, r: 12, t: 18, b: 30 },
+      x: {},
+      y: { ticks: ticks.map(([place, step]) => [place, String(step)]), isBare: true, title: "step" },
+      ...talking(holder),
+    });
   };
   return holder;
 }

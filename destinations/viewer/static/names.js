@@ -88,3 +88,33 @@ export function differingSettings(rows) {
       .join(" · ");
   return new Map(rows.map((row, place) => [row.id, text(row, place)]));
 }
+
+const REGULAR = /\.[*+?]|[\\^$()|]/;
+
+/**
+ * Returns a function that says whether a name is searched for: it has all words of a text, in any order and case.
+ *
+ * A word may be a glob (`layer07/*norm`), or a regular expression, also as `/…/`.
+ *
+ * @param {string} text
+ * @returns {(name: string) => boolean}
+ */
+export function matcherOf(text) {
+  const tests = text.split(/\s+/).filter(Boolean).map(testOf);
+  return (name) => tests.every((test) => test(name));
+}
+
+function testOf(word) {
+  const slashed = /^\/(.+)\/$/.exec(word)?.[1];
+  const glob = /[*?[]/.test(word) && word.replace(/[.+]/g, "\\$&").replaceAll("*", ".*").replaceAll("?", ".");
+  const pattern = slashed ?? (REGULAR.test(word) ? word : glob);
+  try {
+    if (pattern) {
+      const expression = new RegExp(pattern, "i");
+      return (name) => expression.test(name);
+    }
+  } catch {
+    // It is being typed, or means these characters themselves.
+  }
+  return (name) => name.toLowerCase().includes(word.toLowerCase());
+}

@@ -1,8 +1,8 @@
 /** The rows of the table of runs: those in view, their columns and groups; asked for a hundred at a time. */
 
-import { listFields, listGroups, listRuns } from "./data.js";
+import { listFields, listGroups, listRuns, rowsOf } from "./data.js";
 import { shorten } from "./dom.js";
-import { filterOf, state } from "./state.js";
+import { isSteady, state, viewQuery } from "./state.js";
 
 const BLOCK = 100;
 /** The columns that every run has, with their headings and widths. */
@@ -39,10 +39,15 @@ function fieldOf(name) {
   return shownOfMetric(name) ? name.replace(/^(min|max)\./, "summary.") : name;
 }
 
+/** Whether some fields of runs have a column. */
+export function isColumn(name, fields) {
+  return name in FIXED || fields.some((field) => field.name === fieldOf(name));
+}
+
 /** What the table knows. It asks through its view, and tells by `drawn` that there is something new to draw. */
 export class RunRows {
   /**
-   * @param {{ask: Function, isFailed: boolean}} view that the rows belong to: a `View`.
+   * @param {{ask: Function, isFailed: boolean, isGone: boolean}} view that the rows belong to: a `View`.
    * @param {{arrived: (isHead: boolean) => void, complain: (error: Error | null) => void, isHeld: () => boolean}} told
    *   what has come, the columns too or rows alone; what is wrong with what was asked, null for nothing; and whether
    *   what is shown must stay as it is.
@@ -109,12 +114,29 @@ export class RunRows {
     );
   }
 
-  /** Asks for everything where columns have come, or what was asked last failed; else for some of the rows. */
-  async freshen(indexes) {
+  /**
+   * Asks for what has changed: rows of single runs, where they stay in their places; else the blocks with some of the
+   * rows; and everything where columns have come, or what was asked last failed.
+   */
+  async freshen(indexes, changed) {
     const known = this.fields.length;
     this.fields = (await listFields().catch(() => this)).fields;
     if (this.fields.length !== known || this.view.isFailed) await this.reload();
+    else if (!changed.order && isSteady()) await this.renew(Object.keys(changed.runs));
     else await this.refresh(indexes);
+  }
+
+  /** Asks again for rows that have arrived. */
+  async renew(ids) {
+    const there = ids.filter((id) => this.indexOf(id) >= 0);
+    if (!there.length) return;
+    const rows = await rowsOf(there, this.columns).catch(() => []);
+    if (this.view.isGone || this.told.isHeld()) return;
+    for (const row of rows) {
+      const at = this.indexOf(row.id);
+      if (at >= 0) this.blocks.get(Math.floor(at / BLOCK))[at % BLOCK] = row;
+    }
+    this.told.arrived(false);
   }
 
   take(groups, answers) {
@@ -153,7 +175,7 @@ export class RunRows {
   }
 
   isKnown(name) {
-    return name in FIXED || this.fields.some((field) => field.name === fieldOf(name));
+    return isColumn(name, this.fields);
   }
 
   /** Returns the kind of the values of a column, as `/api/fields` has it; "" for those of every run. */
@@ -169,7 +191,7 @@ export class RunRows {
 
   /** Returns what is wrong where a link names columns that these runs do not have: they are left out; null if none. */
   missing() {
-    const asked = [...state.column, state.sort.replace(/^-/, ""), state.group].filter(Boolean);
+    const asked = [...state.column, state.sort.replace(/^-/, ""), ...state.group].filter(Boolean);
     const left = [...new Set(asked.filter((name) => !this.isKnown(name)))].map((name) => shorten(name, 60));
     return left.length
       ? new Error(
@@ -179,14 +201,14 @@ export class RunRows {
   }
 
   question() {
-    const group = this.isKnown(state.group) ? state.group : "";
-    const sort = this.isKnown(state.sort.replace(/^-/, "")) ? state.sort : "";
-    return { q: state.q, where: filterOf(), sort: group || sort, group, archived: state.archived };
+    const view = viewQuery();
+    const sort = this.isKnown(view.sort.replace(/^-/, "")) ? view.sort : "";
+    return { ...view, sort, group: state.group.filter((name) => this.isKnown(name)) };
   }
 
   askGroups(names) {
     const columns = names.filter((name) => this.kindOf(name) === "number");
-    return this.question().group ? listGroups({ ...this.question(), columns }) : null;
+    return this.question().group.length ? listGroups({ ...this.question(), columns }) : null;
   }
 
   askBlock(number, names) {

@@ -59,6 +59,9 @@ function factsOf(detail) {
   );
 }
 
+/** The panels above the curves: why a run failed. */
+const ALARMS = ["Something could not be read", "Errors"];
+
 /** The page: a head, curves and panels. What says the same as before stays, with what is scrolled or open in it. */
 class RunPage {
   /**
@@ -73,6 +76,7 @@ class RunPage {
     this.top = el("div", { style: { display: "contents" } });
     this.curves = el("section", { class: "cards run-curves", "aria-label": "Curves" });
     this.time = el("div", { style: { display: "contents" } });
+    this.alarms = el("div", { class: "panels" });
     this.panels = el("div", { class: "panels" });
     /** @type {Map<string, MetricChart>} */
     this.charts = new Map();
@@ -116,8 +120,8 @@ class RunPage {
   }
 
   draw(detail) {
-    const { element, top, curves, time, panels } = this;
-    if (!element.contains(panels)) fill(element, top, curves, time, panels);
+    const { element, top, alarms, curves, time, panels } = this;
+    if (!element.contains(panels)) fill(element, top, alarms, curves, time, panels);
     fill(
       top,
       this.head(detail),
@@ -149,7 +153,7 @@ class RunPage {
     return el(
       "div",
       { class: "run-head" },
-      el("h1", { dir: "auto" }, breakable(shorten(detail.name, 300))),
+      this.heading(detail.name),
       statusMark(detail),
       el(
         "span",
@@ -164,6 +168,16 @@ class RunPage {
         el("a", { class: "button", ...this.linkToRuns("media") }, "Media"),
       ),
     );
+  }
+
+  /** Returns the name, which a double click or the pencil edits. */
+  heading(name) {
+    const node = el("h1", { dir: "auto" }, breakable(shorten(name, 300)));
+    if (isExported) return node;
+    const edit = () => this.edit(node, "Name", name, (text) => ({ name: text, was: { name } }));
+    node.append(iconButton("edit", "Edit name", edit));
+    node.addEventListener("dblclick", edit);
+    return node;
   }
 
   /** Returns the properties of a link to a view of the selected runs if this is one of them, else of this one. */
@@ -197,7 +211,7 @@ class RunPage {
       await this.load();
     };
     const field = fieldFor(value, { label: name, isLong: name === "Note", end, style: { width: "340px" } });
-    fill(node, `${name} `, field);
+    fill(node, name === "Name" ? "" : `${name} `, field);
     field.focus();
   }
 
@@ -235,9 +249,15 @@ class RunPage {
       nodes.push(this.log.element);
       this.log.more();
     }
-    const { children } = this.panels;
-    if (nodes.length !== children.length || nodes.some((node, at) => node !== children[at]))
-      fill(this.panels, nodes);
+    const isAlarm = (node) => ALARMS.includes(node.dataset.panel);
+    for (const [place, wanted] of [
+      [this.alarms, nodes.filter(isAlarm)],
+      [this.panels, nodes.filter((node) => !isAlarm(node))],
+    ]) {
+      const { children } = place;
+      if (wanted.length !== children.length || wanted.some((node, at) => node !== children[at]))
+        fill(place, wanted);
+    }
   }
 
   /** Returns a panel: the one that is there, if it says the same. */

@@ -1,8 +1,7 @@
 /** The table of runs: search, filter, columns, sort, groups, selection, tags and notes. Only rows in view exist. */
 
-import { editRun, isExported, listGroups } from "./data.js";
+import { editRun } from "./data.js";
 import {
-  debounce,
   el,
   fieldFor,
   fill,
@@ -19,10 +18,10 @@ import {
   tagsIn,
   toast,
 } from "./dom.js";
-import { FilterField } from "./filter.js";
 import { FIXED, nextOfMetric, RunRows, shownOfMetric } from "./rows.js";
-import { filterOf, linkTo, selectRuns, selectedRuns, state, styleOf, toggle, update } from "./state.js";
+import { chosenRuns, colorOf, linkTo, selectRuns, state, toggle, update } from "./state.js";
 import { View } from "./view.js";
+import { complain } from "./viewbar.js";
 
 const OVERSCAN = 8;
 const MOST_TITLE = 16;
@@ -42,6 +41,11 @@ export function statusMark({ status }) {
 /** Returns the heading of a column. */
 function titleOf(name) {
   return FIXED[name]?.title ?? (name === "name" ? "Name" : name.replace(/^(summary|min|max|hparams)\./, ""));
+}
+
+/** Returns the names of the columns by which rows are grouped. */
+function groupTitle() {
+  return state.group.map(titleOf).join(" · ");
 }
 
 /** Returns the end of a long name, which says more than its beginning. */
@@ -82,16 +86,6 @@ class RunTable {
     this.cursorRun = null;
     this.lastPicked = -1;
     this.isEditing = false;
-    this.search = el("input", {
-      type: "search",
-      placeholder: "Search names, tags and notes",
-      "aria-label": "Search runs",
-      id: "search",
-      value: state.q,
-    });
-    this.filter = new FilterField(() => this.rows.fields);
-    this.count = el("span", { class: "muted count", "aria-live": "polite" });
-    this.chips = el("span", { class: "chips", role: "group", "aria-label": "Statuses" });
     this.actions = el("span", { class: "actions" });
     this.head = el("div", { class: "grid-row grid-head", role: "row" });
     this.body = el("div", { class: "grid-body", role: "rowgroup" });
@@ -103,17 +97,21 @@ class RunTable {
     );
     this.rows = new RunRows(view, {
       arrived: (isHead) => this.arrived(isHead),
-      complain: (error) => this.filter.complain(error),
+      complain,
       isHeld: () => this.isEditing,
     });
-    // "change" comes when the field is left: what was typed last is then not waited for.
-    this.search.addEventListener(
-      "input",
-      debounce(() => update({ q: this.search.value }), 150),
-    );
-    this.search.addEventListener("change", () => update({ q: this.search.value }));
     this.grid.addEventListener("scroll", () => this.draw(), { passive: true });
-    this.grid.addEventListener("keydown", (event) => this.keys(event));
+    // Also before the table was clicked.
+    view.onDocument("keydown", (event) => {
+      const isElsewhere = event.target !== document.body && event.target.id !== "main";
+      if (
+        !event.ctrlKey &&
+        !event.metaKey &&
+        !event.altKey &&
+        (this.grid.contains(event.target) || !isElsewhere)
+      )
+        this.keys(event);
+    });
     const resized = new ResizeObserver(() => this.draw());
     resized.observe(this.grid);
     view.until(() => resized.disconnect());
@@ -121,29 +119,8 @@ class RunTable {
 
   /** Returns what the view consists of, from top to bottom. */
   elements() {
-    const tools = el(
-      "div",
-      { class: "toolbar" },
-      el("label", { class: "field search" }, icon("search"), this.search),
-      this.filter.element,
-      this.filter.help,
-      this.chips,
-      popover([icon("columns"), "Columns"], { class: "button" }, () => this.chooseColumns()),
-      popover([icon("chevron"), "Group"], { class: "button" }, (close) => this.chooseGroup(close)),
-      el(
-        "label",
-        { class: "check" },
-        el("input", {
-          type: "checkbox",
-          id: "archived",
-          checked: state.archived === "1",
-          onchange: (event) => update({ archived: event.target.checked ? "1" : "" }),
-        }),
-        "Archived",
-      ),
-      this.count,
-    );
-    return [tools, this.filter.problem, this.actions, this.grid];
+    const columns = popover([icon("columns"), "Columns"], { class: "button" }, () => this.chooseColumns());
+    return [el("div", { class: "toolbar" }, columns, this.actions), this.grid];
   }
 
   /** Draws what has come. */
@@ -151,42 +128,8 @@ class RunTable {
     // The cursor stays on its run where others have come before it.
     const at = this.cursorRun ? this.rows.indexOf(this.cursorRun) : -1;
     if (at >= 0) this.cursor = at;
-    const { total } = this.rows;
-    const text = total === 1 ? "1 run" : `${formatNumber(total)} runs`;
-    if (this.count.textContent !== text) fill(this.count, text);
     if (isHead) this.drawHead();
-    this.drawChips();
     this.draw();
-  }
-
-  /** Draws a chip for each status of the runs that match, to leave its runs out and to take them back. */
-  async drawChips() {
-    if (isExported) return;
-    const asked = { q: state.q, where: state.where, archived: state.archived, group: "status" };
-    const groups = await listGroups(asked).catch(() => []);
-    const there = new Map(groups.map(({ label, total }) => [label, total]));
-    for (const label of state.without) if (!there.has(label)) there.set(label, 0);
-    const content = JSON.stringify([[...there], state.without]);
-    if (this.chips.dataset.content === content) return;
-    this.chips.dataset.content = content;
-    fill(
-      this.chips,
-      (there.size > 1 || state.without.length > 0) &&
-        [...there].map(([label, total]) => {
-          const isOut = state.without.includes(label);
-          return el(
-            "button",
-            {
-              type: "button",
-              class: "chip",
-              "aria-pressed": String(!isOut),
-              title: isOut ? `Show runs that are ${label}` : `Leave out runs that are ${label}`,
-              onclick: () => toggle("without", label),
-            },
-            `${shorten(label, 30)} ${total}`,
-          );
-        }),
-    );
   }
 
   /** Returns the places of the rows in the document; none while one of them is edited. */
@@ -200,16 +143,19 @@ class RunTable {
     return this.rows.refresh(() => this.shown());
   }
 
-  template() {
+  /** Returns the widths of all columns. */
+  widths() {
     // The heading of a metric also says which of its values is shown.
     const width = (name) =>
       FIXED[name]?.width ?? (shownOfMetric(name) ? "minmax(156px, 170px)" : "minmax(118px, 140px)");
-    return `42px minmax(170px, 1.3fr) ${this.rows.columns.map(width).join(" ")} 40px`;
+    return ["42px", "minmax(230px, 1.6fr)", ...this.rows.columns.map(width), "40px"];
   }
 
   drawHead() {
-    this.grid.style.setProperty("--columns", this.template());
-    this.grid.style.setProperty("--least", `${260 + this.rows.columns.length * 126}px`);
+    const widths = this.widths();
+    const least = widths.reduce((sum, width) => sum + Number.parseInt(width.replace("minmax(", ""), 10), 0);
+    this.grid.style.setProperty("--columns", widths.join(" "));
+    this.grid.style.setProperty("--least", `${least}px`);
     const sorted = (name) =>
       state.sort === name ? "ascending" : state.sort === `-${name}` ? "descending" : "none";
     const heading = (name) => {
@@ -272,7 +218,7 @@ class RunTable {
   }
 
   drawActions() {
-    const chosen = selectedRuns();
+    const chosen = chosenRuns();
     fill(
       this.actions,
       chosen.length > 0 && [
@@ -325,7 +271,7 @@ class RunTable {
         const row = this.rows.at(index);
         const look = row && [
           formatAge(row.created_at),
-          state.run.includes(row.id) && styleOf(row.id, isDark()),
+          state.run.includes(row.id) && colorOf(row.id, isDark()),
         ];
         put(at, [index, row ?? null, look, this.rows.columns, index === this.cursor], () =>
           this.drawRow(at, index, height),
@@ -333,7 +279,8 @@ class RunTable {
       }
     }
     if (shown) return;
-    const text = filterOf() || state.q ? "No run matches." : "There are no runs here yet.";
+    const text =
+      state.where || state.q || state.without.length ? "No run matches." : "There are no runs here yet.";
     this.body.append(el("p", { class: "empty", "data-at": -1 }, text));
   }
 
@@ -343,7 +290,7 @@ class RunTable {
     const isOpen = state.unfold.includes(label);
     const box = el("input", {
       type: "checkbox",
-      "aria-label": `Select the ${total} runs of ${titleOf(state.group)} ${shorten(label, 60)}`,
+      "aria-label": `Select the ${total} runs of ${groupTitle()} ${shorten(label, 60)}`,
       title: "Select the runs of this group",
       tabIndex: -1,
       onclick: (event) => this.pickRange(part.first, total, event.target.checked),
@@ -366,11 +313,11 @@ class RunTable {
           {
             type: "button",
             "aria-expanded": String(isOpen),
-            title: shorten(`${titleOf(state.group)} ${label}`, 300),
+            title: shorten(`${groupTitle()} ${label}`, 300),
             onclick: () => toggle("unfold", label),
           },
           icon("chevron"),
-          el("span", { class: "muted" }, titleOf(state.group)),
+          el("span", { class: "muted" }, state.group.length > 1 ? "" : groupTitle().split(".").at(-1)),
           el("strong", {}, shorten(label, 60)),
           el("span", { class: "muted" }, total === 1 ? "1 run" : `${total} runs`),
         ),
@@ -392,7 +339,7 @@ class RunTable {
     if (!row)
       return el("div", { ...props, class: "grid-row waiting" }, el("div", {}), el("div", { class: "blank" }));
     const isChosen = state.run.includes(row.id);
-    const style = styleOf(row.id, isDark());
+    const color = colorOf(row.id, isDark());
     const box = el("input", {
       type: "checkbox",
       checked: isChosen,
@@ -408,7 +355,7 @@ class RunTable {
         "aria-selected": String(isChosen),
         "data-run": row.id,
       },
-      el("div", { role: "gridcell", class: "pick", style: isChosen ? { "--run": style.color } : {} }, box),
+      el("div", { role: "gridcell", class: "pick", style: isChosen ? { "--run": color } : {} }, box),
       el(
         "div",
         { role: "gridcell", class: "name" },
@@ -546,7 +493,7 @@ class RunTable {
   }
 
   async archiveChosen() {
-    const ids = selectedRuns();
+    const ids = chosenRuns();
     try {
       for (const id of ids) await editRun(id, { archived: !state.archived });
       toast(
@@ -632,32 +579,6 @@ class RunTable {
     ];
   }
 
-  chooseGroup(close) {
-    const names = [
-      "",
-      "status",
-      ...this.rows.fields.map(({ name }) => name).filter((name) => name.startsWith("hparams.")),
-    ];
-    return el(
-      "div",
-      { class: "choices" },
-      names.slice(0, 300).map((name) =>
-        el(
-          "button",
-          {
-            type: "button",
-            class: `choice${state.group === name ? " on" : ""}`,
-            onclick: () => {
-              update({ group: name, unfold: [] });
-              close();
-            },
-          },
-          name ? shorten(name, 80) : "No groups",
-        ),
-      ),
-    );
-  }
-
   keys(event) {
     if (event.target.tagName === "INPUT" && event.target.type === "text") return;
     const step = { ArrowDown: 1, j: 1, ArrowUp: -1, k: -1, PageDown: 10, PageUp: -10 }[event.key];
@@ -675,7 +596,7 @@ class RunTable {
     } else if (row && (event.key === " " || event.key === "x")) {
       event.preventDefault();
       selectRuns([row.id], !state.run.includes(row.id));
-    } else if (row && event.key === "Enter" && event.target === this.grid) {
+    } else if (row && event.key === "Enter" && !event.target.closest("a, button, input")) {
       update({ page: "run", id: row.id });
     } else if (row && event.key === "e") {
       event.preventDefault();
@@ -691,9 +612,11 @@ export function showRuns(root) {
   const table = new RunTable(view);
   fill(root, el("section", { class: "page runs-page" }, table.elements()));
   view.onState((changed) => {
-    if (["q", "where", "without", "sort", "group", "archived", "column"].some((name) => changed.has(name))) {
-      if (document.activeElement !== table.search) table.search.value = state.q;
-      table.filter.show();
+    if (
+      ["q", "where", "without", "sort", "goal", "group", "archived", "column"].some((name) =>
+        changed.has(name),
+      )
+    ) {
       table.rows.reload();
     } else if (changed.has("unfold")) {
       table.rows.lay();
@@ -703,9 +626,17 @@ export function showRuns(root) {
       table.drawActions();
     }
   });
-  const freshen = inTurn(() => table.rows.freshen(() => table.shown()));
-  view.onData((changed) => {
-    if (changed.table) freshen();
+  /** What has changed since rows were last asked for. */
+  let news = { order: false, runs: {} };
+  const freshen = inTurn(() => {
+    const changed = news;
+    news = { order: false, runs: {} };
+    return table.rows.freshen(() => table.shown(), changed);
+  });
+  view.onData(({ table: isOfTable, order, runs }) => {
+    if (!isOfTable) return;
+    news = { order: news.order || order, runs: { ...news.runs, ...runs } };
+    freshen();
   });
   view.onTheme(() => table.draw());
   table.rows.reload();

@@ -1,15 +1,17 @@
 /** The selected runs beside charts and media: colour, status, on or off. */
 
-import { listRuns, runDetail, runInfo, selectedRows } from "./data.js";
+import { huesOf } from "./colors.js";
+import { runDetail, runInfo, selectedRows } from "./data.js";
 import { el, fill, iconButton, inTurn, isDark, shorten, svg } from "./dom.js";
 import { cutNames, differingSettings } from "./names.js";
 import { statusMark } from "./runs.js";
 import {
+  colorOf,
+  colorOfSlot,
   selectRuns,
+  setHues,
   selectedRuns,
   state,
-  styleOf,
-  styleOfSlot,
   linkTo,
   toggle,
   update,
@@ -17,22 +19,20 @@ import {
 } from "./state.js";
 import { View } from "./view.js";
 
-const AT_FIRST = 5;
 /** How most runs stand: it is left out of a legend that has something better to say. */
 const QUIET = ["completed", "finished"];
-const DASH_OF = { solid: "", dash: "5 3", dot: "1.5 2.5" };
 
 /** Draws a piece of the line that stands for a run. */
 export function swatch(id) {
-  return pieceOf(styleOf(id, isDark()));
+  return pieceOf(colorOf(id, isDark()));
 }
 
 /** Draws a piece of the line that stands for a band. */
 export function bandSwatch(number) {
-  return pieceOf(styleOfSlot(number, isDark()));
+  return pieceOf(colorOfSlot(number, isDark()));
 }
 
-function pieceOf({ color, dash }) {
+function pieceOf(color) {
   return svg(
     "svg",
     { class: "swatch", viewBox: "0 0 18 10", width: 18, height: 10, "aria-hidden": "true" },
@@ -40,21 +40,9 @@ function pieceOf({ color, dash }) {
       d: "M1 5h16",
       stroke: color,
       "stroke-width": 3,
-      "stroke-linecap": dash === "solid" ? "round" : "butt",
-      "stroke-dasharray": DASH_OF[dash] || null,
+      "stroke-linecap": "round",
     }),
   );
-}
-
-/** Selects the newest runs where a view needs some and none is selected; `isGone` says that the view was left. */
-export async function ensureSelection(isGone) {
-  if (selectedRuns().length) return;
-  const { rows } = await listRuns({ limit: AT_FIRST });
-  if (!isGone() && !selectedRuns().length && rows.length)
-    selectRuns(
-      rows.map(({ id }) => id),
-      true,
-    );
 }
 
 /** Returns the ids of the visible runs, what is known of each, or null, and what is wrong where nothing is known of any. */
@@ -102,6 +90,7 @@ function showSidebar(root) {
     const ids = selectedRuns();
     const names = cutNames(ids.map((id) => runInfo(id).name));
     const settings = differingSettings(rows.filter(Boolean));
+    setHues(huesOf(rows.filter(Boolean)));
     fill(
       list,
       ids.map((id, at) => {
@@ -151,7 +140,7 @@ function showSidebar(root) {
   }
 
   view.onState((changed) => {
-    if (changed.has("run") || changed.has("off")) draw();
+    if (["run", "off", "sc"].some((name) => changed.has(name))) draw();
   });
   const refresh = inTurn(draw);
   view.onData((changed) => {

@@ -7,6 +7,7 @@
 const LISTS = [
   "run",
   "without",
+  "group",
   "column",
   "unfold",
   "pin",
@@ -25,7 +26,9 @@ const DEFAULTS = {
   where: "",
   without: [],
   sort: "",
-  group: "",
+  goal: "",
+  view: "",
+  group: [],
   archived: "",
   column: [],
   fold: [],
@@ -42,6 +45,7 @@ const DEFAULTS = {
   open: [],
   zoom: [],
   band: "",
+  outliers: "",
   ranks: "",
   step: "",
   linked: "1",
@@ -49,36 +53,55 @@ const DEFAULTS = {
   opacity: "0.5",
   class: [],
   kind: "",
+  of: "",
   sx: "",
   sy: "",
   sc: "",
   brush: [],
 };
 
+/** What a view of runs is, and is saved by: the rest of the address says how one page shows it. */
+export const VIEW = [
+  "q",
+  "where",
+  "without",
+  "archived",
+  "sort",
+  "goal",
+  "group",
+  "column",
+  "sc",
+  "run",
+  "off",
+];
+
 /** Colours that the common kinds of colour blindness keep apart, for light and for dark ground. */
 const PALETTE_LIGHT = [
-  "#2563c9",
-  "#d1500f",
-  "#0b8a6a",
-  "#a83c8f",
-  "#b07d00",
-  "#3a9bd6",
-  "#6b4bc4",
-  "#8c564b",
-  "#5b6470",
+  "#2e69e1",
+  "#ec5f07",
+  "#a33993",
+  "#2a5417",
+  "#036476",
+  "#8e8f4b",
+  "#1da080",
+  "#633283",
+  "#961f49",
+  "#717172",
 ];
 const PALETTE_DARK = [
-  "#6ea2ff",
-  "#ff8a4c",
-  "#3ccfa6",
-  "#e685cf",
-  "#eab93c",
-  "#7fd0ff",
-  "#a990ff",
-  "#d0a08e",
-  "#a7b0bd",
+  "#4884fc",
+  "#ef661e",
+  "#ee96dd",
+  "#8bda6c",
+  "#81e5fe",
+  "#ebec83",
+  "#5fc0a2",
+  "#b189d0",
+  "#d2326a",
+  "#c8c8c8",
 ];
-const DASHES = ["solid", "dash", "dot"];
+/** Lines beyond the colours: they are there, and do not compete with the others. */
+const CONTEXT = ["#b4b4ae", "#4d5058"];
 
 /** Browsers refuse to note a view in the URL more often than a hundred times in ten seconds (Safari). */
 const NOTES_AT_ONCE = 50;
@@ -106,6 +129,10 @@ export function readUrl() {
     if (!Object.hasOwn(DEFAULTS, name)) continue;
     state[name] = LISTS.includes(name) ? given.getAll(name) : given.get(name);
   }
+  // Links of earlier versions say by what runs are grouped with the band.
+  const [kind, field] = state.band.split(/:(.*)/s);
+  if (field !== undefined) state.band = "range";
+  if (kind === "group" && field) state.group = [field];
 }
 
 function decode(text) {
@@ -157,7 +184,11 @@ export function update(patch, push = false) {
     history.pushState(null, "", link());
     noted.hash = location.hash;
   } else noteSoon();
-  for (const listener of [...listeners]) listener(new Set(changed));
+  tell(new Set(changed));
+}
+
+function tell(changed) {
+  for (const listener of [...listeners]) listener(changed);
 }
 
 /** Notes the view in the URL: at once, or a little later where a slider or a brush has changed it many times. */
@@ -192,16 +223,63 @@ export function onChange(listener) {
   return () => listeners.delete(listener);
 }
 
-/** Returns the filter of the view, with the statuses that are left out. */
-export function filterOf() {
-  const left = state.without.map((status) => JSON.stringify(status)).join(", ");
-  const parts = [state.where && left ? `(${state.where})` : state.where, left && `status not in (${left})`];
-  return parts.filter(Boolean).join(" and ");
+/** Returns the parameters by which the server knows the runs of the view. */
+export function viewQuery() {
+  const { q, where, without, archived, sort, goal } = state;
+  // Without another order, the best run is the first.
+  return { q, where, without, archived, sort: sort || (goal.startsWith("max.") ? `-${goal}` : goal) };
 }
 
-/** Returns the ids of the selected runs. Their place among `state.run` decides their colour. */
-export function selectedRuns() {
+/** Whether a run that logs stays where it is in the view: no filter, order or group looks at what changes. */
+export function isSteady() {
+  const { q, where, sort } = viewQuery();
+  const isFixed = (name) => /^-?(hparams\.|name$|created_at$|$)/.test(name);
+  return !q && !where && [sort, ...state.group].every(isFixed);
+}
+
+/** Returns all parts of a saved view, each with its usual value where it has none. */
+export function fieldsOfView(saved) {
+  return Object.fromEntries(VIEW.map((name) => [name, saved[name] ?? structuredClone(DEFAULTS[name])]));
+}
+
+/** @type {{slots: string[]}} */
+const viewed = { slots: [] };
+/** @type {(value?: unknown) => void} */
+let haveViewed = () => {};
+const firstViewed = new Promise((resolve) => {
+  haveViewed = resolve;
+});
+
+/** Waits until it is known which runs are shown. */
+export function whenViewed() {
+  return state.run.some(Boolean) ? Promise.resolve() : firstViewed;
+}
+
+/** Returns the places of the runs that are shown, which decide their colours: the chosen ones, or else the view's. */
+function slotsNow() {
+  return state.run.some(Boolean) ? state.run : viewed.slots;
+}
+
+/** Takes the first runs of the view, and tells those who listen where these are shown. */
+export function setViewed(ids) {
+  const before = selectedRuns();
+  const kept = viewed.slots.map((id) => (ids.includes(id) ? id : ""));
+  viewed.slots = placed(
+    kept,
+    ids.filter((id) => !kept.includes(id)),
+  );
+  haveViewed();
+  if (String(before) !== String(selectedRuns())) tell(new Set(["run"]));
+}
+
+/** Returns the ids of the runs that were chosen one by one. */
+export function chosenRuns() {
   return state.run.filter(Boolean);
+}
+
+/** Returns the ids of the runs that charts show, also those that are switched off. */
+export function selectedRuns() {
+  return slotsNow().filter(Boolean);
 }
 
 /** Returns the ids of the selected runs that are not switched off. */
@@ -209,35 +287,53 @@ export function visibleRuns() {
   return selectedRuns().filter((id) => !state.off.includes(id));
 }
 
+/** Returns places in which ids have taken the first free ones. */
+function placed(slots, ids) {
+  const found = [...slots];
+  for (const id of ids) {
+    const hole = found.indexOf("");
+    if (hole < 0) found.push(id);
+    else found[hole] = id;
+  }
+  while (found.length && !found.at(-1)) found.pop();
+  return found;
+}
+
 /** Selects runs, or takes them out; the others keep their colours. */
 export function selectRuns(ids, isOn) {
-  const slots = [...state.run];
-  for (const id of ids) {
-    const at = slots.indexOf(id);
-    if (isOn && at < 0) {
-      const hole = slots.indexOf("");
-      if (hole < 0) slots.push(id);
-      else slots[hole] = id;
-    } else if (!isOn && at >= 0) {
-      slots[at] = "";
-    }
-  }
-  while (slots.length && !slots.at(-1)) slots.pop();
-  update({ run: slots });
+  // Where none was chosen, all of the view were shown: what is taken out is left out of these.
+  const slots = isOn ? [...state.run] : [...slotsNow()];
+  const run = isOn
+    ? placed(
+        slots,
+        ids.filter((id) => !slots.includes(id)),
+      )
+    : placed(
+        slots.map((id) => (ids.includes(id) ? "" : id)),
+        [],
+      );
+  update({ run });
 }
 
-/** Returns colour and dash of a run, the same in every view. Runs beyond the palette repeat it with dashes. */
-export function styleOf(id, isDarkNow) {
-  return styleOfSlot(Math.max(0, state.run.indexOf(id)), isDarkNow);
+/** The colours of runs by a field of theirs, while one is chosen. */
+const hues = new Map();
+
+/** Takes the colours of runs by a field; without one, each run has its own. */
+export function setHues(found) {
+  if (JSON.stringify([...found]) === JSON.stringify([...hues])) return;
+  hues.clear();
+  for (const [id, color] of found) hues.set(id, color);
+  tell(new Set(["hues"]));
 }
 
-/** Returns colour and dash of the line of a number. */
-export function styleOfSlot(slot, isDarkNow) {
-  const palette = isDarkNow ? PALETTE_DARK : PALETTE_LIGHT;
-  return {
-    color: palette[slot % palette.length],
-    dash: DASHES[Math.floor(slot / palette.length) % DASHES.length],
-  };
+/** Returns the colour of a run, the same in every view: of its field, or its own. */
+export function colorOf(id, isDarkNow) {
+  return hues.get(id) ?? colorOfSlot(Math.max(0, slotsNow().indexOf(id)), isDarkNow);
+}
+
+/** Returns the colour of the line of a number; those beyond the palette are grey. */
+export function colorOfSlot(slot, isDarkNow) {
+  return (isDarkNow ? PALETTE_DARK : PALETTE_LIGHT)[slot] ?? CONTEXT[Number(isDarkNow)];
 }
 
 /** How many numbers a list holds for a name: the name itself may look like more of them. */

@@ -15,7 +15,8 @@ from destinations.run_directory.layout import journal_path
 from destinations.run_directory.metrics_csv import MetricsCsv
 from destinations.runs.content.follow import Follower
 from destinations.runs.content.rank_reader import RankReader
-from destinations.runs.content.sources import ReadPosition, RewoundError, items_of
+from destinations.runs.move.ledger import ReadPosition
+from destinations.runs.move.stored import RewoundError, records_of
 from destinations.viewer.columns import ColumnCache
 from events import State
 from tests.effort import times
@@ -107,7 +108,7 @@ class Sender:
         """Returns whether what was given still belongs, and takes what is new if it does."""
         position = ReadPosition(**json.loads(self.position))
         try:
-            new = [value for item in items_of(self.run_dir, position) for value in item.metrics.values()]
+            new = [value for item in records_of(self.run_dir, position) for value in item.metrics.values()]
         except RewoundError:
             self.begin()
             return False

@@ -13,7 +13,8 @@ from destinations.run_directory import read_rows
 from destinations.run_directory.metrics_csv import MetricsCsv
 from destinations.runs import Run, open_runs
 from destinations.runs.content.series import run_blocks
-from destinations.runs.content.sources import ReadPosition, items_of
+from destinations.runs.move.ledger import ReadPosition
+from destinations.runs.move.stored import records_of
 from destinations.runs.summary import computed_summary
 from tests.test_destinations.run_directory.test_parts import Hasty, Writer
 from tests.test_destinations.runs.written import Written
@@ -53,7 +54,7 @@ READINGS = {
     "blocks": lambda run_dir: [
         step for block in run_blocks(run_dir) for step in block.step[block.columns["loss"][1]].tolist()
     ],
-    "send": lambda run_dir: [item.step for item in items_of(run_dir, ReadPosition())],
+    "send": lambda run_dir: [item.step for item in records_of(run_dir, ReadPosition())],
     "series": lambda run_dir: Run.open(run_dir).series("loss").step.tolist(),
     "summary": lambda run_dir: list(range(computed_summary(run_dir, 0)["loss"].count)),
 }

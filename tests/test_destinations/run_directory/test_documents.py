@@ -197,7 +197,7 @@ def test_the_environment_is_described_without_secrets(tmp_path):
     }
     assert json.loads((tmp_path / "run" / "sidecar.json").read_text())["ranks"] == data["ranks"]
     assert {"host", "pid", "user", "git", "python", "cpu", "gpus"} <= data.keys()
-    assert data["packages"]["torch"] == importlib.metadata.version("torch")
+    assert data["packages"]["numpy"] == importlib.metadata.version("numpy")
     assert json.loads((tmp_path / "run" / "sidecar.json").read_text())["tags"] == ["sweep:70"]
 
 

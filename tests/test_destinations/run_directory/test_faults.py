@@ -14,8 +14,6 @@ import threading
 from pathlib import Path
 
 import pytest
-import torch
-from torch.utils.data import DataLoader
 
 from destinations import RunDirectory
 from destinations.background import PeriodicThread
@@ -707,7 +705,7 @@ print("rows", read_series(run, "a") == [(step, float(step)) for step in range(40
     assert "PermissionError" in lines[0]
 
 
-class LogsInWorker(torch.utils.data.Dataset):
+class LogsInWorker:
     """A dataset whose workers log, as a careless one might."""
 
     def __init__(self, run):
@@ -723,7 +721,7 @@ class LogsInWorker(torch.utils.data.Dataset):
         return index
 
 
-class HoldsTheDestination(torch.utils.data.Dataset):
+class HoldsTheDestination:
     """A dataset that takes the destination along to its workers, and logs there."""
 
     def __init__(self, destination):
@@ -746,10 +744,11 @@ def test_forked_workers_write_nothing_and_hang_nowhere(drive, tmp_path):
 
     What a worker logs is left out, the parent's rows are not.
     """
+    data = pytest.importorskip("torch.utils.data")
     run = drive(flush_seconds=0.001).fit()
 
     for round_ in range(3):
-        loader = DataLoader(LogsInWorker(run), num_workers=2, multiprocessing_context="fork")
+        loader = data.DataLoader(LogsInWorker(run), num_workers=2, multiprocessing_context="fork")
         for batch, _ in enumerate(loader):
             run.log({"a": 1.0}, round_ * 8 + batch)
     run.close()
@@ -761,6 +760,7 @@ def test_forked_workers_write_nothing_and_hang_nowhere(drive, tmp_path):
 
 def test_the_first_forked_worker_that_logs_says_that_it_writes_nothing(tmp_path):
     """It says so once for the run: each epoch of a DataLoader forks workers of its own."""
+    pytest.importorskip("torch")
     code = """
 import sys
 from torch.utils.data import DataLoader, Dataset
@@ -798,8 +798,10 @@ def test_spawned_workers_write_nothing(drive, tmp_path):
 
     Logging there is refused, and harms nothing.
     """
+    data = pytest.importorskip("torch.utils.data")
     run = drive(flush_seconds=0.001).fit()
-    loader = DataLoader(HoldsTheDestination(run.destination), num_workers=1, multiprocessing_context="spawn")
+    workers = {"num_workers": 1, "multiprocessing_context": "spawn"}
+    loader = data.DataLoader(HoldsTheDestination(run.destination), **workers)
 
     for step, refusals in enumerate(loader):
         run.log({"a": 1.0}, step)

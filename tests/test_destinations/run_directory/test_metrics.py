@@ -9,7 +9,6 @@ from types import MappingProxyType
 
 import pandas as pd
 import pytest
-import torch
 
 from destinations import RunDirectory
 from destinations.run_directory import RunNotOpenError, read_rows, read_series
@@ -420,6 +419,7 @@ class Doubled(RunDirectory):
 
 def test_a_subclass_sees_every_call(drive, tmp_path):
     """Where a subclass has a `log_metrics` of its own, the logger calls that, tensors or not."""
+    torch = pytest.importorskip("torch")
     run = drive(kind=Doubled).fit()
     for step in range(3):
         run.log({"a": 1.5}, step)
@@ -431,6 +431,7 @@ def test_a_subclass_sees_every_call(drive, tmp_path):
 
 def test_whatever_follows_whatever_is_told_apart(drive, tmp_path):
     """Floats, integers, booleans, tensors, text and many elements may follow each other under one name."""
+    torch = pytest.importorskip("torch")
     numbers = [1.5, 7, True, 2**62, torch.tensor(2.5), torch.tensor(3), torch.tensor(False), float("inf")]  # noqa: FBT003
     bad = ["four", torch.tensor([1.0, 2.0]), None, torch.tensor(1j), 1j]
     source = random.Random(3)

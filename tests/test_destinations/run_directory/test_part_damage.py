@@ -14,8 +14,9 @@ from destinations.run_directory.layout import part_path, parts_path
 from destinations.runs import Run
 from destinations.runs.content.follow import Follower
 from destinations.runs.content.series import run_blocks
-from destinations.runs.content.sources import ReadPosition, items_of
 from destinations.runs.content.where import Where, values_where
+from destinations.runs.move.ledger import ReadPosition
+from destinations.runs.move.stored import records_of
 from destinations.runs.summary import computed_summary
 from destinations.viewer.columns import ColumnCache
 from tests.test_destinations.run_directory.test_parts import Writer, WrittenInParts, numbers
@@ -187,7 +188,7 @@ READINGS = {
     "where": lambda run_dir: [
         step for one in values_where(run_dir, "loss", Where()) for step in one.step.tolist()
     ],
-    "send": lambda run_dir: [item.step for item in items_of(run_dir, ReadPosition())],
+    "send": lambda run_dir: [item.step for item in records_of(run_dir, ReadPosition())],
     "summary": lambda run_dir: list(range(computed_summary(run_dir, 0)["loss"].count)),
     "chart": lambda run_dir: ColumnCache().read(run_dir, 0, ["loss"]).block.step.tolist(),
     "follow": lambda run_dir: [row.step for row in _polled(run_dir)],

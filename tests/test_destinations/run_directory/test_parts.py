@@ -36,9 +36,10 @@ from destinations.runs import open_runs
 from destinations.runs.content.follow import Follower
 from destinations.runs.content.rank_reader import RankReader
 from destinations.runs.content.series import read_series, run_blocks
-from destinations.runs.content.sources import ReadPosition, items_of
 from destinations.runs.content.where import Where, values_where
 from destinations.runs.errors import FilterError
+from destinations.runs.move.ledger import ReadPosition
+from destinations.runs.move.stored import records_of
 from destinations.runs.summary import computed_summary
 from destinations.viewer.columns import ColumnCache
 from events import Run, State
@@ -182,7 +183,7 @@ def written(tmp_path_factory):
 
 def rows_of_items(run_dir):
     """Returns the rows that `send` passes on."""
-    return [(item.step, item.metrics) for item in items_of(run_dir, ReadPosition())]
+    return [(item.step, item.metrics) for item in records_of(run_dir, ReadPosition())]
 
 
 def rows_of_blocks(run_dir):

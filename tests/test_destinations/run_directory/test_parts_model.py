@@ -18,8 +18,10 @@ from destinations.run_directory.layout import column_of, journal_path, part_numb
 from destinations.run_directory.metrics_csv import MetricsCsv
 from destinations.runs.content.follow import Follower
 from destinations.runs.content.series import read_series, run_blocks
-from destinations.runs.content.sources import ReadPosition, branches_of, items_of
+from destinations.runs.content.sources import branches_of
 from destinations.runs.content.where import Where, values_where
+from destinations.runs.move.ledger import ReadPosition
+from destinations.runs.move.stored import records_of
 from destinations.runs.summary import computed_summary
 from destinations.viewer import columns
 from destinations.viewer.columns import ColumnCache
@@ -220,7 +222,7 @@ def check_rows(model):
     wanted = model.source.choice(["loss", "x3"])
     having = [row.metrics for row in rows if wanted in row.metrics]
     same([row.metrics for row in last_rows(run_dir, count, wanted=[wanted])], having[-count:])
-    same(values_of([(item.step, item.metrics) for item in items_of(run_dir, ReadPosition())]), expected)
+    same(values_of([(item.step, item.metrics) for item in records_of(run_dir, ReadPosition())]), expected)
     found = [row for block in run_blocks(run_dir) for row in rows_of(block)]
     as_floats = [(step, {k: list(map(float, one)) for k, one in by.items()}) for step, by in expected]
     same(values_of(found), as_floats)

@@ -9,15 +9,15 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 import yaml
 
+import events
 from destinations import RunDirectory
 from destinations.history.sessions import read_sessions
 from destinations.run_directory import RunExistsError, RunInUseError, RunPathError, read_rows, read_series
 from destinations.run_directory.folder import WriterLock, check_path
 from destinations.runs import Run as Opened
-from events import Event, Run, Timestamp, Trainer
+from events import Event, Run, Timestamp
 from tests.test_destinations.run_directory.conftest import steps_left
 
 
@@ -377,10 +377,11 @@ def test_what_is_done_with_a_folder_that_holds_a_completed_run(tmp_path, caplog)
 
 def test_a_second_trainer_of_a_process_leaves_the_rows_of_the_first(tmp_path):
     """As in another process, a completed run keeps its rows and hyperparameters; the second is beside it."""
+    torch = pytest.importorskip("torch")
     for lr in (0.1, 0.2):
         net = torch.nn.Linear(1, 1)
         data = [(torch.ones(1, 1), torch.ones(1, 1))] * 2
-        trainer = Trainer(
+        trainer = events.Trainer(
             net,
             data,
             optimizers=torch.optim.SGD(net.parameters(), lr),
@@ -553,12 +554,13 @@ def test_run_that_lost_records_is_not_completed(tmp_path, monkeypatch):
 @pytest.mark.parametrize("options", [{"autoresume": True}, {"if_exists": "resume"}])
 def test_a_completed_run_of_another_process_is_continued_as_asked(tmp_path, options):
     """The caller asks by `autoresume`, or by the choice of the folder."""
+    torch = pytest.importorskip("torch")
     folder = tmp_path / "run"
     assert log_in_another_process(folder).returncode == 0
     kinds = {key: options[key] for key in options if key == "if_exists"}
     more = {key: options[key] for key in options if key == "autoresume"}
 
-    trainer = Trainer(
+    trainer = events.Trainer(
         torch.nn.Linear(1, 1),
         run_name="mine",
         save_folder=str(tmp_path / "checkpoints"),

@@ -6,13 +6,13 @@ import subprocess
 import sys
 
 import pytest
-import torch
 
+import events
 from destinations import RunDirectory
 from destinations.adapters.session import Session
 from destinations.history.aggregate import Aggregate
 from destinations.run_directory import read_rows, read_series
-from events import CheckpointSaver, Run, Trainer
+from events import Run
 from tests.test_destinations.run_directory.conftest import steps_left
 
 
@@ -113,11 +113,12 @@ def test_a_row_without_a_step_of_its_own_abandons_nothing(tmp_path):
 
 def trainer_of(tmp_path, *, duration, **options):
     """Returns a Trainer of a small model, which saves in `tmp_path / "checkpoints"` every five batches."""
+    torch = pytest.importorskip("torch")
     torch.manual_seed(0)
     data = torch.utils.data.TensorDataset(torch.zeros(40, 2), torch.zeros(40, 1))
     model = torch.nn.Linear(2, 1)
-    saver = CheckpointSaver(tmp_path / "checkpoints", save_interval="5ba", keep=10)
-    return Trainer(
+    saver = events.CheckpointSaver(tmp_path / "checkpoints", save_interval="5ba", keep=10)
+    return events.Trainer(
         model,
         torch.utils.data.DataLoader(data, batch_size=4),
         loss_fn=torch.nn.functional.mse_loss,
@@ -153,6 +154,7 @@ def test_a_trainer_that_continues_from_a_checkpoint_replaces_rows_of_its_own_wri
 
 def test_a_trainer_that_evaluates_a_checkpoint_abandons_nothing(tmp_path):
     """An earlier checkpoint is evaluated after a later one: both evaluations stay."""
+    torch = pytest.importorskip("torch")
     with trainer_of(tmp_path, duration="10ba") as trainer:
         trainer.fit()
     folder = tmp_path / "run" / "writers" / "student"

@@ -167,6 +167,7 @@ def test_a_spike_of_one_value_is_seen():
 
 def test_a_figure_is_a_picture_in_a_notebook_where_pyplot_was_never_imported(tmp_path):
     """What shows figures of matplotlib in a notebook is otherwise set up by an import of pyplot."""
+    pytest.importorskip("IPython")
     code = (
         "import sys\n"
         "from IPython.core.formatters import DisplayFormatter\n"

@@ -15,6 +15,7 @@ from destinations.runs.index.scan import ScanChange
 from destinations.runs.order import MISSING, key_of, label_of, sort_rows
 from destinations.runs.record import FIELDS, RunRecord, is_terminal, status_of
 from destinations.runs.runs import Runs
+from destinations.runs.views import RunView
 from destinations.viewer.catalog import Catalog
 from tests.test_destinations.runs.folders import HOUR, NOW, clock, write_run
 
@@ -112,19 +113,19 @@ def test_the_server_and_a_site_have_the_same_order_and_groups_in_each_column(run
     ]
     columns = [name for name in COLUMNS if "." not in name or name in cells]
 
-    orders = catalog.orders(records, cells)["columns"]
+    orders, _ = catalog.orders(records, cells)
 
     for name in columns:
         labels = orders[name]["labels"]
         for sort, direction in ((name, "up"), (f"-{name}", "down")):
-            rows = catalog.page(sort=sort, archived=None)["rows"]
+            rows = catalog.page(RunView(sort=sort, archived=None))["rows"]
             places = orders[name][direction]
             assert [row["run_id"] for row in rows] == [records[place].run_id for place in places], sort
         counted = [
             (label, len(list(group)))
             for label, group in itertools.groupby(labels[p] for p in orders[name]["up"])
         ]
-        groups = catalog.groups(name, archived=None)["groups"]
+        groups = catalog.groups(RunView(group=(name,), archived=None))["groups"]
         assert [(group["label"], group["total"]) for group in groups] == counted, name
 
 
@@ -178,7 +179,7 @@ def test_a_row_tells_none_from_a_missing_hyperparameter(runs_of):
     """The table shows the one as none, and nothing for the other."""
     catalog = Catalog(runs_of([{"hparams": {"x": None}}, {}]), clock=clock)
 
-    rows = catalog.page(sort="hparams.x", columns=["hparams.x"])["rows"]
+    rows = catalog.page(RunView(sort="hparams.x"), columns=["hparams.x"])["rows"]
 
     assert [row["values"] for row in rows] == [{"hparams.x": None}, {}]
 
@@ -193,7 +194,7 @@ def test_runs_are_sorted_by_their_duration(runs_of):
         ]
     )
 
-    found = [row["duration"] for row in Catalog(runs, clock=clock).page(sort="duration")["rows"]]
+    found = [row["duration"] for row in Catalog(runs, clock=clock).page(RunView(sort="duration"))["rows"]]
 
     assert found == [10.0, 99.0, 500.0]
     assert [run.run_id for run in runs.query(where="duration > 50 and age < 600")] == ["r2", "r1"]
@@ -212,7 +213,7 @@ def test_the_status_that_is_shown_is_filtered_sorted_grouped_and_counted(tmp_pat
         time[0] = NOW + HOUR
 
         after = runs.count_by("status")
-        rows = catalog.page(sort="status")["rows"]
+        rows = catalog.page(RunView(sort="status"))["rows"]
         killed = runs.query(status="killed")
 
     assert (before, after) == ({"completed": 4, "running": 4}, {"completed": 4, "killed": 4})

@@ -2,7 +2,6 @@
 
 import functools
 import io
-import json
 import math
 
 import pytest
@@ -207,21 +206,6 @@ def test_an_evaluation_prints_its_progress_in_tenths_then_all_its_metrics():
     ]
 
 
-def test_an_evaluation_shorter_than_ten_batches_marks_each():
-    """Of three batches, two are marks and the third is the end."""
-    console = Console(stream=io.StringIO())
-    run = DryRun(console)
-    run.init()
-
-    run.evaluate(batches=3)
-
-    assert headers(console._stream.getvalue().splitlines()) == [
-        "[Eval batch=1/3] Eval on eval data",
-        "[Eval batch=2/3] Eval on eval data",
-        "[Eval batch=3/3] Eval on eval data:",
-    ]
-
-
 def test_an_empty_evaluation_prints_its_end():
     """An evaluation dataloader without a batch is no error."""
     console = Console(stream=io.StringIO())
@@ -401,22 +385,6 @@ def test_a_long_table_is_cut():
         "| 1 |",
         "(3 more rows)",
     ]
-
-
-def test_a_printed_table_reads_back():
-    """The columns and rows can be had from the lines again."""
-    console = Console(stream=io.StringIO())
-    run = DryRun(console)
-    run.init()
-    rows = [[1, "a b"], [22, "c"]]
-
-    run.logger.log_table(["n", "text"], rows)
-    run.close()
-
-    lines = [line for line in console._stream.getvalue().splitlines() if line.startswith("| ")]
-    cells = [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in lines]
-    assert cells[0] == ["n", "text"]
-    assert [[json.loads(n), text] for n, text in cells[2:]] == rows
 
 
 def test_texts_and_traces():

@@ -83,8 +83,8 @@ def test_a_run_that_comes_changes_and_goes_is_reported(looker, root):
     gone = looker.news(changed["version"])
 
     run_id = looker.id_of(run)
-    assert (came["table"], came["runs"]) == (True, {run_id: {"record": True}})
-    assert (changed["table"], changed["runs"]) == (True, {run_id: {"record": True}})
+    assert (came["table"], came["runs"]) == (True, {run_id: {"record": True, "order": True}})
+    assert (changed["table"], changed["runs"]) == (True, {run_id: {"record": True, "order": True}})
     assert (gone["table"], gone["runs"]) == (True, {run_id: {"gone": True}})
 
 
@@ -100,7 +100,7 @@ def test_a_killed_run_is_told_to_be_dead_after_its_threshold(looker, root):
     (row,) = [row for row in looker.catalog.page()["rows"] if row["name"] == "killed"]
 
     assert before is None
-    assert after["runs"] == {looker.id_of(run): {"record": True}}
+    assert after["runs"] == {looker.id_of(run): {"record": True, "order": True}}
     assert (row["status"], row["alive"]) == ("killed", False)
 
 
@@ -110,7 +110,7 @@ def test_an_edit_by_another_program_is_reported(looker, root):
         others.edit("old", tags=["new"])
         os.utime(root / "old", (NOW - HOUR, NOW - HOUR))
 
-    assert looker.news()["runs"] == {looker.id_of(root / "old"): {"record": True}}
+    assert looker.news()["runs"] == {looker.id_of(root / "old"): {"record": True, "order": True}}
 
 
 def test_a_version_of_another_server_is_answered_with_everything(looker):
@@ -121,6 +121,7 @@ def test_a_version_of_another_server_is_answered_with_everything(looker):
             "table": True,
             "all": True,
             "runs": {},
+            "fields": "",
         }
 
 
@@ -173,7 +174,7 @@ def test_an_edit_on_the_page_wakes_other_pages(root):
         page.request("PATCH", f"/api/runs/{run_id}", body={"note": "new"})
         waiting.join(60)
 
-    assert found[0]["runs"] == {run_id: {"record": True}}
+    assert found[0]["runs"] == {run_id: {"record": True, "order": True}}
 
 
 def test_the_thread_ends_with_the_viewer(root):
@@ -200,7 +201,7 @@ def test_a_page_that_asks_while_the_server_ends_is_answered_at_once(looker):
 
     answer = asyncio.run(asyncio.wait_for(looker.changes.wait(looker.version, (), 3600), 60))
 
-    assert answer == {"version": looker.version, "table": False, "runs": {}}
+    assert answer == {"version": looker.version, "table": False, "runs": {}, "fields": ""}
 
 
 def test_only_live_runs_are_looked_into(looker, root, monkeypatch):

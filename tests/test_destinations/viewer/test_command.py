@@ -110,7 +110,6 @@ def test_the_usual_port_may_be_taken(root):
     [
         ("starlette", 'pip install "training-destinations[viewer]"'),
         ("uvicorn", 'pip install "training-destinations[viewer]"'),
-        ("plotly", 'pip install "training-destinations[viewer]"'),
     ],
 )
 def test_a_missing_package_is_named_with_what_to_install(root, missing, text):

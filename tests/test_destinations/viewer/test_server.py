@@ -527,7 +527,7 @@ def test_a_band_has_median_extremes_and_straggler(tmp_path):
     assert band["high"] == [step + 5.0 for step in range(10)]
     assert (band["straggler"]["run"], round(band["straggler"]["distance"], 6)) == (ids[2], 4.9)
     assert [one["label"] for one in each] == ["0", "1", "2"]
-    assert "one of group, over and ranks" in wrong["error"]
+    assert "one of group, over, ranks and split" in wrong["error"]
 
 
 def test_the_extremes_of_a_band_are_those_of_the_values(tmp_path):

@@ -67,10 +67,10 @@ def test_every_export_is_used_elsewhere():
 
 
 def test_the_page_names_only_files_that_are_there():
-    """Each file that index.html loads is beside it, or is Plotly's."""
+    """Each file that index.html loads is beside it."""
     page = (STATIC / "index.html").read_text(encoding="utf-8")
     for name in re.findall(r'(?:src|href)="static/([^"]+)"', page):
-        assert name == "plotly.min.js" or (STATIC / name).is_file(), name
+        assert (STATIC / name).is_file(), name
     assert not re.search(r"<style|<script(?![^>]*\bsrc=)|\son\w+=|https?://", page)
 
 

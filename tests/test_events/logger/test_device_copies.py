@@ -101,20 +101,6 @@ def test_a_value_on_a_device_arrives_when_it_has_landed():
     assert run.clock.slept == 0
 
 
-def test_values_keep_their_place_among_the_others():
-    """The dict arrives in the caller's order, in one piece."""
-    run = Setup()
-
-    run.logger.log_metrics(
-        {"a": OnDevice(1.0), "b": 2, "c": {"d": OnDevice(value=True)}, "e": torch.tensor(3)}
-    )
-    run.device.land()
-    run.logger.poll()
-
-    ((_, metrics, *_),) = run.received.calls
-    assert list(metrics.items()) == [("a", 1.0), ("b", 2), ("c/d", True), ("e", 3)]
-
-
 def test_a_value_changed_right_after_the_call_arrives_as_it_was():
     """An optimizer step in place does not reach what was logged."""
     run = Setup()

@@ -3,8 +3,6 @@
 A destination that keeps failing is parked.
 """
 
-import logging
-
 import pytest
 
 from destinations import LoggerDestination
@@ -298,17 +296,6 @@ def test_ctrl_c_in_a_destination_is_not_its_failure():
         _log(logger, 1)
 
     assert logger.faults.counts == {}
-
-
-def test_nothing_is_reported_where_nothing_went_wrong(caplog):
-    """There is no summary."""
-    caplog.set_level(logging.DEBUG)
-    logger = _logger(Receives())
-    _log(logger, 3)
-
-    logger.report_faults()
-
-    assert caplog.records == []
 
 
 def test_a_parked_destination_still_gets_files_and_hyperparameters(tmp_path):

@@ -321,15 +321,6 @@ def test_hyperparameters_are_plain_and_hold_no_secret(state):
     assert hyperparameters["wandb"] == {"api_key": "xyz"}
 
 
-def test_hyperparameters_without_names_are_one_value(state):
-    """Other loggers do the same."""
-    destination = Records()
-
-    Logger(state, destination).log_hyperparameters(5)
-
-    assert destination.calls[0][1] == ({"value": 5},)
-
-
 # Files
 # -----------------------------------------------------------------------------------------------------------
 

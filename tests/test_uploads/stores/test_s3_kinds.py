@@ -448,6 +448,19 @@ def test_an_empty_answer_is_no_empty_bucket(proxy, at_proxy, moto, prefix, make_
     assert (moto.open_uploads(prefix), notes.exists()) == (1, True)
 
 
+def test_a_probe_whose_answer_was_cut_says_nothing_of_the_server(proxy, at_proxy):
+    """The second put was refused, and the first line of the answer alone came: the next probe knows."""
+    cut = Answer(200, "", (("x-amz-request-id", "1"),), after_forwarding=True)
+    answers = iter([None, cut])
+    proxy.plan = lambda request: next(answers, None) if request.method == "PUT" else None
+    store = open_store(at_proxy)
+
+    with pytest.raises(StoreError, match="without ETag"):
+        store.refuses_overwrite()
+
+    assert store.refuses_overwrite()
+
+
 @pytest.mark.parametrize("keys", ["", "<IsTruncated>false</IsTruncated><KeyCount>2</KeyCount>"])
 def test_an_answer_without_its_listing_is_no_empty_listing(proxy, at_proxy, keys):
     """Though it is the store's: a connection that is cut or damaged on the way leaves status and headers."""

@@ -417,6 +417,8 @@ class S3Store:
                     Bucket=self.bucket, Key=self._key(name), Body=b"probe", IfNoneMatch="*"
                 )
                 check_sender(f"probe {self.uri()}", answer)
+                # An answer that was cut to its head does not say that the second put was carried out.
+                required(f"probe {self.uri()}", answer, "ETag")
 
         try:
             self._signed_if_wanted(send)

@@ -51,12 +51,6 @@ def test_show_has_a_line_for_each_writer(root):
     }
 
 
-def test_show_says_nothing_of_writers_where_there_are_none(root):
-    """As before."""
-    assert "writers" not in run_command(root, "show", "alone").splitlines()
-    assert "writers" not in json.loads(run_command(root, "show", "alone", "--json"))
-
-
 def test_states_of_writers_that_live_were_killed_or_just_begin(tmp_path):
     """Each is its own, whatever the trainer is."""
     folder = tmp_path / "run"

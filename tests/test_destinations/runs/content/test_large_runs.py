@@ -10,8 +10,9 @@ import pytest
 
 from destinations.history.snapshot import last_rows, read_rows
 from destinations.runs import Run
-from destinations.runs.content.sources import ReadPosition, items_of
 from destinations.runs.files import json_lines
+from destinations.runs.move.ledger import ReadPosition
+from destinations.runs.move.stored import records_of
 from tests.test_destinations.runs.folders import write_run
 from tests.test_destinations.runs.foreign_runs import command
 from tests.test_destinations.runs.written import Written
@@ -103,7 +104,7 @@ def test_a_run_is_sent_without_holding_it(large):
     before = bytes_read()
     tracemalloc.start()
     try:
-        items = list(itertools.islice(items_of(large, ReadPosition()), 1000))
+        items = list(itertools.islice(records_of(large, ReadPosition()), 1000))
         _, most = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

@@ -383,3 +383,23 @@ def test_a_place_without_runs_says_what_can_be_imported(tmp_path, place, given, 
 
     with pytest.raises(SourceError, match=message):
         import_runs(tmp_path / place, tmp_path / "runs", **given)
+
+
+def test_an_import_without_the_package_of_its_source_names_it(tmp_path, monkeypatch):
+    """Nothing is written."""
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    (tmp_path / "run-one.wandb").write_bytes(b"")
+
+    with pytest.raises(ImportError, match="the import from wandb needs the package 'wandb'"):
+        import_runs(tmp_path / "run-one.wandb", tmp_path / "runs")
+
+    assert not (tmp_path / "runs").exists()
+
+
+def test_fractions_of_epochs_are_kept(tmp_path):
+    """The rows have them, and those of whole epochs stay whole."""
+    rows = [Values({"a": 1.0}, step, NOW, epoch=epoch) for step, epoch in ((0, 0.5), (1, 1.0))]
+
+    write(tmp_path / "runs", source_run(*rows))
+
+    assert [row.epoch for row in read_rows(tmp_path / "runs/mine")] == [0.5, 1]

@@ -449,7 +449,7 @@ def test_what_a_destination_refuses_is_reported_and_tried_again(tmp_path):
 
 
 def test_files_that_are_gone_are_reported(tmp_path):
-    """So is one that an index names outside of the run."""
+    """So is one that an index names outside of the run; a damaged line is a failure, a torn one is not there yet."""
     run = write_run(tmp_path / "a", range(3))
     (tmp_path / "secret.mp4").write_bytes(b"secret")
     (tmp_path / "a/media.jsonl").write_text(
@@ -469,7 +469,19 @@ def test_files_that_are_gone_are_reported(tmp_path):
         "file '../secret.mp4' of a record is not in the folder of its run.",
     ]
     assert destination.of("log_video") == []
-    assert report.failure_count == 0
+    assert report.failures == [f"{run.run_id}: 1 damaged lines of media.jsonl"]
+
+
+def test_a_damaged_line_is_said_once_and_the_rest_is_not_sent_again(tmp_path):
+    """To try again would not mend it."""
+    run = write_run(tmp_path / "a", range(3))
+    (tmp_path / "a/texts.jsonl").write_text("damaged\n")
+
+    first = send(run, f"run:{tmp_path / 'to'}", cache=tmp_path)
+    second = send(run, f"run:{tmp_path / 'to'}", cache=tmp_path)
+
+    assert (first.values, first.failures) == (6, [f"{run.run_id}: 1 damaged lines of texts.jsonl"])
+    assert (second.values, second.unchanged, second.failures) == (0, 1, [])
 
 
 @pytest.mark.parametrize("text", ["tensorboard", "run:", "neptune:x", ""])
@@ -546,6 +558,8 @@ def test_what_was_deleted_is_sent_anew(tmp_path):
 @pytest.mark.parametrize("name", ["thesis.tex", ".git/HEAD"])
 def test_what_was_put_beside_a_copy_stays(tmp_path, kind, name):
     """Where everything is sent again, nothing is removed if anything is there that was not sent."""
+    if kind == "tensorboard":
+        pytest.importorskip("tensorboard")
     run = write_run(tmp_path / "a", range(3))
     send(run, f"{kind}:{tmp_path / 'to'}", cache=tmp_path)
     (tmp_path / "to/a" / name).parent.mkdir(exist_ok=True)

@@ -8,7 +8,9 @@ import pytest
 from destinations import InMemory, RunDirectory
 from destinations.run_directory import read_rows
 from destinations.runs import Run
-from destinations.runs.content.sources import ReadPosition, branches_of, items_of
+from destinations.runs.content.sources import branches_of
+from destinations.runs.move.ledger import ReadPosition
+from destinations.runs.move.stored import records_of
 from destinations.runs.send import SendingError, send
 from destinations.runs.send.replay import replay
 from destinations.testing import RecordingDestination
@@ -170,17 +172,17 @@ def test_a_trainer_that_has_metrics_of_the_name_of_a_writer(tmp_path):
 def test_a_position_has_a_place_for_each_writer(run):
     """What is new of one is yielded, whatever the others have."""
     position = ReadPosition()
-    first = [(item.writer, item.step) for item in items_of(run.path, position)]
+    first = [(item.writer, item.step) for item in records_of(run.path, position)]
     with Written(run.path, writer="probe") as probe:
         probe.log({"norm": 5.0}, 1)
     with Written(run.path, writer="new") as new:
         new.log({"norm": 6.0}, 1)
 
-    second = [(item.writer, item.metrics) for item in items_of(run.path, position)]
+    second = [(item.writer, item.metrics) for item in records_of(run.path, position)]
 
     assert first == [("", 1), ("eval", 1), ("", 2), ("probe", 1), ("eval", 3), ("eval", 0), ("probe", 2)]
     assert second == [("probe", {"norm": 5.0}), ("new", {"norm": 6.0})]
-    assert list(items_of(run.path, position)) == []
+    assert list(records_of(run.path, position)) == []
     assert ReadPosition(**json.loads(json.dumps(vars_of(position)))) == position
 
 

@@ -39,7 +39,7 @@ class Opened:
         return self.page.request.get(f"{self.address}/api/{query}", max_retries=3).json()
 
     def traces(self, metric, part="line"):
-        """The data that Plotly has drawn for a metric: by run id, x and y of each trace of a kind."""
+        """What is drawn for a metric: by run id, x and y of each trace of a kind."""
         return _by_run(self.page.evaluate(_TRACES, [metric, part]), part)
 
     def until(self, condition, argument=None):
@@ -91,7 +91,7 @@ class Opened:
 
 
 _TRACES = """([metric, part]) => [...document.querySelectorAll('.chart')].filter((card) => card.dataset.metric === metric)
-    .flatMap((card) => [...(card.querySelector('.plot').data ?? [])])
+    .flatMap((card) => [...(card.querySelector('.plot')?.data ?? [])])
     .map((trace) => ({part: trace.meta?.part, run: trace.meta?.run ?? trace.meta?.band, branch: trace.meta?.branch, runs: trace.meta?.runs ?? [],
         x: [...(trace.x ?? [])], y: [...(trace.y ?? [])], color: trace.line?.color, dash: trace.line?.dash}))
     .filter((trace) => part === null || trace.part === part)"""

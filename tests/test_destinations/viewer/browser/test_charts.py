@@ -1,4 +1,4 @@
-"""Charts in a real browser: what Plotly has drawn, not only what is in the DOM."""
+"""Charts in a real browser: what is drawn, and what is held of it."""
 
 import csv
 import io
@@ -29,9 +29,9 @@ def show(opened, *names, more=""):
 
 
 def axis_range(opened, metric):
-    """The range of the x axis that Plotly shows."""
+    """The range of the x axis that is shown."""
     return opened.page.evaluate(
-        "(metric) => [...document.querySelectorAll('.chart')].find((card) => card.dataset.metric === metric).querySelector('.plot')._fullLayout.xaxis.range",
+        "(metric) => [...document.querySelectorAll('.chart')].find((card) => card.dataset.metric === metric).querySelector('.plot').layout.xaxis.range",
         metric,
     )
 
@@ -39,7 +39,6 @@ def axis_range(opened, metric):
 def test_two_selected_runs_are_two_lines(opened):
     """Two runs that are selected in the table are two lines of the values that were logged, each in its colour."""
     page = opened.page
-    assert page.evaluate("typeof Plotly") == "undefined", "it is large, and loaded with the first chart"
     ids = [opened.id_of("alpha"), opened.id_of("beta")]
     for one in ids:
         page.locator(f'.grid-row[data-run="{one}"] .pick input').check()
@@ -104,8 +103,8 @@ def test_a_zoom_on_wall_time_has_milliseconds(opened):
     show(opened, "alpha", more="&x=time")
     opened.drawn("loss")
     opened.page.evaluate(
-        """() => Plotly.relayout(document.querySelector('.chart[data-metric=loss] .plot'),
-            {'xaxis.range[0]': '2026-01-02 03:04:05.125', 'xaxis.range[1]': '2026-01-02 03:04:05.625'})"""
+        "() => document.querySelector('.chart[data-metric=loss] .plot')"
+        ".layout.onzoom({x: [1767323045.125, 1767323045.625], y: null})"
     )
     zoom = opened.until("() => decodeURIComponent(location.hash).match(/zoom=([^~]+)~([^~]+)/)?.slice(1)")
     assert [float(end) % 1 for end in zoom] == pytest.approx([0.125, 0.625])
@@ -169,7 +168,7 @@ def test_band_over_seeds(opened):
     """Runs alike but for the seed become a band of min, median and max; the straggler is named."""
     show(opened, "alpha", "seed2", "seed3")
     opened.drawn("loss", 3)
-    opened.page.select_option("#band", "over:hparams.seed")
+    opened.page.select_option("#band", "range")
     opened.until(
         "() => document.querySelector('.chart[data-metric=loss] .plot').data?.some((one) => one.meta.part === 'median')"
     )
@@ -422,7 +421,7 @@ def test_explore_has_a_log_axis_for_rates_and_ticks_at_their_values(opened):
     opened.go(f"explore?sx=hparams.lr&sy=summary.loss&run={alpha}")
     opened.until("() => document.querySelector('#scatter').data?.[0].x.length === 4")
     axis = "document.querySelector('#scatter').layout.xaxis"
-    assert page.evaluate(f"[{axis}.type, {axis}.tickvals]") == ["linear", [0.01, 0.1]]
+    assert page.evaluate(f"[{axis}.type, {axis}.ticks.map(([value]) => value)]") == ["linear", [0.01, 0.1]]
     assert page.evaluate("document.querySelector('#scatter').data[0].customdata.at(-1)") == alpha
     opened.go("explore?sx=summary.loss&sy=summary.loss")
     opened.until(f"() => {axis}.type === 'log'")

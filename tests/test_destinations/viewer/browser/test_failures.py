@@ -68,7 +68,7 @@ def two_runs(root):
 # Which request fails, with which status, in which view, and what is shown in the end: one for each kind of request.
 REQUESTS = [
     ("**/api/fields", 500, "runs?sort=-name", ".grid-row[data-run] [data-column='summary.loss']"),
-    ("**/static/plotly.min.js", None, "charts?run={one}", ".chart .main-svg"),
+    ("**/api/selected?*", None, "charts?run={one}", ".chart .main-svg"),
     ("**/media?*", 500, "media?run={one}", ".text-record"),
     ("**/api/runs/{one}", 500, "run/{one}", ".run-page h1"),
 ]
@@ -208,7 +208,7 @@ def test_numbers_at_the_edges_of_a_double_are_drawn(served):
         for metric in ("huge", "tiny", "mixed"):
             page.wait_for_selector(f".chart[data-metric={metric}] .main-svg")
             opened.until(
-                "(metric) => document.querySelector(`.chart[data-metric=${metric}] .plot`)._fullLayout.yaxis.range.every(Number.isFinite)",
+                "(metric) => document.querySelector(`.chart[data-metric=${metric}] .plot`).layout.yaxis.range.every(Number.isFinite)",
                 metric,
             )
     opened.go("explore?sx=hparams.lr&sy=summary.huge")

@@ -72,10 +72,8 @@ def test_compare_shows_what_differs_and_where_runs_part(opened):
     show(opened, "compare")
     rows = page.locator('[data-panel="Hyperparameters"] tbody tr').all_inner_texts()
     assert [row.split() for row in rows] == [["lr", "0.1", "0.01"]]
-    weight = "(cell) => getComputedStyle(cell).fontWeight"
-    assert set(page.locator('[data-panel="Last values"] td').evaluate_all(f"(all) => all.map({weight})")) == {
-        "400"
-    }
+    best = page.locator('[data-panel="Last values"] tr', has_text="loss").locator(".best-value")
+    assert best.all_inner_texts() == ["0.005"], "the smaller loss is marked"
     assert "part at step 0, in loss" in " ".join(page.inner_text('[data-panel="Parting"]').split())
 
 
@@ -350,10 +348,10 @@ def test_paper_is_light(opened):
     opened.go(f"charts?run={opened.id_of('alpha')}")
     opened.drawn("loss")
     page.emulate_media(media="print")
-    opened.until("() => document.querySelector('.chart .plot').layout.font.color === '#1a1b1e'")
+    opened.until("() => document.querySelector('.chart .xtick text').getAttribute('fill') === '#5d5f66'")
     assert page.evaluate("getComputedStyle(document.body).color") == "rgb(26, 27, 30)"
     assert not page.locator("#header").is_visible()
     assert not page.locator(".sidebar").is_visible()
     page.emulate_media(media="screen")
-    opened.until("() => document.querySelector('.chart .plot').layout.font.color === '#ececef'")
+    opened.until("() => document.querySelector('.chart .xtick text').getAttribute('fill') === '#a2a5ad'")
     page.emulate_media(media="null")

@@ -149,8 +149,8 @@ def test_columns_without_a_dot(opened):
 def test_groups(opened):
     """Groups begin folded, with mean and deviation; one is opened, also after a reload, and selected as a whole."""
     page = opened.page
-    page.get_by_role("button", name="Group").click()
-    page.get_by_role("button", name="hparams.lr").click()
+    page.click("#group")
+    page.get_by_label("hparams.lr").check()
     page.wait_for_selector(".group-row")
     groups = page.locator(".group-row").all_inner_texts()
     assert [text.split()[:2] for text in groups] == [["lr", "0.01"], ["lr", "0.1"], ["lr", "\N{EN DASH}"]]

@@ -51,7 +51,7 @@ def test_a_site_from_a_file_shows_table_charts_and_media(new_page, site):
     assert lines[alpha]["y"] == [1 / (1 + step) for step in range(200)]
     page.select_option("#x-axis", "relative")
     opened.until(
-        "() => document.querySelector('.chart[data-metric=loss] .plot').layout.xaxis.title.text === 'seconds'"
+        "() => document.querySelector('.chart[data-metric=loss] .plot').layout.x.title === 'seconds'"
     )
     page.select_option("#x-axis", "step")
     opened.go(f"charts?run={alpha}&zoom=50~60~~~loss")
@@ -89,7 +89,7 @@ def test_a_site_from_a_file_shows_table_charts_and_media(new_page, site):
     opened.go(f"explore?run={alpha}")
     opened.until("() => document.querySelector('#scatter').data?.[0].x.length > 0")
     page.wait_for_selector(".importance :text('An exported site does not say which')")
-    page.get_by_role("combobox", name="Colours").select_option("status")
+    page.get_by_role("combobox", name="Colour").select_option("status")
     opened.until("() => document.querySelector('#colors').innerText.includes('completed')")
     assert [url for url in asked if not url.startswith(("file:", "data:", "blob:"))] == []
 

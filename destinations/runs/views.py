@@ -1,0 +1,173 @@
+"""Views of runs: which runs are shown, and how; kept by name in `views.json` beside the runs.
+
+A view has the names of the page's address: `where`, `q`, `without`, `archived`, `sort`, `group`, `column`,
+and what only the page knows, such as its colours. The page writes the file, and `--view NAME` of a command
+reads it.
+"""
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import attrs
+
+from destinations.run_directory.layout import strict_json
+from destinations.runs.errors import EditError, FilterError
+from destinations.runs.files import read_object_file
+from destinations.runs.index.filters import parse_filter
+from uploads.disk import replace_file
+
+__all__ = ["VIEWS", "RunView", "read_views", "save_view"]
+
+VIEWS = "views.json"
+_FORMAT_VERSION = 1
+_MOST_VIEWS = 200
+_MOST_NAME = 100
+_MOST_BYTES = 64 << 10
+_MAX_QUERY = 1000
+_SEARCHED = ("name", "run_id", "tags", "notes")
+
+
+@attrs.frozen
+class RunView:
+    """Which runs are shown, in which order and groups.
+
+    Attributes:
+        where: a filter; see docs/runs.md.
+        q: a text in name, id, tags or note.
+        without: statuses that are left out.
+        archived: only archived runs, or only others; None for both.
+        sort: a column, after a minus from max to min; "" for the newest first.
+        group: columns; runs with the same values stand together.
+        column: the columns that are shown; none for the usual ones.
+    """
+
+    where: str = ""
+    q: str = ""
+    without: tuple[str, ...] = ()
+    archived: bool | None = False
+    sort: str = ""
+    group: tuple[str, ...] = ()
+    column: tuple[str, ...] = ()
+
+    @classmethod
+    def parse(cls, fields: Mapping[str, Any]) -> "RunView":
+        """Returns the view with the fields of a saved one, but for those of a wrong type."""
+
+        def text(name: str) -> str:
+            return value if isinstance(value := fields.get(name), str) else ""
+
+        def texts(name: str) -> tuple[str, ...]:
+            value = fields.get(name)
+            return tuple(one for one in value if isinstance(one, str)) if isinstance(value, list) else ()
+
+        return cls(
+            text("where"),
+            text("q"),
+            texts("without"),
+            text("archived") == "1",
+            text("sort"),
+            texts("group"),
+            texts("column"),
+        )
+
+    @property
+    def sort_by(self) -> str:
+        """The column of the order."""
+        return self.sort.removeprefix("-")
+
+    @property
+    def descending(self) -> bool:
+        """Whether the order is from max to min."""
+        return self.sort.startswith("-")
+
+    def query(self) -> str:
+        """Returns the view as in the page's address."""
+        fields = attrs.asdict(self) | {"archived": "1" if self.archived else ""}
+        return urlencode({name: value for name, value in fields.items() if value}, doseq=True)
+
+    def filter(self, more: str = "") -> str | None:
+        """Returns filter, search and statuses as one filter; None where all runs match.
+
+        Args:
+            more: a further filter.
+
+        Raises:
+            ValueError: the search is too long, or has characters that no filter can.
+        """
+        query = self.q.strip()
+        if len(query) > _MAX_QUERY:
+            raise ValueError(f"q must have at most {_MAX_QUERY} characters, got {len(query)}.")
+        parts = [f"({one})" for one in (self.where.strip(), more.strip()) if one]
+        if query:
+            found = " or ".join(f'{field} ~ "(?i){_quoted(re.escape(query))}"' for field in _SEARCHED)
+            try:
+                parse_filter(found, 0.0)
+            except FilterError as error:
+                raise ValueError(f"q must be plain text, got {query!r}.") from error
+            parts.append(f"({found})")
+        if self.without:
+            left_out = ", ".join(f'"{_quoted(status)}"' for status in self.without)
+            parts.append(f"status not in ({left_out})")
+        if self.archived:
+            parts.append("archived")
+        return " and ".join(parts) or None
+
+
+def _quoted(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"')
+
+
+def read_views(root: Path) -> dict[str, dict[str, Any]]:
+    """Returns the views that are saved beside the runs, by name.
+
+    Raises:
+        OSError: the file cannot be read, or is damaged.
+    """
+    views = read_object_file(root / VIEWS).get("views")
+    if not isinstance(views, dict):
+        return {}
+    return {name: fields for name, fields in views.items() if isinstance(fields, dict)}
+
+
+def save_view(root: Path, name: str, fields: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
+    """Saves a view by its name, in place of the one that has it, or removes it; returns all views.
+
+    Args:
+        root: the folder of the runs.
+        name: of the view.
+        fields: texts and lists of texts, by the names of the page's address; None removes the view.
+
+    Raises:
+        ValueError: the name or a field cannot be saved.
+        EditError: the file cannot be written.
+    """
+    if not name.strip() or len(name) > _MOST_NAME or not name.isprintable():
+        raise ValueError(f"the name of a view must have 1 to {_MOST_NAME} characters, got {name!r:.200}.")
+    try:
+        views = read_views(root)
+        views.pop(name, None)
+        if fields is not None:
+            views[name] = {key: _checked(key, value) for key, value in fields.items()}
+        if len(views) > _MOST_VIEWS:
+            raise ValueError(f"at most {_MOST_VIEWS} views can be saved. Remove one first.")
+        content = strict_json({"format_version": _FORMAT_VERSION, "views": views}, indent=2)
+        if len(content) > _MOST_VIEWS * _MOST_BYTES:
+            raise ValueError("the views are too long to be saved. Remove one first.")
+        replace_file(root / VIEWS, f"{content}\n".encode())
+    except OSError as error:
+        raise EditError(
+            f"could not save the view in {os.fspath(root)!r}: {error.strerror or error}."
+        ) from error
+    return views
+
+
+def _checked(key: str, value: Any) -> Any:
+    is_text = isinstance(value, str)
+    is_list = isinstance(value, list) and all(isinstance(one, str) for one in value)
+    if not (is_text or is_list) or len(str(value)) > _MOST_BYTES:
+        raise ValueError(f"{key} of a view must be a text or a list of texts, got {value!r:.100}.")
+    return value

@@ -1,0 +1,295 @@
+/** The line that says which runs all views show: saved views, search, filter, statuses, groups, colours and the goal. */
+
+import { dataChanges, isExported, listFields, listGroups, listRuns, readViews, saveView } from "./data.js";
+import { debounce, el, fill, formatNumber, icon, iconButton, menu, popover, shorten, toast } from "./dom.js";
+import { FilterField } from "./filter.js";
+import { isColumn } from "./rows.js";
+import {
+  fieldsOfView,
+  isSteady,
+  onChange,
+  setViewed,
+  state,
+  toggle,
+  update,
+  VIEW,
+  viewQuery,
+} from "./state.js";
+
+/** How many runs a view without a choice draws: as many as there are colours. */
+const MOST_VIEWED = 10;
+const MOST_FIELDS = 200;
+const OWN = ["q", "where", "without", "archived", "sort", "goal", "group", "sc"];
+
+function bare(name) {
+  return shorten(name.replace(/^(hparams|summary)\./, ""), 60);
+}
+
+/** The line itself, the same on every page; it stays while pages come and go. */
+class ViewBar {
+  constructor(root) {
+    this.fields = [];
+    this.asked = 0;
+    /** @type {Record<string, Error | null>} */
+    this.problems = { view: null, page: null };
+    this.search = el("input", {
+      type: "search",
+      id: "find-runs",
+      placeholder: "Search runs",
+      "aria-label": "Search runs",
+      oninput: debounce(() => update({ q: this.search.value }), 150),
+      // "change" comes when the field is left: what was typed last is then not waited for.
+      onchange: () => update({ q: this.search.value }),
+    });
+    this.filter = new FilterField(() => this.fields);
+    this.name = el("span", {});
+    this.chips = el("span", { class: "chips", role: "group", "aria-label": "Statuses" });
+    this.groupName = el("span", {});
+    this.hue = menu("color", "Colour", (sc) => update({ sc }));
+    this.goal = menu("goal", "Goal", (goal) => update({ goal }));
+    this.count = el("span", { class: "muted count", "aria-live": "polite" });
+    this.archived = el("input", {
+      type: "checkbox",
+      id: "archived",
+      onchange: () => update({ archived: this.archived.checked ? "1" : "" }),
+    });
+    fill(
+      root,
+      el(
+        "div",
+        { class: "toolbar view-bar", role: "group", "aria-label": "View of runs" },
+        !isExported &&
+          popover([this.name, icon("chevron")], { class: "button", id: "views" }, (close) =>
+            this.chooseView(close),
+          ),
+        el("label", { class: "field search" }, icon("search"), this.search),
+        this.filter.element,
+        this.filter.help,
+        this.chips,
+        popover([this.groupName, icon("chevron")], { class: "button", id: "group" }, () =>
+          this.chooseGroups(),
+        ),
+        el("label", { class: "pair" }, "Colour", this.hue),
+        el("label", { class: "pair" }, "Goal", this.goal),
+        el("label", { class: "check" }, this.archived, "Archived"),
+        this.count,
+      ),
+    );
+    onChange((changed) => {
+      if (changed.has("page")) this.draw();
+      if (["column", "run", "off", ...OWN].some((name) => changed.has(name))) this.draw();
+      if (OWN.some((name) => changed.has(name))) this.load();
+    });
+    dataChanges((changed) => {
+      if (changed.table && (changed.order || !isSteady())) this.load();
+    });
+    this.draw();
+    this.load();
+  }
+
+  /** Asks how many runs of each status there are, and which runs the view shows while none is chosen. */
+  async load() {
+    this.asked += 1;
+    const mine = this.asked;
+    try {
+      const { fields } = await listFields();
+      const query = viewQuery();
+      // A link may name a column that these runs do not have.
+      if (!isColumn(query.sort.replace(/^-/, ""), fields)) query.sort = "";
+      const [groups, { total, rows }] = await Promise.all([
+        listGroups({ ...query, without: [], group: ["status"] }),
+        listRuns({ ...query, columns: [], limit: MOST_VIEWED }),
+      ]);
+      if (mine !== this.asked) return;
+      this.fields = fields;
+      this.complain("view", null);
+      this.drawChips(groups);
+      fill(this.count, total === 1 ? "1 run" : `${formatNumber(total)} runs`);
+      this.draw();
+      setViewed(rows.map(({ id }) => id));
+    } catch (error) {
+      if (mine !== this.asked) return;
+      this.complain("view", error);
+      setViewed([]);
+    }
+  }
+
+  /** Shows what is wrong with the view, or with what one page asked; null if nothing is. */
+  complain(part, error) {
+    this.problems[part] = error;
+    this.filter.complain(this.problems.view ?? this.problems.page);
+  }
+
+  /** Draws what the view is. */
+  draw() {
+    fill(this.name, shorten(state.view || "All runs", 40));
+    if (document.activeElement !== this.search) this.search.value = state.q;
+    this.search.id = state.page === "runs" ? "search" : "find-runs";
+    this.filter.show();
+    this.archived.checked = state.archived === "1";
+    const groups = state.group.map(bare);
+    fill(this.groupName, groups.length ? shorten(`Group ${groups.join(" × ")}`, 40) : "Group");
+    const named = (kinds) => this.fields.filter(({ name }) => kinds.test(name)).map(({ name }) => name);
+    const option = (value, text) => el("option", { value }, text);
+    const hues = [
+      ...new Set([state.sc, ...named(/^hparams\./).slice(0, MOST_FIELDS), "status", "created_at"]),
+    ];
+    const metrics = named(/^summary\./).slice(0, MOST_FIELDS);
+    fill(
+      this.hue,
+      option("", "each run"),
+      hues.filter(Boolean).map((name) => option(name, bare(name))),
+      metrics.filter((name) => name !== state.sc).map((name) => option(name, bare(name))),
+    );
+    this.hue.value = state.sc;
+    const goals = metrics.flatMap((name) =>
+      ["min", "max"].map((kind) => [
+        name.replace(/^summary/, kind),
+        `${bare(name)} ${kind === "min" ? "↓" : "↑"}`,
+      ]),
+    );
+    if (state.goal && !goals.some(([name]) => name === state.goal)) goals.push([state.goal, state.goal]);
+    fill(
+      this.goal,
+      option("", "none"),
+      goals.map(([name, text]) => option(name, text)),
+    );
+    this.goal.value = state.goal;
+  }
+
+  /** Draws a chip for each status of the runs that match, to leave its runs out and to take them back. */
+  drawChips(groups) {
+    const there = new Map(groups.map(({ label, total }) => [label, total]));
+    for (const label of state.without) if (!there.has(label)) there.set(label, 0);
+    fill(
+      this.chips,
+      (there.size > 1 || state.without.length > 0) &&
+        [...there].map(([label, total]) => {
+          const isOut = state.without.includes(label);
+          return el(
+            "button",
+            {
+              type: "button",
+              class: "chip",
+              "aria-pressed": String(!isOut),
+              title: isOut ? `Show runs that are ${label}` : `Leave out runs that are ${label}`,
+              onclick: () => toggle("without", label),
+            },
+            `${shorten(label, 30)} ${total}`,
+          );
+        }),
+    );
+  }
+
+  chooseGroups() {
+    const names = [
+      "status",
+      ...this.fields.map(({ name }) => name).filter((name) => name.startsWith("hparams.")),
+    ];
+    return el(
+      "div",
+      { class: "choices" },
+      names.slice(0, MOST_FIELDS).map((name) =>
+        el(
+          "label",
+          { class: "check" },
+          el("input", {
+            type: "checkbox",
+            checked: state.group.includes(name),
+            onchange: () => {
+              toggle("group", name);
+              update({ unfold: [] });
+            },
+          }),
+          shorten(name, 80),
+        ),
+      ),
+      el(
+        "button",
+        { type: "button", class: "choice", onclick: () => update({ group: [], unfold: [] }) },
+        "No groups",
+      ),
+    );
+  }
+
+  /** Returns the saved views, and a field for the name of a new one; they come a moment later. */
+  chooseView(close) {
+    const list = el("div", { class: "choices" });
+    const keep = async (name, view) => {
+      try {
+        draw(await saveView(name, view));
+        update({ view: view ? name : "" });
+      } catch (error) {
+        toast(error.message, "error");
+      }
+    };
+    const take = (name, view) => {
+      update({ ...fieldsOfView(view), view: name, unfold: [] });
+      close();
+    };
+    const draw = (views) =>
+      fill(
+        list,
+        el("button", { type: "button", class: "choice", onclick: () => take("", {}) }, "All runs"),
+        Object.entries(views).map(([name, view]) =>
+          el(
+            "div",
+            { class: "saved-view" },
+            el(
+              "button",
+              {
+                type: "button",
+                class: `choice${state.view === name ? " on" : ""}`,
+                onclick: () => take(name, view),
+              },
+              shorten(name, 60),
+            ),
+            iconButton("close", `Remove ${shorten(name, 40)}`, () => keep(name, null)),
+          ),
+        ),
+      );
+    const field = el("input", {
+      type: "text",
+      maxLength: 100,
+      value: state.view,
+      placeholder: "Name of this view",
+      "aria-label": "Name of this view",
+      onkeydown: (event) => event.key === "Enter" && save(),
+    });
+    const save = () => field.value.trim() && keep(field.value.trim(), viewNow());
+    readViews().then(draw, (error) => fill(list, error.message));
+    return [list, field, el("button", { type: "button", class: "button", onclick: save }, "Save view")];
+  }
+}
+
+/** Returns the parts of the view that are not as usual, as they are saved. */
+function viewNow() {
+  const parts = VIEW.map((name) => [name, state[name]]).filter(([, value]) => value.length);
+  return Object.fromEntries(
+    parts.map(([name, value]) => [name, Array.isArray(value) ? value.filter(Boolean) : value]),
+  );
+}
+
+/** @type {ViewBar | undefined} */
+let bar;
+
+/** Shows the line in an element. */
+export function showViewBar(root) {
+  bar = new ViewBar(root);
+}
+
+/** Shows the view of an address that another one has replaced. */
+export function showViewNow() {
+  bar?.draw();
+  bar?.load();
+}
+
+/** Returns the place for what is wrong with the view, which each page has at its top. */
+export function problemOfView() {
+  return bar?.filter.problem ?? "";
+}
+
+/** Shows what is wrong with what a page asked; null if nothing is. */
+export function complain(error) {
+  bar?.complain("page", error);
+}
