@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from .logger.logger import Logger
     from .state import State
 
+__all__ = ["Callback", "state_keys"]
+
 
 class Callback:
     """The base of callbacks: one hook per event, named as the event's value.

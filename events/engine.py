@@ -25,6 +25,8 @@ from .state import RunStatus, State
 if TYPE_CHECKING:
     from .logger.logger import Logger
 
+__all__ = ["Engine", "ExitCode"]
+
 _log = logging.getLogger("events")
 
 Hook = Callable[[State, "Logger"], None]

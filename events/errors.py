@@ -17,6 +17,18 @@ Each is also a subclass of the built-in error beside it.
 from types import TracebackType
 from typing import TypeVar
 
+__all__ = [
+    "CallbackInUseError",
+    "CheckpointError",
+    "EngineClosedError",
+    "EventsError",
+    "RecordError",
+    "TimeStringError",
+    "TimeUnitError",
+    "UnknownEventError",
+    "without_own_frames",
+]
+
 _PACKAGES = frozenset({"destinations", "events", "uploads"})
 
 

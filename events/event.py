@@ -4,6 +4,8 @@ from enum import StrEnum
 
 from .errors import UnknownEventError
 
+__all__ = ["Event"]
+
 
 class Event(StrEnum):
     """A point of the training loop; its value is the name of the `Callback` hook that it calls.

@@ -8,6 +8,8 @@ from .errors import TimeStringError
 from .state import State, length_of
 from .timestamp import TOTAL_IN, Time, Timestamp, TimeUnit
 
+__all__ = ["Interval"]
+
 _log = logging.getLogger("events")
 
 # 0.7 * 10 is slightly above 7: tolerates the rounding of a share of a run.

@@ -11,6 +11,16 @@ from .errors import RecordError
 from .state import State
 from .timestamp import Timestamp
 
+__all__ = [
+    "LiteralName",
+    "check_placeholders",
+    "check_run_name",
+    "check_unknown",
+    "format_name",
+    "format_run_name",
+    "format_store",
+]
+
 _log = logging.getLogger("events")
 
 _PLACEHOLDER = re.compile(r"\{(\w+)(:[^{}]*)?\}")

@@ -9,6 +9,8 @@ from typing import Any
 
 import attrs
 
+__all__ = ["Ranks", "find_ranks"]
+
 # What tells the fields of `Ranks`, in their order; "-" where nothing does, and "|" between two names for one.
 _VARIABLES = {
     "torchrun": "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE NODE_RANK|GROUP_RANK GROUP_WORLD_SIZE",

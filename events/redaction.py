@@ -10,6 +10,16 @@ from typing import Any
 
 from .logger.converters import safe_text
 
+__all__ = [
+    "REDACTED",
+    "error_text",
+    "error_trace",
+    "redact",
+    "redact_arguments",
+    "redact_table",
+    "redact_text",
+]
+
 REDACTED = "[redacted]"
 
 

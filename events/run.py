@@ -29,6 +29,8 @@ from .names import check_unknown
 from .state import Phase, State
 from .timestamp import Time, Timestamp
 
+__all__ = ["Run", "agreed_run_name", "is_restarted_job", "new_run_name"]
+
 _log = logging.getLogger("events")
 
 

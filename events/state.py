@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
     import torch
 
+__all__ = ["Device", "Phase", "Precision", "RunStatus", "State", "as_tuple", "length_of", "read_part"]
+
 
 class Phase(StrEnum):
     """What the loop is doing.

@@ -19,6 +19,8 @@ import attrs
 
 from .errors import TimeStringError, TimeUnitError
 
+__all__ = ["TOTAL_IN", "Time", "TimeUnit", "Timestamp"]
+
 
 class TimeUnit(StrEnum):
     """A unit of training time; the value is its suffix in strings such as "10ep".

@@ -7,6 +7,8 @@ import numpy as np
 from destinations.media import to_numpy
 from events import RecordError
 
+__all__ = ["as_bytes", "curve_rows", "grid_of", "pixels_of", "videos_side_by_side"]
+
 Array = np.ndarray[Any, Any]
 
 _GRID_COLUMNS = 8

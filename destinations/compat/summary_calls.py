@@ -13,6 +13,8 @@ from events import BinnedValues, as_picture
 
 from .arrays import as_bytes, curve_rows, grid_of, pixels_of, videos_side_by_side
 
+__all__ = ["Seconds", "Step", "SummaryCalls"]
+
 _log = logging.getLogger("destinations")
 
 Array = np.ndarray[Any, Any]

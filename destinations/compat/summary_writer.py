@@ -17,6 +17,8 @@ from events import Destination, Event, Run
 
 from .summary_calls import Seconds, Step, SummaryCalls
 
+__all__ = ["SummaryWriter"]
+
 
 class _Run(Run):
     warns_of_close = False

@@ -33,6 +33,8 @@ from .tracker import (
     require_package,
 )
 
+__all__ = ["Comet"]
+
 # What Comet collects by itself. Nothing of it is logged: it patches other libraries, or may hold secrets.
 _OFF = dict.fromkeys(
     (

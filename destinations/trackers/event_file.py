@@ -16,6 +16,8 @@ from typing import Any
 
 from uploads.disk import try_lock
 
+__all__ = ["EventFile", "event_files", "new_event_file", "records"]
+
 _NAME = re.compile(r"events\.out\.tfevents\.(\d{10})\.")
 _HEADER = struct.Struct("<QI")
 _LENGTH = struct.Struct("<Q")

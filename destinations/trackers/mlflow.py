@@ -42,6 +42,8 @@ from destinations.trackers.tracker import (
 )
 from events import State, redact
 
+__all__ = ["MLflow"]
+
 T = TypeVar("T")
 
 # Limits of a request: MLflow REST API, "Log Batch".

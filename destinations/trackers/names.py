@@ -7,6 +7,8 @@ from typing import Any
 
 from destinations.text.formatting import plain
 
+__all__ = ["Names", "as_text", "clean_texts", "numbered", "short_hash", "without_surrogates"]
+
 
 class Names:
     """Maps each name to a valid key; valid names are unchanged.

@@ -23,6 +23,8 @@ from uploads.disk import is_locked
 
 from .event_file import EventFile, event_files, new_event_file, records
 
+__all__ = ["TensorBoard"]
+
 _MAX_WAITING_BYTES = 8 << 20
 _MAX_TEMPLATES = 256
 _MAX_TEMPLATE_NAMES = 100_000

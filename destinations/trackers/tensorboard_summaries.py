@@ -31,6 +31,21 @@ from destinations.trackers.names import as_text, without_surrogates
 from destinations.trackers.tracker import Images, number
 from events import BinnedValues, RecordError
 
+__all__ = [
+    "audio_values",
+    "histogram_values",
+    "hyperparameter_value",
+    "image_values",
+    "number",
+    "point_cloud_values",
+    "session_end_value",
+    "session_start_value",
+    "table_value",
+    "text_value",
+    "trace_value",
+    "video_value",
+]
+
 Values = list[Any]
 
 MAX_TABLE_ROWS = 1000

@@ -30,6 +30,8 @@ from .tracker import (
     require_package,
 )
 
+__all__ = ["Trackio"]
+
 # At most 30 s.
 _IMPORT_TRIES, _IMPORT_SECONDS = 1000, 0.03
 

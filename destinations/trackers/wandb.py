@@ -37,6 +37,8 @@ from destinations.trackers.tracker import (
 )
 from events import RecordError, State, redact, redact_arguments
 
+__all__ = ["WandB"]
+
 # Keys that W&B adds to each row.
 _RESERVED = frozenset({"_step", "_timestamp", "_runtime", "_wandb"})
 _MAX_MEDIA_KEY = 60

@@ -27,6 +27,22 @@ from destinations.text.formatting import one_line, plain, short
 from events import Event, Logger, RunStatus, State, redact_text
 from uploads import parse_retry_after
 
+__all__ = [
+    "FAILURE",
+    "REDACTED",
+    "DeliveryError",
+    "HttpRetry",
+    "JsonPost",
+    "Notice",
+    "Slack",
+    "Webhook",
+    "notice_document",
+    "require_url",
+    "shown",
+    "slack_text",
+    "without_url",
+]
+
 _log = logging.getLogger("destinations")
 
 REDACTED = "[redacted]"

@@ -17,6 +17,8 @@ from events.logger.logger import Logger
 from events.redaction import redact, redact_text
 from events.state import State
 
+__all__ = ["CodeSnapshot"]
+
 _log = logging.getLogger("events")
 
 _GIT_TIMEOUT_SECONDS = 30.0

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
+__all__ = ["OF_COLLECTIVE", "dump_path", "fresh_dump", "read_dump"]
+
 OF_COLLECTIVE = (
     "profiling_name",
     "collective_seq_id",

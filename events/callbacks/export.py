@@ -13,6 +13,8 @@ from events.names import LiteralName, format_name
 from events.redaction import error_text
 from events.state import State
 
+__all__ = ["ExportForInferenceCallback"]
+
 _log = logging.getLogger("events")
 
 _FORMAT = "torch.export"

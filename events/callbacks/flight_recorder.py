@@ -44,6 +44,8 @@ from .folder import run_folder
 from .norms import l2_norms, stacked
 from .time_ledger import TimeLedger, seconds_of_process
 
+__all__ = ["FlightRecorder", "StallClock"]
+
 _log = logging.getLogger("events")
 
 _FORMAT_VERSION = 1

@@ -4,6 +4,8 @@ from pathlib import Path
 
 from events.state import State
 
+__all__ = ["run_folder"]
+
 
 def run_folder(state: State) -> Path | None:
     """Returns the folder of the run's `RunDirectory`, from `INIT` on; None without one.

@@ -15,6 +15,8 @@ from .periodic import Periodic
 from .stats_monitor import Sample, Sampler
 from .system_monitor import Gpus
 
+__all__ = ["HealthChecker", "StragglerDetector"]
+
 _log = logging.getLogger("events")
 
 # Bits of `nvmlDeviceGetCurrentClocksEventReasons` that mean trouble, from NVML's nvml.h.

@@ -4,6 +4,8 @@ from events.callback import Callback
 from events.logger.logger import Logger
 from events.state import State
 
+__all__ = ["LRMonitor"]
+
 
 class LRMonitor(Callback):
     """Logs the learning rate of each parameter group with each batch, as `lr-<optimizer>/group<i>`.

@@ -22,6 +22,8 @@ from events.redaction import error_text
 from events.state import State
 from events.timestamp import Time
 
+__all__ = ["Allocator", "MemoryMonitor", "MemorySnapshot", "OOMObserver"]
+
 _log = logging.getLogger("events")
 
 _BYTES_PER_GIGABYTE = 1e9

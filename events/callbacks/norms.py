@@ -15,6 +15,8 @@ from events.timestamp import Time
 
 from .periodic import BATCHES_OR_EPOCHS, Periodic
 
+__all__ = ["ActivationMonitor", "OptimizerMonitor"]
+
 # The moments of torch's optimizers (Adam and its kin, RMSprop, SGD) and the names that they are logged under.
 _MOMENTS = {
     "exp_avg": "moment",

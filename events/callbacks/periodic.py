@@ -8,6 +8,8 @@ from events.logger.logger import Logger
 from events.state import State
 from events.timestamp import Time, TimeUnit
 
+__all__ = ["BATCHES_OR_EPOCHS", "Periodic"]
+
 BATCHES_OR_EPOCHS = (TimeUnit.BATCH, TimeUnit.EPOCH)
 
 

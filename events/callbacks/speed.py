@@ -14,6 +14,8 @@ from events.timestamp import Time, Timestamp, TimeUnit
 
 from .periodic import Periodic
 
+__all__ = ["GPU_FLOPS", "RuntimeEstimator", "SpeedMonitor", "Throughput"]
+
 _SECONDS_PER = {"seconds": 1, "minutes": 60, "hours": 3_600, "days": 86_400}
 
 

@@ -17,6 +17,8 @@ from events.monitor.bridges import QueuedCallback
 from events.redaction import error_text
 from events.state import State
 
+__all__ = ["Sample", "Sampler", "StatsMonitor"]
+
 _log = logging.getLogger("events")
 
 _JOIN_TIMEOUT_SECONDS = 5.0

@@ -19,6 +19,8 @@ from events.timestamp import Time, Timestamp, TimeUnit
 
 from .norms import floating_tensors
 
+__all__ = ["EarlyStopper", "LossSpike", "NaNMonitor", "ThresholdStopper"]
+
 _log = logging.getLogger("events")
 
 _SMALLER_IS_BETTER = ("loss", "error", "perplexity")

@@ -8,6 +8,8 @@ from typing import Any, Self
 
 from .stats_monitor import Sample, Sampler
 
+__all__ = ["Gpus", "SystemMonitor"]
+
 _MILLIWATTS_PER_WATT = 1000
 
 

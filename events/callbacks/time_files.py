@@ -16,6 +16,8 @@ from typing import Any
 from events.redaction import error_text
 from events.state import State
 
+__all__ = ["TimeFiles"]
+
 _log = logging.getLogger("events")
 
 # A row is that long, or this share of the session so far, and is written so often while it grows.

@@ -25,6 +25,8 @@ from events.state import Phase, State
 from .folder import run_folder
 from .time_files import TimeFiles
 
+__all__ = ["TimeLedger", "seconds_of_process"]
+
 BUCKETS = (
     "start",
     "restore",

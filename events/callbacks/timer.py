@@ -10,6 +10,8 @@ from events.timestamp import Time
 
 from .periodic import Periodic
 
+__all__ = ["Timer"]
+
 
 class Timer(Periodic):
     """Logs the durations of training batches in seconds.

@@ -14,6 +14,8 @@ from events.timestamp import Time
 
 from .periodic import BATCHES_OR_EPOCHS, Periodic
 
+__all__ = ["EvalOutputLogging", "ImageVisualizer"]
+
 Mode = Literal["input", "segmentation"]
 # Images are (N, H, W) or (N, C, H, W).
 _IMAGE_DIMENSIONS = (3, 4)

@@ -19,6 +19,20 @@ from events.redaction import redact_text
 from .converters import as_picture, safe_text
 from .values import BinnedValues, map_nested, short_repr
 
+__all__ = [
+    "check_audio",
+    "check_file",
+    "check_histogram",
+    "check_point_cloud",
+    "check_text",
+    "check_traces",
+    "check_video",
+    "unreadable",
+    "valid_caption",
+    "valid_images",
+    "valid_table",
+]
+
 Refuse = Callable[[str, Exception], None]
 """Takes the name and the error of a value that is left out."""
 

@@ -21,6 +21,8 @@ from events.errors import RecordError
 
 from .values import is_on_device
 
+__all__ = ["as_picture", "as_table", "plain_cell", "plain_config", "safe_text"]
+
 _LEAVES = (str, bool, float, type(None))
 _MAX_DEPTH = 100
 _UNSET = object()

@@ -23,6 +23,8 @@ import attrs
 import numpy as np
 import torch
 
+__all__ = ["CudaDevice", "ScalarRows"]
+
 _UNSIGNED_64 = 1 << 64
 _MAX_LAYOUTS = 64
 

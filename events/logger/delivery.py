@@ -54,6 +54,8 @@ from .values import (
     to_host,
 )
 
+__all__ = ["Delivery", "LogRow", "without_compile"]
+
 P = ParamSpec("P")
 R = TypeVar("R")
 

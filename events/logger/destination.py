@@ -13,6 +13,8 @@ import attrs
 
 from events.state import Phase, State
 
+__all__ = ["Destination", "MetricsPacker", "WriteRate", "WriteSchedule"]
+
 Aggregate = Literal["last", "first", "mean", "min", "max", "sum", "count"]
 
 

@@ -20,6 +20,18 @@ import attrs
 from events.errors import RecordError
 from events.redaction import error_trace
 
+__all__ = [
+    "CopyDevice",
+    "DeviceCopies",
+    "DeviceCopy",
+    "DeviceRing",
+    "HostCopies",
+    "PendingCopy",
+    "PendingRows",
+    "RowLayout",
+    "RowMemory",
+]
+
 _log = logging.getLogger("events")
 
 _POLL_SECONDS = 0.0002

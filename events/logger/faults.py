@@ -23,6 +23,8 @@ from .converters import safe_text
 from .destination import Destination
 from .records import RECORD_KINDS
 
+__all__ = ["Faults", "caller"]
+
 P = ParamSpec("P")
 
 _log = logging.getLogger("events")

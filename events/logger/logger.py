@@ -37,6 +37,8 @@ from .values import (
     short_repr,
 )
 
+__all__ = ["Logger"]
+
 _log = logging.getLogger("events")
 
 # The methods whose time a `TimeLedger` charges; those of other records call `log_record`.

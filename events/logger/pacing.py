@@ -23,6 +23,18 @@ from .destination import Destination, WriteRate, WriteSchedule
 from .device import PendingCopy
 from .values import PLAIN_TYPES, is_function, map_nested
 
+__all__ = [
+    "MetricsCall",
+    "PacedDestination",
+    "RecordCall",
+    "RunPosition",
+    "RunningAggregate",
+    "are_flat",
+    "pending_in",
+    "resolve",
+    "snapshot",
+]
+
 _log = logging.getLogger("events")
 
 _FOLD_AFTER = 64

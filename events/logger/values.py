@@ -19,6 +19,25 @@ from events.errors import RecordError
 if TYPE_CHECKING:
     import numpy as np
 
+__all__ = [
+    "PLAIN_TYPES",
+    "BinnedValues",
+    "FlatMetrics",
+    "TorchHooks",
+    "are_plain_types",
+    "are_real",
+    "flatten_metrics",
+    "host_metrics",
+    "host_number",
+    "is_function",
+    "is_on_device",
+    "local_shard",
+    "map_nested",
+    "read_numbers",
+    "short_repr",
+    "to_host",
+]
+
 _MAX_DEPTH = 100
 _MAX_SAMPLES = 10_000
 _NORMAL_BINS = 64

@@ -46,6 +46,17 @@ if TYPE_CHECKING:
     from events.logger.logger import Logger
     from events.state import State
 
+__all__ = [
+    "ForwardMonitor",
+    "FromTorchMonitor",
+    "QueuedCallback",
+    "TensorboardEventHandler",
+    "ToTorchMonitor",
+    "forward_to",
+    "from_torch",
+    "to_torch",
+]
+
 _log = logging.getLogger("events")
 
 _INT64 = range(-(2**63), 2**63)

@@ -18,6 +18,16 @@ import attrs
 from events.logger.values import PLAIN_TYPES
 from events.redaction import error_trace
 
+__all__ = [
+    "Event",
+    "EventHandlerHandle",
+    "data_value_t",
+    "log_event",
+    "register_event_handler",
+    "register_reentrant_handler",
+    "unregister_event_handler",
+]
+
 _log = logging.getLogger("events")
 
 Value = str | float | int | bool

@@ -28,6 +28,18 @@ from events.redaction import error_trace
 
 from .monitor_event import STAT_EVENT, Event, log_event
 
+__all__ = [
+    "MAX_PENDING_SAMPLES",
+    "RESERVOIR_SAMPLES",
+    "STAT_EVENT",
+    "Aggregation",
+    "Stat",
+    "Summary",
+    "Window",
+    "WindowCloser",
+    "flush",
+]
+
 _log = logging.getLogger("events")
 _Read = TypeVar("_Read")
 

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
+__all__ = ["has_parts", "move", "samples_in", "split"]
+
 # Attributes with the number of samples in a batch object: PyG, DGL, and `PackedSequence`.
 _COUNTS = ("num_graphs", "batch_size", "batch_sizes")
 _CHANNELS = {1, 3}

@@ -16,6 +16,29 @@ from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
 from events.ranks import find_ranks
 
+__all__ = [
+    "any_rank",
+    "average_as_made",
+    "charge_waiting",
+    "check_sampler",
+    "from_first",
+    "from_rank_zero",
+    "gather",
+    "gather_parts",
+    "is_alone",
+    "is_dtensor",
+    "is_sharded",
+    "join",
+    "least",
+    "leave",
+    "mean_gradient",
+    "ranks",
+    "sum_numbers",
+    "sum_tensor",
+    "union",
+    "wrap",
+]
+
 _Collective = TypeVar("_Collective", bound=Callable[..., Any])
 _LEAVE_SECONDS = 0.1
 

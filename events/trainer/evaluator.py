@@ -15,6 +15,8 @@ from events.timestamp import Time
 
 from .set_up import as_limit
 
+__all__ = ["Evaluator", "apart_from", "as_evaluators"]
+
 _log = logging.getLogger("events")
 
 

@@ -16,6 +16,19 @@ from events.state import as_tuple
 
 from . import distributed
 
+__all__ = [
+    "MeanMetric",
+    "StatefulMetric",
+    "WeightedMeans",
+    "as_metrics",
+    "log_values",
+    "losses_by_name",
+    "own_loss",
+    "scalars",
+    "states_of",
+    "total_loss",
+]
+
 _log = logging.getLogger("events")
 
 MetricFunction = Callable[[Any, Any], Any]

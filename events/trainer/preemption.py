@@ -18,6 +18,8 @@ from typing import Any
 
 import attrs
 
+__all__ = ["Preemption", "SignalWatch"]
+
 _log = logging.getLogger("events")
 
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1)

@@ -10,6 +10,16 @@ import torch
 
 from .reachable import reach
 
+__all__ = [
+    "generator_states",
+    "generators_in",
+    "parts_of",
+    "random_state_of",
+    "restore_generators",
+    "restore_random_state",
+    "seed_all",
+]
+
 # Where a dataloader and its parts keep their own; its live iterator holds queues and processes.
 _PARTS = ("generator", "sampler", "batch_sampler", "dataset", "collate_fn")
 # How older checkpoints name what a module has.

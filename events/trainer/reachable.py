@@ -19,6 +19,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from .weights import plain_name
 
+__all__ = ["GENERATORS", "Reached", "reach"]
+
 GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 """The kinds of random number generators whose states are saved."""
 

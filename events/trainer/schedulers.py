@@ -17,6 +17,19 @@ from events.timestamp import Time, TimeUnit
 
 from .set_up import length_of
 
+__all__ = [
+    "BoundSchedule",
+    "ConstantScheduler",
+    "ConstantWithWarmupScheduler",
+    "CosineAnnealingScheduler",
+    "CosineAnnealingWithWarmupScheduler",
+    "LinearScheduler",
+    "LinearWithWarmupScheduler",
+    "PlateauScheduler",
+    "bind_schedules",
+    "check_monitors",
+]
+
 Schedule = Callable[[State], float]
 
 

@@ -20,6 +20,28 @@ from events.timestamp import Time, TimeUnit
 
 from . import distributed
 
+__all__ = [
+    "AUTOCAST_DTYPES",
+    "COMPOSERS",
+    "as_limit",
+    "check_can_fit",
+    "check_choices",
+    "check_iterations",
+    "check_progress",
+    "closure_optimizer",
+    "find_device",
+    "learning_rates",
+    "length_of",
+    "move_optimizers",
+    "own_arguments",
+    "parts_taken",
+    "shorter",
+    "step_schedulers_of_epoch",
+    "versions",
+    "weights_options",
+    "without_gradient_sync",
+]
+
 AUTOCAST_DTYPES = {
     Precision.BF16: torch.bfloat16,
     Precision.AMP_BF16: torch.bfloat16,

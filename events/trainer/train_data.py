@@ -43,6 +43,8 @@ from .random_state import (
 from .reachable import reach
 from .set_up import length_of
 
+__all__ = ["SkipBy", "TrainData", "data_state", "random_numbers", "samplers_of"]
+
 _log = logging.getLogger("events")
 
 SkipBy = Literal["auto", "index", "reading"]

@@ -80,6 +80,8 @@ from .set_up import (
 )
 from .train_data import SkipBy, TrainData, random_numbers
 
+__all__ = ["Trainer"]
+
 _log = logging.getLogger("events")
 
 _MIN_TO_HALVE = 2

@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+__all__ = ["load_weights_into", "plain_name", "plain_weights", "weights_of"]
+
 _COMPILED = "_orig_mod"
 
 

@@ -23,6 +23,8 @@ from .data_types import Artifact, Image, Table, Value
 from .elsewhere import NOTHING, Error, missing, say_not_kept
 from .items import Items
 
+__all__ = ["ACTIVE", "METHODS", "Run"]
+
 _log = logging.getLogger("destinations")
 
 METHODS = frozenset({"alert", "define_metric", "log", "log_artifact", "log_code", "log_model"}) | {

@@ -21,6 +21,19 @@ from events import BinnedValues, LiteralName, Run, as_picture, as_table
 
 from .elsewhere import missing, say_not_kept
 
+__all__ = [
+    "Artifact",
+    "Audio",
+    "Classes",
+    "Histogram",
+    "Html",
+    "Image",
+    "Object3D",
+    "Table",
+    "Value",
+    "Video",
+]
+
 Classes = list
 
 _DEFAULT_FPS = 4

@@ -3,6 +3,8 @@
 import logging
 from typing import Any, Self
 
+__all__ = ["NOTHING", "Error", "missing", "say_not_kept"]
+
 _log = logging.getLogger("destinations")
 
 _told: set[str] = set()

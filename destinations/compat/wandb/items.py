@@ -8,6 +8,8 @@ import yaml
 
 from events import plain_config
 
+__all__ = ["Items", "as_dict"]
+
 
 def as_dict(config: Any) -> dict[str, Any]:
     """Returns a configuration of any kind, or a path of YAML, as a dict."""

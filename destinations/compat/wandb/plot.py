@@ -17,6 +17,8 @@ from destinations.media import to_numpy
 from .data_types import Table
 from .elsewhere import missing, say_not_kept
 
+__all__ = ["bar", "confusion_matrix", "histogram", "line", "scatter"]
+
 
 def line(table: Table, *_: Any, **__: Any) -> Table:
     """Returns the table, and says once that its chart is not kept."""

@@ -25,6 +25,8 @@ from .parts import load_part
 from .plain import plain_values
 from .retention import Retention, values_of_now
 
+__all__ = ["VERSION", "checkpoint_of", "load_checkpoint", "load_optimizers", "load_weights", "summary_of"]
+
 _log = logging.getLogger("events")
 
 VERSION = 1

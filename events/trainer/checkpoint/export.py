@@ -11,6 +11,8 @@ from events.errors import CheckpointError
 from .plain import has_plain_storage
 from .reading import read_checkpoint
 
+__all__ = ["export_weights"]
+
 
 def export_weights(checkpoint: str | Path, path: str | Path) -> Path:
     """Writes the weights of the model in a checkpoint to a file, which appears whole or not at all.

@@ -18,6 +18,26 @@ from typing import Any
 import attrs
 import torch
 
+__all__ = [
+    "MANIFEST",
+    "METADATA",
+    "POINTER_SUFFIX",
+    "SHARD_FILE",
+    "AbandonedError",
+    "Written",
+    "files_beside_manifest",
+    "has_identifier",
+    "new_file",
+    "read_pointer",
+    "remove_checkpoint",
+    "remove_checkpoints",
+    "sweep",
+    "sweep_file",
+    "tensors_of",
+    "values_of",
+    "write_checkpoint",
+]
+
 POINTER_SUFFIX = ".symlink"
 """The end of a pointer's name: a text file with the name of another file, as Composer writes it."""
 

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from uploads import Store
     from uploads.disk import FileLock
 
+__all__ = ["OwnFolder", "asked"]
+
 _log = logging.getLogger("events")
 
 _BROKEN_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/(?!/)")

@@ -10,6 +10,8 @@ from events.state import State
 from .contents import load_weights
 from .reading import find_checkpoint
 
+__all__ = ["LoadCheckpoint"]
+
 
 class LoadCheckpoint(Callback):
     """Loads the weights of a checkpoint into the model, before the trainer loads its own checkpoint, if any.

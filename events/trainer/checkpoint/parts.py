@@ -17,6 +17,8 @@ from events.state import State
 from events.trainer.reachable import GENERATORS, Reached, reach
 from events.trainer.weights import load_weights_into, plain_name, weights_of
 
+__all__ = ["RunParts", "load_part"]
+
 _log = logging.getLogger("events")
 
 # Of each tensor of a module that nothing trains, to see whether it changes.

@@ -16,6 +16,16 @@ import torch
 
 from events.errors import CheckpointError
 
+__all__ = [
+    "PlainWalk",
+    "RefusedError",
+    "check_memory",
+    "has_plain_storage",
+    "load_asked",
+    "mapped",
+    "plain_values",
+]
+
 _LEAVES = frozenset({type(None), bool, float, complex, torch.Size, torch.dtype, torch.device, torch.layout})
 _CONTAINERS = frozenset({dict, OrderedDict, list, tuple, set})
 _TENSORS = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})

@@ -27,6 +27,8 @@ from .sharded import ShardedCheckpoint
 if TYPE_CHECKING:
     from uploads import StoreFolder
 
+__all__ = ["CheckpointCounts", "Publisher", "Save", "in_folder"]
+
 _log = logging.getLogger("events")
 
 _MAX_UPLOADS = 32

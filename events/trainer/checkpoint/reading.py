@@ -36,6 +36,8 @@ from .folder import (
 )
 from .sharded import Fetch, ShardedCheckpoint
 
+__all__ = ["find_checkpoint", "read_checkpoint"]
+
 _log = logging.getLogger("events")
 
 _NONE_THERE = "none"

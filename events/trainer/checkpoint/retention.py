@@ -14,6 +14,8 @@ from events.state import State
 if TYPE_CHECKING:
     from events.timestamp import Timestamp
 
+__all__ = ["Kept", "KeptCheckpoints", "Retention", "SavedCheckpoint", "rules_of", "values_of_now"]
+
 _log = logging.getLogger("events")
 
 _REMEMBERED = 16

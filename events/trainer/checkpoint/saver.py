@@ -34,6 +34,8 @@ from .retention import KeptCheckpoints, Retention, SavedCheckpoint, rules_of
 from .schedule import AutoInterval, AutoSchedule
 from .writing import CheckpointWriting, ShardedWriting, WholeWriting, WritingOptions
 
+__all__ = ["CheckpointCounts", "CheckpointSaver"]
+
 _log = logging.getLogger("events")
 
 _LOOK_SECONDS = 0.1

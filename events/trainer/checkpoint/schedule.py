@@ -12,6 +12,8 @@ import attrs
 
 from events.state import State
 
+__all__ = ["AutoInterval", "AutoSchedule"]
+
 
 @attrs.frozen(kw_only=True)
 class AutoInterval:

@@ -37,6 +37,17 @@ from .plain import has_plain_storage
 from .snapshot import rebuild
 from .writer import Request
 
+__all__ = [
+    "Fetch",
+    "ShardPlan",
+    "ShardRequest",
+    "ShardedCheckpoint",
+    "WrittenShard",
+    "complete",
+    "files_of",
+    "write_shard",
+]
+
 Fetch = Callable[[str, str], object]
 """Downloads a file of a checkpoint to the folder of its manifest, given the names of both."""
 

@@ -27,6 +27,14 @@ import torch
 
 from .plain import PlainWalk, check_memory, load_asked, mapped
 
+__all__ = [
+    "NotEnoughMemoryError",
+    "SnapshotBuffer",
+    "StateSnapshot",
+    "outline_of",
+    "rebuild",
+]
+
 _ALIGNMENT = 64
 # Of larger ones, a copy that gives up the interpreter's lock costs less than it saves.
 _SMALL_BYTES = 64 << 10

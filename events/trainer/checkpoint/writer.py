@@ -35,6 +35,8 @@ from events.errors import CheckpointError
 from .files import AbandonedError, Written, sweep_file, write_checkpoint
 from .snapshot import SnapshotBuffer, StateSnapshot, rebuild
 
+__all__ = ["CheckpointWriter", "Request", "in_thread"]
+
 _log = logging.getLogger("events")
 
 _PARENT_CHECK_SECONDS = 5.0

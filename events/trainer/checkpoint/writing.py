@@ -32,6 +32,8 @@ from .sharded import ShardPlan, ShardRequest, WrittenShard, complete, files_of, 
 from .snapshot import NotEnoughMemoryError, SnapshotBuffer, StateSnapshot, outline_of
 from .writer import CheckpointWriter, Request, in_thread
 
+__all__ = ["CheckpointWriting", "ShardedWriting", "WholeWriting", "WritingOptions"]
+
 _log = logging.getLogger("events")
 
 # Of the size: for what else is in a checkpoint, as states of callbacks and of random number generators.
