@@ -60,6 +60,13 @@ class S3Server:
             for key in keys
         }
 
+    def empty(self) -> None:
+        """Deletes all objects."""
+        client = self.client()
+        for page in client.get_paginator("list_objects_v2").paginate(Bucket=BUCKET):
+            for item in page.get("Contents", ()):
+                client.delete_object(Bucket=BUCKET, Key=item["Key"])
+
     def open_uploads(self, prefix: str) -> int:
         """How many uploads in parts are not completed under the prefix."""
         client = self.client()
