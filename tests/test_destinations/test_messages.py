@@ -203,13 +203,13 @@ MISTAKES = {
         stored(lambda: reading.Run.open("runs/first").series("loss", rank=3)),
         "Rank 3 has no rows here.*all_ranks=True",
     ),
-    "sort by a metric": (queried(sort_by="loss"), "did you mean 'summary.loss'"),
+    "sort by a metric": (queried(sort_by="summary.los"), "did you mean 'summary.loss'"),
     "filter by a metric": (
         queried(where="los < 1"),
         "unknown field 'los'. For a metric write summary.los",
     ),
     "one equals sign": (queried(where="summary.loss = 1"), "got =. Write =="),
-    "--sort loss": (commanded("ls", "--sort", "loss"), "unknown metric 'loss'; did you mean 'summary.loss'"),
+    "--sort": (commanded("ls", "--sort", "summary.los"), "unknown metric.*did you mean 'summary.loss'"),
     "--where": (commanded("ls", "--where", "summary.los < 1"), "unknown metric.*did you mean 'summary.loss'"),
     "no dataloader": (
         lambda: Trainer(torch.nn.Linear(1, 1)).fit(),

@@ -29,6 +29,14 @@ blocks = st.tuples(st.just("logs"), st.sets(st.sampled_from(NAMES), min_size=1),
 others = st.tuples(st.sampled_from(["epoch", "boundary", "read", "drain"]))
 
 
+def _as_float(value):
+    return None if value is None else float(value)
+
+
+def _as_floats(item):
+    return item[0], float(item[1])
+
+
 class Run:
     """The journal and the file of a rank, with segments of a few rows, and a clock of whole seconds."""
 
@@ -43,9 +51,12 @@ class Run:
         self.drain = JournalDrain(run_dir, folder, csv, self.journal, part_bytes=1500)
 
     def rows(self):
-        """Returns what readers see; as text, in which NaN is itself, and 1 is neither 1.0 nor True."""
+        """Returns what readers see; as text, in which NaN is itself.
+
+        A part has integers beside floats as floats.
+        """
         return [
-            repr((row.step, row.epoch, row.time, sorted(row.metrics.items())))
+            repr((row.step, _as_float(row.epoch), row.time, sorted(map(_as_floats, row.metrics.items()))))
             for row in read_rows(self.run_dir)
         ]
 

@@ -121,7 +121,7 @@ def test_runs_sort_by_their_own_fields_too(field, opened, root):
         ("summary.los", ("summary.loss",)),
         ("hparams.optim_lr", ("hparams.optim.lr",)),
         ("createdat", ("created_at",)),
-        ("loss", ()),
+        ("los", ()),
         ("tags", ()),
     ],
 )

@@ -198,11 +198,11 @@ def test_a_run_folder_that_is_sent(tmp_path):
     assert name.startswith("run-")
 
 
-def test_without_the_package_the_extra_is_named(monkeypatch):
+def test_a_missing_package_is_named(monkeypatch):
     """The constructor raises."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
 
-    with pytest.raises(ImportError, match=r"training-destinations\[trackio\]"):
+    with pytest.raises(ImportError, match="pip install trackio"):
         Trackio("project")
 
 

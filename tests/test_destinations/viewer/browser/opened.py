@@ -63,7 +63,10 @@ class Opened:
             return box && !box.hidden && box.innerText.includes(part) && box.innerText;
         }"""
         for _ in range(WAIT_MS // 1000):
-            box = area.bounding_box()
+            area.wait_for()
+            if (box := area.bounding_box()) is None:
+                # It was drawn again since.
+                continue
             self.page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] * height, steps=3)
             try:
                 return self.page.wait_for_function(condition, arg=[metric, part], timeout=1000).json_value()
