@@ -45,7 +45,7 @@ class Hand:
     def drag(self, locator, start, end):
         """Drags across an element, from one share of its width to another."""
         self.clicks += 1
-        box = locator.bounding_box()
+        box = self.opened.box(locator)
         self.page.mouse.move(box["x"] + box["width"] * start, box["y"] + box["height"] / 2)
         self.page.mouse.down()
         self.page.mouse.move(box["x"] + box["width"] * end, box["y"] + box["height"] / 2 + 2, steps=3)

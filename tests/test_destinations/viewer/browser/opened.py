@@ -50,6 +50,14 @@ class Opened:
         }}"""
         return self.page.wait_for_function(tolerant, arg=argument, timeout=WAIT_MS).json_value()
 
+    def box(self, locator):
+        """Where an element is; one that is drawn again in that moment is asked for again."""
+        for _ in range(WAIT_MS // 1000):
+            locator.wait_for()
+            if (found := locator.bounding_box()) is not None:
+                return found
+        raise AssertionError(f"{locator} is nowhere")
+
     def hovered(self, metric, part="", height=0.5):
         """Moves the mouse over the middle of a chart, and returns the text beside it, once that has a part.
 
@@ -63,10 +71,7 @@ class Opened:
             return box && !box.hidden && box.innerText.includes(part) && box.innerText;
         }"""
         for _ in range(WAIT_MS // 1000):
-            area.wait_for()
-            if (box := area.bounding_box()) is None:
-                # It was drawn again since.
-                continue
+            box = self.box(area)
             self.page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] * height, steps=3)
             try:
                 return self.page.wait_for_function(condition, arg=[metric, part], timeout=1000).json_value()

@@ -73,7 +73,7 @@ def test_merged_points_are_said_and_keep_spikes_and_zoom_loads_finer(opened):
     assert len(before["x"]) <= 1000 < LONG
     assert max(opened.traces("loss", "range")[long]["y"]) == 1000.0
     assert "mean of up to" in card(opened, "loss").locator(".means").get_attribute("title")
-    box = card(opened, "loss").locator(".nsewdrag").bounding_box()
+    box = opened.box(card(opened, "loss").locator(".nsewdrag"))
     left = box["x"] + box["width"] * (SPIKE_AT - 200) / LONG
     page.mouse.move(left, box["y"] + 60)
     page.mouse.down()

@@ -39,8 +39,13 @@ def points(opened, count):
 def test_values_that_look_alike_have_places_of_their_own(kinds):
     """A number, its text, and texts that begin alike are different; equal numbers are one, and ticks tell them apart."""
     kinds.go("explore?sx=hparams.size&sy=summary.loss")
-    found = points(kinds, 9)
-    axis = kinds.page.evaluate("document.querySelector('#scatter').layout.x.ticks")
+    points(kinds, 9)
+    # In one look: it may be drawn again, with the values in another order.
+    shown, axis = kinds.page.evaluate(
+        f"() => [({POINTS})(), document.querySelector('#scatter').layout.x.ticks]"
+    )
+    names = {row["id"]: row["name"] for row in kinds.answer("runs?limit=1000")["rows"]}
+    found = {names[point["run"]]: point for point in shown}
 
     assert found["run-2"]["x"] == found["run-9"]["x"]
     assert len({point["x"] for point in found.values()}) == 8
