@@ -22,7 +22,7 @@ from uploads import Fence, RemoteObject, Store, TransientStoreError, UploadError
 from uploads.disk import read_json, replace_json
 
 from .folder import RunInUseError, RunPathError, holds_run
-from .layout import PARTS_FOLDER, WRITERS_FOLDER
+from .layout import PARTS_FOLDER, writer_of
 from .pieces import PieceError, piece_name
 from .stored_run import (
     LIVE_FOLDER,
@@ -69,7 +69,7 @@ class Claim:
         session: the number of this session; 0 before `take`.
         there: the sizes of the objects that are plain files of the run, by path, when it was opened.
         sign_seconds: in which a live session gives a sign.
-        follows: the last interval that the run continues of each session of another folder, by its number.
+        follows: as of `Piece`.
         run: as of `Piece`.
     """
 
@@ -243,7 +243,7 @@ class Claim:
     @property
     def _is_of_writer(self) -> bool:
         """Whether the rows are a named writer's, which belong to whatever run is at the place above."""
-        return self.uri.partition("?")[0].rstrip("/").split("/")[-2:-1] == [WRITERS_FOLDER]
+        return bool(writer_of(Path(self.uri.partition("?")[0])))
 
     def _own_path(self, run_dir: Path) -> Path:
         return run_dir / (_OWN if self._rank == 0 else f".mirror.{self.stream}.json")

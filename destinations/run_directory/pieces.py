@@ -87,7 +87,8 @@ class Piece:
         plain: once the run has ended, the files that are objects of their own now: their CRC-32 by path.
         written_at: by the clock of the writer, in seconds since 1970.
         seconds: the interval at which pieces come.
-        follows: the last interval that the run continues of each session of another machine, by its number.
+        follows: the last interval that the run continues of each earlier session, by its number; for sessions
+            of the same folder, a number beyond all intervals.
         run: what tells the run from others that are or were in the store under its name.
     """
 

@@ -338,8 +338,9 @@ class BucketCopy:
         else:
             for prefix in self._runs.keys() - runs.keys():
                 self._remove(prefix)
-            self._remove_unlisted(runs)
         known = self._known()
+        if not self.unlisted and self._remove_unlisted(known, runs):
+            known = self._known()
         self._runs = runs
         documents = [
             (run.prefix, path, one)
@@ -611,16 +612,18 @@ class BucketCopy:
         copied |= {run.prefix + PIECES_STATE: [0, None] for run in self._runs.values() if run.live}
         replace_file(self.folder / _STATE, json.dumps(copied).encode())
 
-    def _remove_unlisted(self, runs: dict[str, _Copied]) -> None:
-        """Removes what was copied and is not in the store any more."""
+    def _remove_unlisted(self, known: Iterable[str], runs: dict[str, _Copied]) -> bool:
+        """Removes what was copied and is not in the store any more; returns whether whole runs went."""
         listed = {run.prefix + path for run in runs.values() for path in run.plain}
-        for name in self._known().keys() - listed:
+        has_removed_run = False
+        for name in set(known) - listed:
             run = _run_of(name, runs)
             if run is not None and run.live:
                 continue
             if name.rpartition("/")[2] == PIECES_STATE:
                 # Its pieces are gone, and with them what says which files they brought.
                 self._remove(name.removesuffix(PIECES_STATE))
+                has_removed_run = True
             with contextlib.suppress(OSError, ValueError):
                 path = path_inside(self.folder, name)
                 path.unlink(missing_ok=True)
@@ -630,6 +633,7 @@ class BucketCopy:
                     if parent == self.folder or any(parent.iterdir()):
                         break
                     parent.rmdir()
+        return has_removed_run
 
     def _remove(self, prefix: str) -> None:
         """Removes the copy of a run; what else there is below it is copied again."""
