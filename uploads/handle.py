@@ -159,7 +159,7 @@ class Backlog:
 
     @property
     def lost(self) -> int:
-        """The number of files of which the spool has no good copy: refused, corrupt, or deleted there."""
+        """The number of failed files without a good copy in the spool: refused, corrupt, or deleted there."""
         gone = {UploadState.REFUSED, UploadState.CORRUPT, UploadState.LOST}
         return sum(one.state in gone for one in self.failures)
 

@@ -67,7 +67,7 @@ _OF_A_SPOOL = {
 
 
 def gauges_of_spool(status: Mapping[str, Any]) -> list[Gauge]:
-    """Returns the figures of what `command_line.status` says of a spool."""
+    """Returns the figures of a spool, from what `command_line.status` returns."""
     labels = {"spool": str(status["spool"]), "store": str(status["store"] or "")}
     found = {name: float("nan") if status[name] is None else status[name] for name in _OF_A_SPOOL}
     return [

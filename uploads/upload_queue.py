@@ -558,7 +558,7 @@ class UploadQueue:
 
         As long as there is room they are uploaded like all others. Where there is none, they are withdrawn in
         the order of these calls, with those that wait for them (`after=`), also if an attempt is under way:
-        the object may still arrive. One of which a part was sent stays. A forked child drops nothing.
+        the object may still arrive. An upload in parts that has begun stays. A forked child drops nothing.
 
         Raises:
             InvalidRemoteNameError: One is no name of an object.
@@ -584,7 +584,7 @@ class UploadQueue:
         )
 
     def _waiting(self, name: str, *, from_drain: bool = False) -> Iterator[Entry]:
-        """Yields the entries of a name of which nothing was sent, oldest first."""
+        """Yields the entries of a name that have sent nothing yet, oldest first."""
         for folder in () if self._is_child else self._ledger.folders_of(name):
             pending = self.spool.pending / folder
             place = self.spool.place_of(folder) or pending if from_drain else pending

@@ -112,8 +112,8 @@ def _shared_by(given: tuple[Any, ...]) -> _Shared | None:
     return next((one for one in _in_use if given and list(map(id, one.given)) == list(map(id, given))), None)
 
 
-# What each method logs once it is written: a function of logger, value, name and step, and of the method's
-# options. Its docstring is that of the method.
+# What each method writes: a function that takes logger, value, name, step and the method's options. The
+# method takes its docstring.
 
 
 def _write_text(logger: Logger, text: Any, name: str, step: int) -> None:

@@ -110,7 +110,7 @@ class CsvSnapshot:
         """Yields the rows in chunks of complete lines.
 
         Args:
-            start: the place of a row. Default: that of the first.
+            start: the place of a row. Default: the first row.
             chunk_bytes: the size of a read; a longer line is one chunk.
             end: the place after a row. Default: that after the last one.
         """

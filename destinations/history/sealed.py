@@ -29,7 +29,7 @@ _log = logging.getLogger("destinations")
 
 
 class ParquetSnapshot(CsvSnapshot):
-    """The rows of a part, as those of the CSV that it was: header and size are of that.
+    """The rows of a part, read like the CSV that it was made from; header and size are the CSV's.
 
     Args:
         rows: the file, owned by this object.

@@ -115,7 +115,7 @@ class MetricsSnapshot(Settled):
             first = end
 
     def files(self, wanted: Collection[str] | None = None) -> "Iterator[CsvSnapshot]":
-        """Yields the parts, each open until the next one, then the CSV. What is missing or cut is logged.
+        """Yields the parts, each open until the next one, then the CSV. Logs what is missing or cut.
 
         Args:
             wanted: columns; parts without any of them are left out. None for all.
@@ -133,13 +133,13 @@ class MetricsSnapshot(Settled):
         yield self.csv
 
     def _problems(self) -> list[str]:
-        """Returns what is wrong with the CSV, as far as it is known without reading its rows."""
+        """Returns the damage of the CSV that shows without reading its rows."""
         checks, lost = self.csv.checks, self.history.lost
         found = [f"{lost:,} rows of {self.path.name} were damaged, and are lost"] if lost else []
         return found + ([checks.problem] if checks is not None and checks.problem else [])
 
     def damage_of_csv(self) -> list[str]:
-        """Returns what is missing of the rows of the CSV, which is read whole."""
+        """Returns which rows of the CSV are missing; reads the whole file."""
         checks = self.csv.checks
         if checks is None:
             return self._problems()

@@ -125,7 +125,7 @@ class RowBuffer:
                 self._lines.append(formatter.line(step, epoch, at, values).encode())
                 self._note(names, [step], [values], epoch)
             else:
-                # A block's, of which each row has both.
+                # A row of a block: step and epoch are always known.
                 rows, own = values[None], ([step or 0], [epoch or 0], np.array([at]))
                 self._lines.append(formatter.lines(*own, rows))
                 self._note(names, [step], rows, epoch)

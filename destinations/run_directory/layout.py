@@ -268,7 +268,7 @@ def writer_path(run_dir: Path, writer: str) -> Path:
 
 
 def writer_of(folder: Path) -> str:
-    """Returns the name of the writer that a folder is of; "" for that of a run."""
+    """Returns the named writer whose folder this is; "" for the folder of a run."""
     return folder.name if folder.parent.name == WRITERS_FOLDER else ""
 
 

@@ -313,7 +313,7 @@ class MetricsCsv:
             self._disk.sync(fd)
         self._written = None if following else (len(self._sums.blocks), len(content))
 
-    # Rows of the newest session, after those of earlier ones.
+    # Rows of the newest session, behind the rows of earlier sessions.
 
     @property
     def own_rows(self) -> int:

@@ -379,7 +379,7 @@ class RankWriter:
         self._are_statistics_due = True
 
     def _note_change(self) -> None:
-        """Notes that another program has changed the CSV, of which the statistics are to be."""
+        """Notes that another program has changed the CSV, so that the statistics are computed anew."""
         self._failures.last_error = f"another program has changed {metrics_name(self._rank)}"
         self._are_statistics_due = self._papers.are_due = True
 

@@ -174,7 +174,7 @@ class RowFile:
     # Sessions.
 
     def apply(self, record: Begin | Rewind | Resume | Boundary) -> None:
-        """Applies what stands between the calls in the journal, of which those before it are in the CSV."""
+        """Applies a mark of the journal once the calls before it are in the CSV."""
         chain = self.csv.parts.chain
         match record:
             case Begin():

@@ -373,7 +373,7 @@ class _Table:
             options: of `pyarrow.parquet.ParquetWriter`.
         """
         if self.format == "parquet":
-            # The buffer is that of a text stream such as sys.stdout.
+            # The buffer of a text stream such as sys.stdout.
             return _write_parquet(map(arrow_of, chunks), getattr(self.stream, "buffer", self.stream), options)
 
         def csv_of_rows(chunk: Any) -> str:
@@ -396,7 +396,7 @@ class _Table:
 def _json_line(row: Mapping[str, Any]) -> str:
     with contextlib.suppress(TypeError):
         line: bytes = orjson.dumps(row)
-        # Also for NaN, of which `strict_json` makes a text.
+        # Also for NaN, which `strict_json` writes as a text.
         if b"null" not in line:
             return line.decode() + "\n"
     return strict_json(row) + "\n"

@@ -55,7 +55,7 @@ class RunView:
 
     @classmethod
     def parse(cls, fields: Mapping[str, Any]) -> "RunView":
-        """Returns the view with the fields of a saved one, but for those of a wrong type."""
+        """Returns the view with the fields of a saved one; fields of a wrong type are left out."""
 
         def text(name: str) -> str:
             return value if isinstance(value := fields.get(name), str) else ""

@@ -529,7 +529,7 @@ _MAX_TAG_KEY = 250
 
 
 class _Experiment(Target):
-    """An experiment at a tracking URI; by default that of the name of the parent folder.
+    """An experiment at a tracking URI; by default the one named like the parent folder.
 
     MLflow chooses run ids itself, so the run is found by a tag. Sending everything again deletes the earlier
     run, which MLflow can restore.

@@ -331,15 +331,15 @@ class TensorBoard(Tracker):
     **Records.** Metrics become float32 scalars, one event per call. Images become PNG, and under "name/mask"
     once more with each mask as an overlay, with the labels in the description. Audio becomes WAV, video GIF;
     histograms and point clouds are supported. Texts, tables and traces become Markdown. Hyperparameters
-    appear in the HPARAMS tab as of the first record; later ones become a text. Steps and times are those of
-    the call.
+    appear in the HPARAMS tab as of the first record; later ones become a text. Steps and times are the
+    call's.
 
     **Names** are the tags. If a name is already used for another kind of record, the kind is appended:
     "loss/text".
 
     **Resume.** In a folder with event files, a new file is added, and no file is changed. Records that
     training repeats are marked as replaced, and TensorBoard hides them; records from before the checkpoint
-    stay, also those of its step.
+    stay, also at its step.
 
     **Files** have unique names, and the newest is read last; files that another writer has open are not
     continued. TensorBoard itself expects one writer per folder: it follows only the newest file.

@@ -233,7 +233,7 @@ class WandBSink(Sink):
 
         arguments = self._arguments(wandb)
         if "dir" in arguments:
-            # W&B would replace a missing folder by that of temporary files.
+            # W&B would replace a missing folder by the system's temporary folder.
             Path(arguments["dir"]).mkdir(parents=True, exist_ok=True)
         arguments.setdefault("reinit", "create_new")
         _require_login(wandb, arguments)

@@ -83,7 +83,7 @@ def _cell(text: str) -> str:
 
 
 class GrowingCsv:
-    """A CSV that grows by lines, of which the last one may be written again.
+    """A CSV that grows by lines; the last line may be written again.
 
     Args:
         path: of the file; created with its header if it is empty.

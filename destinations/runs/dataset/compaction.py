@@ -564,7 +564,7 @@ def _groups(items: Iterable[_Item]) -> Iterator[list[_Item]]:
 
 
 def _in_order(batches: Iterator[Any]) -> Iterator[Any]:
-    """Yields the values of a part, by metric where they fit in memory; those of a metric keep their order."""
+    """Yields the values of a part, by metric where they fit in memory, each metric in its order."""
     import pyarrow as pa
 
     held, count = [], 0

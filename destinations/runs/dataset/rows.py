@@ -188,8 +188,8 @@ def _values_of_block(run_id: str, rank: int, block: Block, first_row: int, part:
         ],
         schema=arrow_schema("metrics"),
     )
-    # A copy: a thread of Delta's writer frees the batch, and that of numpy's memory needs the interpreter, so
-    # that the process would abort if it was just then ending.
+    # A copy: Delta's writer frees the batch in a thread of its own. Freeing numpy's memory needs the
+    # interpreter, and would abort a process that is just ending.
     return pa.concat_batches([batch, batch.slice(0, 0)])
 
 
@@ -197,9 +197,9 @@ def _values_of_block(run_id: str, rank: int, block: Block, first_row: int, part:
 
 
 def summary_of(run: Run, record: RunRecord) -> dict[str, MetricSummary]:
-    """Returns the statistics of each metric, those of the rows where the run was killed.
+    """Returns the statistics of each metric; of a killed run, computed from its rows.
 
-    Its file is some seconds older than they are then.
+    The summary file of a killed run is some seconds older than its rows.
     """
     return run.summary if is_terminal(record.status) else computed_summary(run.path, 0)
 

@@ -119,7 +119,7 @@ class Writer:
             yield place, ledger
 
     def _folder_of(self, sent: SentRun) -> Path:
-        """Returns the folder of a run: that of its ledger, else a new one with its name."""
+        """Returns the folder of a run: the one that the ledger names, else a new one with the run's name."""
         if sent.run_id in self._folders:
             return self._folders[sent.run_id]
         plain = self._root / sent.path.name

@@ -70,7 +70,7 @@ class DestinationSink:
     report. One of a kind that it ignores is left out.
 
     Where the run has several ranks or named writers, `make` gives each a destination of its own. Without it,
-    metrics of rank 1 are named `rank1/loss`, metrics and records of a writer `eval/loss`, and those of a
+    metrics of rank 1 are named `rank1/loss`, metrics and records of a writer `eval/loss`, and metrics of a
     branch `abandoned/BRANCH/loss`; if metrics of the trainer already begin like that, an underscore is added
     before the "/".
 
@@ -78,7 +78,7 @@ class DestinationSink:
         run: the run.
         destination: new or closed.
         clock: the clock of the destinations.
-        report: what is written is added to it.
+        report: counts what is written.
         make: makes a destination for another rank or writer.
     """
 
@@ -181,7 +181,7 @@ class DestinationSink:
         return lane or self._main
 
     def _prefix(self, lane: _Lane, writer: str, rank: int, branch: str = "") -> str:
-        """Returns what the names begin with; nothing of what has a lane of its own."""
+        """Returns the prefix of names; "" for a rank or writer with a lane of its own."""
         key = (writer, rank, branch) if lane is self._main else ("", 0, branch)
         if key not in self._prefixes:
             self._prefixes[key] = self._prefix_of(*key)
@@ -253,7 +253,7 @@ class DestinationSink:
             lane.destination.flush()
 
     def _move_to(self, record: Values | Logged, lane: _Lane, epoch: float | None = None) -> int:
-        """Sets clock and timestamp to those of the record; returns the step."""
+        """Sets clock and timestamp as the record has them; returns the step."""
         from events import Time, Timestamp
 
         if record.time is not None and math.isfinite(record.time):
@@ -310,7 +310,7 @@ def _call(lane: _Lane, kind: Kind, given: dict[str, Any]) -> None:
 
 
 def _supports(destination: Any, method: str) -> bool:
-    """Returns whether a destination has a method; those of the base class are marked `is_default`."""
+    """Returns whether a destination has a method of its own: the base class marks its own `is_default`."""
     own = type(destination)
     found = getattr(own, method, None) or getattr(own, "log_record", None)
     return found is not None and not getattr(found, "is_default", False)

@@ -225,7 +225,7 @@ class _StreamReader:
         return Values(metrics, row.step, row.time, row.epoch, rank, self._writer, branch)
 
     def _new_lines(self, path: Path, chain: Chain, prefix: str = "") -> Iterator[Logged]:
-        """Yields the records of an index; the prefix tells that of a parent."""
+        """Yields the records of an index; a prefix marks a parent's index."""
         lines, name, key = self._position.lines, path.name, prefix + path.name
         begin = lines.get(key, 0)
         last = _last_of_each(path) if name == ARTIFACTS_INDEX else {}

@@ -27,7 +27,7 @@ class Values:
 
     Attributes:
         metrics: by name.
-        step: None where none is known: that of the values before.
+        step: None where none is known: the step of the values before counts.
         time: in seconds since 1970.
         epoch: also a part of one.
         rank: whose they are.

@@ -112,7 +112,7 @@ class Place:
             ) from error
 
     def make_beside(self, clock: Callable[[], float]) -> MakeDestination | None:
-        """Returns what makes destinations for other ranks and writers; None if they share that of rank 0."""
+        """Returns what makes destinations for other ranks and writers; None if they share rank 0's."""
         return None
 
     def check(self) -> None:
@@ -340,7 +340,7 @@ def run_place(
         run: the run.
         options: further arguments of `RunDirectory`.
         tracker: the class of its destination.
-        folder: that of the run.
+        folder: of the run.
     """
     target = _RunFolder(os.fspath(root), run, options)
     return RunPlace(attrs.evolve(_RUN, tracker=tracker), target, Path(), folder)

@@ -136,7 +136,7 @@ class CheckpointFolder:
         return format_name(self.remote_folder, state).rstrip("/")
 
     def pattern(self, state: State) -> re.Pattern[str]:
-        """Returns what the names of this run's checkpoints match, and those of the files of one in shards."""
+        """Returns two patterns: for names of this run's checkpoints, and for files of one in shards."""
         parts = _PLACEHOLDER.split(format_run_name(self.filename.removesuffix(".pt"), state))
         # Every other part is a placeholder: a number, or any text where it has a format of its own.
         texts = [

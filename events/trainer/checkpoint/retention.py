@@ -280,9 +280,9 @@ class KeptCheckpoints:
         )
 
     def outdated(self, before: Kept, after: Kept) -> list[SavedCheckpoint]:
-        """Returns those that only a rule for the newest keeps, since this save.
+        """Returns the checkpoints that since this save only a rule for the newest keeps.
 
-        At first also those of earlier saves.
+        The first call also returns those from earlier saves.
 
         Args:
             before: what was kept before it.
