@@ -18,8 +18,8 @@
 # make fuzz   what is read from files and users, with other examples each time, for FUZZ_MINUTES (10)
 # make soak   one run with all destinations, and others that are killed again and again, beside a store that fails in
 #             every way, for SOAK_MINUTES (3): nothing that was accepted may be lost, nothing may grow; eight ranks first
-# make bench  every benchmark, three times, beside whatever peers are installed: writes the tables of docs/performance.md,
-#             and fails where a ratio is worse than the last; hours, or only BENCH="dispatch monitor"
+# make bench  every benchmark, three times, beside whatever peers are installed, and stores the figures;
+#             fails if a ratio is worse than the last time; takes hours, or only BENCH="dispatch monitor"
 # make bench-peers   what it is measured beside, in an environment of their own, which `make bench` then uses
 PYTHON ?= python3
 VENV := .venv
@@ -52,7 +52,7 @@ screenshots: $(READY)
 	$(BIN)/python docs/screenshots.py
 
 docs: $(READY)
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --site-dir site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet --site-dir site
 
 # One core would be idle while types are checked. Tests are reported as they run, types after them.
 # In a new environment one process imports everything first: else each of those that run tests would compile it.
