@@ -248,8 +248,8 @@ def test_every_callback_is_in_its_page():
 
 def test_the_arguments_that_replace_composers_are_there_and_composers_own_are_not():
     """Of each row: what is on the left is not ours, what is on the right is."""
-    text = (ROOT / "docs/coming-from.md").read_text(encoding="utf-8")
-    table = text[text.index("### Arguments of Trainer") : text.index("### Composer's own tests")]
+    text = (ROOT / "docs/coming-from-composer.md").read_text(encoding="utf-8")
+    table = text[text.index("## Arguments of Trainer") : text.index("## RemoteUploaderDownloader")]
     rows = re.findall(r"^\| `(Trainer|CheckpointSaver)\((.*?)\)`(?:, .*?)? \| (.*) \|$", table, re.MULTILINE)
     assert len(rows) == 13
 
@@ -263,17 +263,6 @@ def test_the_arguments_that_replace_composers_are_there_and_composers_own_are_no
         for argument in left - set(ours) if name == "Trainer" else ():
             with pytest.raises(TypeError, match=rf"no argument '{argument}'\. \w"):
                 events.Trainer(None, **{argument: True})
-
-
-def test_every_feature_of_others_is_shown_by_tests_that_are_there():
-    """The 52 rows are complete, and each names files of this folder."""
-    text = (ROOT / "docs/coming-from.md").read_text(encoding="utf-8")
-
-    rows = re.findall(r"^\| (F\d\d) \|.*\| ([^|]+) \|$", text, re.MULTILINE)
-
-    assert [name for name, _ in rows] == [f"F{number:02}" for number in range(1, 53)]
-    named = {ROOT / "tests" / path for _, paths in rows for path in paths.split(", ")}
-    assert [path for path in named if not path.is_file()] == []
 
 
 def test_fault_tests_has_a_line_for_each_test_that_reliability_names():
