@@ -21,8 +21,8 @@
 Subclass `LoggerDestination` to write your own. `create_destination` makes one by name, and
 `register_destination` adds a name.
 
-`import destinations` only defines names: a destination is imported when it is first used, as are torch, numpy,
-tqdm and boto3.
+`import destinations` only defines names: a destination is imported when it is first used, as are torch,
+numpy, tqdm and boto3.
 """
 
 import importlib

@@ -175,9 +175,9 @@ class InMemory(RecordDestination):
             name: the metric.
 
         Returns:
-            Arrays of equal length: the metric under its name, `step`, and each field of `Timestamp` (`batch`,
-            `epoch`, `sample_in_epoch`, …; durations such as `total_wct` in seconds). A metric with the name of
-            a field replaces it.
+            Arrays of equal length: the metric under its name, `step`, and each field of `Timestamp`
+            (`batch`, `epoch`, `sample_in_epoch`, …; durations such as `total_wct` in seconds). A
+            metric with the name of a field replaces it.
 
         Raises:
             ValueError: the metric was never logged, or its values were dropped.
