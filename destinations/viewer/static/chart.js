@@ -38,6 +38,7 @@ import {
   numbersOf,
   state,
   toggle,
+  update,
   visibleRuns,
 } from "./state.js";
 
@@ -63,10 +64,14 @@ function nameOfStraggler({ run, rank }) {
   return state.band === "ranks" ? `rank ${rank}` : shorten(runInfo(run).name, 100);
 }
 
-/** Returns the zoom of a metric that is in the URL: `[x0, x1, y0, y1]`, where a missing one is null. */
+/** The name by which the URL has the range of x that all charts share. */
+const ALL = "";
+
+/** Returns the zoom of a metric, as the URL has it: `[x0, x1, y0, y1]`, where null is no limit; null for none. */
 function zoomOf(metric) {
-  const zoom = numbersOf("zoom", metric);
-  return zoom?.length === 4 ? zoom : null;
+  const [all, own] = [ALL, metric].map((name) => numbersOf("zoom", name) ?? []);
+  const zoom = [0, 1, 2, 3].map((at) => own[at] ?? all[at] ?? null);
+  return zoom.some((one) => one !== null) ? zoom : null;
 }
 
 /** A chart of one metric, as a card. It asks for data when it comes into view, and is taken down when it leaves. */
@@ -356,7 +361,8 @@ export class MetricChart {
         this.note,
         this.problem ||
           (this.runs().length
-            ? (this.series.find((one) => one.error)?.error ?? "No value yet.")
+            ? (this.series.find((one) => one.error)?.error ??
+              (this.zoom ? "No value in this range." : "No value yet."))
             : "No run is selected."),
       );
       fill(this.plot, this.note);
@@ -583,19 +589,18 @@ export class MetricChart {
     };
   }
 
-  /** Takes what was dragged out, null for all; an axis that was not keeps its range. */
+  /** Takes the range that was dragged out, null for all: of x for all charts, of y for this one. */
   zoomed(ranges) {
+    // Thirteen digits are milliseconds since 1970.
+    const round = (value) => Number(Number(value).toPrecision(13));
     if (!ranges) {
-      if (this.zoom) keepNumbers("zoom", this.metric, null);
+      update({ zoom: [] });
       return;
     }
-    const [x0, x1, y0, y1] = this.zoom ?? [null, null, null, null];
-    const x = ranges.x?.map((value) => this.fromAxis(value)) ?? [x0, x1];
-    // Another part has another height, unless that was dragged out too.
-    const y = ranges.y ?? (ranges.x ? [null, null] : [y0, y1]);
-    // Thirteen digits are milliseconds since 1970.
-    const round = (value) => (value === null ? null : Number(Number(value).toPrecision(13)));
-    keepNumbers("zoom", this.metric, [...x, ...y].map(round));
+    // Another part has another height, unless that is dragged out too.
+    keepNumbers("zoom", this.metric, ranges.y && [null, null, ...ranges.y.map(round)]);
+    if (ranges.x)
+      keepNumbers("zoom", ALL, [...ranges.x.map((value) => round(this.fromAxis(value))), null, null]);
   }
 
   /** Returns the lines at a place of the plot, the nearest first, each with its value there. */
@@ -753,18 +758,6 @@ export class MetricChart {
     fill(
       this.badge,
       merged > 1 && el("span", { class: "means", title: about, role: "img", "aria-label": about }, "≈"),
-      this.zoom
-        ? el(
-            "button",
-            {
-              type: "button",
-              class: "button quiet",
-              style: { height: "24px", "font-size": "11.5px", padding: "0 7px" },
-              onclick: () => keepNumbers("zoom", this.metric, null),
-            },
-            "Reset zoom",
-          )
-        : null,
     );
   }
 

@@ -57,6 +57,11 @@ class ChartTools {
       class: "button quiet",
       onclick: () => update({ hide: [] }),
     });
+    this.zoom = el(
+      "button",
+      { type: "button", class: "button", onclick: () => update({ zoom: [] }) },
+      "Reset zoom",
+    );
     this.element = el(
       "div",
       { class: "toolbar" },
@@ -69,6 +74,7 @@ class ChartTools {
       !isExported && this.band,
       this.folds,
       this.hidden,
+      this.zoom,
       unfoldButton(),
     );
   }
@@ -113,6 +119,7 @@ class ChartTools {
     this.outliers.setAttribute("aria-pressed", String(state.outliers === "1"));
     this.smooth.value = state.smooth || "0";
     fill(this.said, Number(state.smooth) ? Number(state.smooth).toFixed(2) : state.smooth ? "off" : "auto");
+    this.zoom.hidden = !state.zoom.length;
     this.hidden.hidden = !state.hide.length;
     fill(this.hidden, `Show ${state.hide.length} hidden`);
     if (document.activeElement !== this.find) this.find.value = state.find;
