@@ -237,6 +237,7 @@ class ViewBar {
       try {
         draw(await saveView(name, view));
         update({ view: view ? name : "" });
+        if (view) close();
       } catch (error) {
         toast(error.message, "error");
       }

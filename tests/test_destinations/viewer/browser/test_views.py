@@ -47,7 +47,9 @@ def test_bands_average_all_runs_of_the_view_by_several_fields(grid):
             return found.length === 6 && found.every((one) => one.innerText.includes('2 runs'))
                 && found.map((one) => [one.children[1].innerText, one.querySelector('path').getAttribute('stroke')]); }"""
     )
-    assert [label for label, _ in legend] == [f"{model} · {rate}" for model in "ab" for rate in (0.01, 0.1, 1)]
+    assert [label for label, _ in legend] == [
+        f"{model} · {rate}" for model in "ab" for rate in (0.01, 0.1, 1)
+    ]
     assert len({color for _, color in legend[:3]}) == 1
     assert len({color for _, color in legend}) == 2
     labels = grid.until(
@@ -55,6 +57,27 @@ def test_bands_average_all_runs_of_the_view_by_several_fields(grid):
             return found.length === 6 && found.map((one) => one.textContent); }"""
     )
     assert sorted(labels) == ["0.01", "0.01", "0.1", "0.1", "1", "1"]
+
+
+def test_chosen_and_hidden_runs_of_a_view_are_saved(grid, tmp_path, capsys):
+    """The file names them by `run_id`; the page opens the view with them, and the shell takes them."""
+    chosen = [grid.id_of(f"a-lr{rate}-seed0") for rate in ("0.1", "1")]
+    grid.go("charts?" + "&".join(f"run={one}" for one in chosen) + f"&off={chosen[0]}")
+    grid.drawn("loss")
+    grid.page.click("#views")
+    grid.page.get_by_label("Name of this view").fill("pair")
+    grid.page.get_by_role("button", name="Save view").click()
+    grid.until("() => document.querySelector('#views').innerText === 'pair'")
+    saved = json.loads((tmp_path / "runs" / "views.json").read_text())["views"]["pair"]
+    assert [len(saved["run"]), len(saved["off"])] == [2, 1]
+    assert not set(chosen) & set(saved["run"])
+    grid.go("charts")
+    grid.page.click("#views")
+    grid.page.get_by_role("button", name="pair", exact=True).click()
+    grid.until("(id) => location.hash.includes(`off=${id}`)", chosen[0])
+    assert set(grid.drawn("loss")) == {chosen[1]}
+    assert main(["runs", "ls", "--root", str(tmp_path / "runs"), "--view", "pair", "--json"]) == 0
+    assert [row["name"] for row in json.loads(capsys.readouterr().out)] == ["a-lr1-seed0"]
 
 
 def test_the_outliers_switch_shows_a_spike_that_leaves_the_chart(grid):
@@ -81,7 +104,9 @@ def test_one_cursor_is_in_all_charts_and_one_range(grid):
     grid.drawn("loss", 10)
     grid.drawn("acc", 10)
     grid.hovered("loss")
-    assert sorted(grid.until(f"() => {{ const found = ({DOTS})(); return found.length === 2 && found; }}")) == [
+    assert sorted(
+        grid.until(f"() => {{ const found = ({DOTS})(); return found.length === 2 && found; }}")
+    ) == [
         "acc",
         "loss",
     ]
