@@ -192,20 +192,14 @@ class TestLocalStore:
         assert getattr(raised.value, "may_be_the_entry", None) in {None, code == errno.EACCES}
         assert list((tmp_path / "store").iterdir()) == []
 
-    def test_a_file_system_without_any_create_only_is_refused(self, tmp_path, make_file, monkeypatch):
-        """It has neither hard links nor a rename that replaces nothing; the kernel knows no such flag."""
-
-        class WithoutLinks(LocalStore):
-            @staticmethod
-            def _link(*_args, **_options):
-                raise OSError(errno.EPERM, "Operation not permitted")
-
+    def test_create_only_works_without_a_rename_that_replaces_nothing(self, tmp_path, make_file, monkeypatch):
+        """On NFS, a hard link refuses the second writer, and nothing is left beside the first."""
         monkeypatch.setattr(disk, "_RENAME_NOREPLACE", 1 << 30)
-        store = WithoutLinks(tmp_path / "store")
+        store = LocalStore(tmp_path / "store")
+        _put(store, make_file, "name", b"x", overwrite=False)
 
-        with pytest.raises(RejectedByStoreError, match="overwrite=False is not supported for 'name'"):
-            _put(store, make_file, "name", b"x", overwrite=False)
-        _put(store, make_file, "name", b"x")
+        with pytest.raises(RemoteExistsError):
+            _put(store, make_file, "name", b"y", overwrite=False)
 
         assert [path.name for path in (tmp_path / "store").iterdir()] == ["name"]
 
