@@ -1,7 +1,7 @@
-"""What people wait for in a browser: `python -m tests.benchmarks page`; needs Chromium and playwright.
+"""Measures what people wait for in a browser: `python -m tests.benchmarks page`; needs Chromium and playwright.
 
-A sweep of 200 runs of 2,000 steps and 8 metrics: the charts of 100 of them, first and again, and the seconds of
-each task of `tests.ten_tasks`. Seconds are from the first click to what is looked for, on screen.
+In a sweep of 200 runs of 2,000 steps and 8 metrics, it draws the charts of 100 runs, twice, and times each task of
+`tests.ten_tasks`, from the first click until the result is on screen.
 """
 
 import shutil
