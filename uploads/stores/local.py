@@ -44,10 +44,10 @@ class LocalStore:
     print([found.name for found in store.list()])  # []
     ```
 
-    A put writes beside its target, syncs, and renames; with create-only, the rename replaces nothing. If the
-    spool is on the store's file system, a file above 8 MiB that is no longer written isn't copied: the object is
-    a hard link to it, and the file is read once for its CRC-32. Every folder on the way is opened without
-    following links, so that nothing is read or written outside the root.
+    A put writes beside its target, syncs, and renames; with create-only, the rename replaces nothing. If
+    the spool is on the store's file system, a file above 8 MiB that is no longer written isn't copied:
+    the object is a hard link to it, and the file is read once for its CRC-32. Every folder on the way is
+    opened without following links, so that nothing is read or written outside the root.
     """
 
     def __init__(self, root: str | Path) -> None:
