@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Self
 import attrs
 
 from destinations.run_directory.layout import OWN_COLUMNS, header_line, parse_header, part_path
-
 from uploads.disk import closing, crc32_of, open_regular
 
 from .csv_file import CsvSnapshot, last_rows_of_file, open_existing
