@@ -202,7 +202,9 @@ class Part:
         )
 
     def check(self, *, is_whole: bool = True) -> str | None:
-        """Returns what can't be read of the part, see `damage`. A part with its recorded checksum isn't parsed.
+        """Returns what can't be read of the part, see `damage`.
+
+        A part with its recorded checksum isn't parsed.
 
         Args:
             is_whole: whether to read the whole file; otherwise only its size is compared.
