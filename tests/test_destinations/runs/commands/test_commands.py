@@ -978,8 +978,8 @@ def test_without_any_root_it_says_what_to_do(runs, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("module", "arguments", "advice"),
     [
-        ("matplotlib", ("plot", "loss", "alpha", "-o", "a.png"), "training-destinations[plot]"),
-        ("deltalake", ("compact", "runs", "dataset"), "training-destinations[query]"),
+        ("matplotlib", ("plot", "loss", "alpha", "-o", "a.png"), "pip install matplotlib"),
+        ("deltalake", ("compact", "runs", "dataset"), "pip install deltalake"),
         ("tensorboard", ("send", "alpha", "--to", "tensorboard:tb"), "pip install tensorboard"),
         ("wandb", ("send", "alpha", "--to", "wandb:p"), "pip install wandb"),
         ("mlflow", ("send", "alpha", "--to", "mlflow:sqlite:///a.db"), "pip install mlflow"),
