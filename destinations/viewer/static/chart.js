@@ -1,17 +1,6 @@
 /** One chart of one metric: the lines of the selected runs, and what one can do with it. */
 
-import {
-  coarse,
-  joinedTraces,
-  nearest,
-  outline,
-  rangeOf,
-  smoothed,
-  spikesOf,
-  stretchEnds,
-  weightFor,
-  weightOf,
-} from "./curves.js";
+import { nearest, outline, rangeOf, smoothed, spikesOf, stretchEnds, weightFor, weightOf } from "./curves.js";
 import { readBands, readSeries, runInfo } from "./data.js";
 import {
   debounce,
@@ -29,7 +18,7 @@ import {
   toCsv,
   toast,
 } from "./dom.js";
-import { clearPlot, drawable, drawPlot, faded, moveCursor, savePlot, turnToDraw } from "./plot.js";
+import { clearPlot, drawPlot, faded, moveCursor, savePlot, turnToDraw } from "./plot.js";
 import {
   colorOf,
   colorOfBand,
@@ -46,7 +35,7 @@ const POINTS = 1000;
 /** Points of all lines of a chart together: what is finer than its pixels is not seen, and takes a second to draw. */
 const MOST_POINTS = 20000;
 const LEAST_POINTS = 200;
-/** More lines than these have no ranges of their own: those of all are one pale ground. */
+/** More lines than these are drawn without their ranges and without smoothing; spikes remain. */
 const MOST_RANGES = 10;
 const GROW_MS = 900;
 const MOST_NEIGHBOURS = 4;
@@ -378,11 +367,10 @@ export class MetricChart {
     this.drawFoot();
   }
 
-  /** @param {boolean} isJoined whether many lines of one style are one trace, which takes a third of the time. */
-  lineTraces(isJoined = this.series.length > MOST_RANGES) {
+  lineTraces() {
     this.chooseUnit(this.series.map((one) => one.x));
+    const dark = isDark();
     const behind = [],
-      ranges = [],
       lines = [];
     const isMany = this.series.length > MOST_RANGES;
     const writersOf = writersByRun(this.series);
@@ -390,9 +378,9 @@ export class MetricChart {
     this.spikes = [];
     // The last run that was selected is drawn first, so that the first is on top.
     for (const one of this.series.slice().reverse()) {
-      const color = colorOf(one.run, isDark());
+      const color = colorOf(one.run, dark);
       const isLeft = isBranch(one);
-      const x = drawable(one.x.map((value) => this.toAxis(value)));
+      const x = one.x.map((value) => this.toAxis(value));
       const writers = writersOf.get(one.run) ?? [];
       const dash = writers.length > 1 && one.writer ? dashOf(writers, one.writer) : "solid";
       const label = labelOf(one, writers);
@@ -401,13 +389,12 @@ export class MetricChart {
         name: shorten(label, 60),
         meta: { run: one.run, writer: one.writer ?? "", branch: one.branch ?? null },
       };
-      if (one.low && isMany) ranges.push(outline(...coarse(x, drawable(one.low), drawable(one.high))));
-      else if (one.low)
+      if (one.low && !isMany)
         behind.push({
           ...base,
-          ...outline(x, drawable(one.low), drawable(one.high)),
+          ...outline(x, one.low, one.high),
           line: { width: 0, color },
-          fillcolor: faded(color, isDark() ? 0.2 : 0.16),
+          fillcolor: faded(color, dark ? 0.2 : 0.16),
           meta: { ...base.meta, part: "range" },
         });
       const count = this.series.length;
@@ -419,7 +406,7 @@ export class MetricChart {
         behind.push({
           ...base,
           x,
-          y: drawable(one.y),
+          y: one.y,
           line: { ...line, width: 1.1 },
           opacity: 0.3,
           meta: { ...base.meta, part: "raw" },
@@ -429,17 +416,15 @@ export class MetricChart {
       lines.push({
         ...base,
         x,
-        y: drawable(y),
+        y,
         line,
         opacity: isLeft || count > 30 ? 0.6 : 1,
         mode: isPoint ? "markers" : "lines",
         marker: { color, size: 7 },
         meta: { ...base.meta, part: "line" },
       });
-      this.lines.push({ run: one.run, label, isLeft, color, x, y: drawable(y), raw: one.y });
-      const spikes = one.low
-        ? spikesOf({ x, y: one.y, low: drawable(one.low), high: drawable(one.high) })
-        : [];
+      this.lines.push({ run: one.run, label, isLeft, color, x, y, raw: one.y });
+      const spikes = one.low ? spikesOf({ ...one, x }) : [];
       this.spikes.push(...spikes.map((spike) => ({ ...spike, color })));
       if (spikes.length)
         lines.push({
@@ -450,23 +435,14 @@ export class MetricChart {
           meta: { ...base.meta, part: "spike" },
         });
       const ends = (places) => stretchEnds(places ?? [], one).map((value) => this.toAxis(value));
-      const red = isDark() ? "#ff8a80" : "#b3261e";
+      const red = dark ? "#ff8a80" : "#b3261e";
       lines.push(
         ...marksBelow(base, red, ends(one.nan), "x-thin", "NaN"),
         ...marksBelow(base, color, ends(one.inf), "triangle-up", "infinite"),
         ...this.lowMarks(base, color, x, one.y),
       );
     }
-    if (ranges.length)
-      behind.unshift({
-        mode: "lines",
-        x: ranges.flatMap((one) => [...one.x, null]),
-        y: ranges.flatMap((one) => [...one.y, null]),
-        line: { width: 0 },
-        fillcolor: isDark() ? "rgba(162, 165, 173, 0.14)" : "rgba(93, 95, 102, 0.1)",
-        meta: { run: null, branch: null, part: "ranges" },
-      });
-    return isJoined ? joinedTraces([...behind, ...lines]) : [...behind, ...lines];
+    return [...behind, ...lines];
   }
 
   /** Returns the marks of the values that a log axis cannot show. */
@@ -477,24 +453,25 @@ export class MetricChart {
 
   bandTraces() {
     this.chooseUnit(this.bands.map((one) => one.x));
+    const dark = isDark();
     const traces = [];
     this.lines = [];
     this.spikes = [];
     // The first bands have the colours, and are drawn last: in front.
     for (const band of this.bands.toReversed()) {
       const isRun = state.band === "ranks" && band.members.length;
-      const color = isRun ? colorOf(band.members[0].run, isDark()) : colorOfBand(band, isDark());
+      const color = isRun ? colorOf(band.members[0].run, dark) : colorOfBand(band, dark);
       if (!isRun) this.noteBand?.(band);
-      const x = drawable(band.x.map((value) => this.toAxis(value)));
+      const x = band.x.map((value) => this.toAxis(value));
       const label = isRun ? runInfo(band.members[0].run).name : band.label;
-      const [y, low, high] = edgesOf(band).map(drawable);
+      const [y, low, high] = edgesOf(band);
       const base = { mode: "lines", name: shorten(label, 60), meta: { band: band.label } };
-      const isColoured = color !== contextColor(isDark());
+      const isColoured = color !== contextColor(dark);
       if (isColoured)
         traces.unshift({
           ...base,
           ...outline(x, low, high),
-          fillcolor: faded(color, isDark() ? 0.24 : 0.18),
+          fillcolor: faded(color, dark ? 0.24 : 0.18),
           meta: { ...base.meta, part: "range" },
         });
       // Dashed where fewer runs go on than the group has.
@@ -786,9 +763,7 @@ export class MetricChart {
         download(`${name}.csv`, toCsv(rows), "text/csv");
         return;
       }
-      // With a legend of each run, where many are one trace.
-      const traces = this.bands ? this.plot.data : this.lineTraces(false);
-      await savePlot(this.plot, name, kind, traces);
+      await savePlot(this.plot, name, kind);
     } catch (error) {
       toast(`The chart could not be saved: ${error.message ?? error}`, "error");
     }
@@ -808,9 +783,7 @@ function marksBelow(base, color, places, symbol, part) {
   const marker = { symbol, size: 8, color, line: { color, width: symbol === "x-thin" ? 2 : 0 } };
   const y = places.map(() => null);
   const meta = { ...base.meta, part };
-  return places.length
-    ? [{ ...base, mode: "markers", isInStrip: true, x: drawable(places), y, marker, meta }]
-    : [];
+  return places.length ? [{ ...base, mode: "markers", isInStrip: true, x: places, y, marker, meta }] : [];
 }
 
 /** Returns middle, lower and upper edge of a band, as the view has it. */

@@ -16,9 +16,12 @@ const X_AXES = [
   ["time", "Wall time"],
   ["relative", "Relative time"],
 ];
-const MOST_AXES = 200;
+const MOST_AXES = 100;
 const LEAST_WIDTH = 325;
 const GAP = 14;
+const CARD_HEIGHT = 296;
+/** Sections that are further away than this have no cards yet: of thousands, most are never seen. */
+const NEAR_PX = 3000;
 
 /** The controls above the charts. */
 class ChartTools {
@@ -194,15 +197,26 @@ class Charts {
       },
       { rootMargin: "160px" },
     );
+    this.columns = 3;
+    /** The metrics of the sections whose cards are not made yet. */
+    this.waiting = new WeakMap();
+    this.near = new IntersectionObserver(
+      (entries) => {
+        for (const { target, isIntersecting } of entries) if (isIntersecting) this.fillCards(target);
+      },
+      { rootMargin: `${NEAR_PX}px` },
+    );
     view.until(() => {
       fitted.disconnect();
       this.inView.disconnect();
+      this.near.disconnect();
       for (const chart of this.charts.values()) chart.remove();
     });
   }
 
   fit() {
     const columns = Math.max(1, Math.floor((this.sections.clientWidth + GAP) / (LEAST_WIDTH + GAP)));
+    this.columns = columns;
     this.sections.style.setProperty("--grid", String(columns));
     for (const section of this.sections.querySelectorAll(".chart-section"))
       section.style.setProperty(
@@ -239,10 +253,21 @@ class Charts {
     );
     this.tools.drawFolds(groups.map(([prefix]) => prefix));
     this.fit();
-    for (const chart of this.charts.values()) {
-      chart.mark();
-      this.inView.observe(chart.element);
-    }
+    for (const chart of this.charts.values()) chart.mark();
+  }
+
+  /** Puts the cards into a section. */
+  fillCards(cards) {
+    const names = this.waiting.get(cards);
+    if (!names) return;
+    this.waiting.delete(cards);
+    this.near.unobserve(cards);
+    cards.style.minHeight = "";
+    fill(
+      cards,
+      names.map((name) => this.chartOf(name).element),
+    );
+    for (const name of names) this.inView.observe(this.chartOf(name).element);
   }
 
   /** Returns the prefixes of metrics with their metrics, in order: those that are pinned are the first group. */
@@ -265,6 +290,12 @@ class Charts {
     const isFolded = state.fold.includes(`/${prefix}`);
     const title = prefix === PINNED ? "Pinned" : prefix || "Metrics";
     const isWide = isFolded || names.some((name) => state.open.includes(name));
+    const height = Math.ceil(names.length / Math.min(this.columns, names.length)) * CARD_HEIGHT;
+    const cards = el("div", { class: "cards", hidden: isFolded, style: { "min-height": `${height}px` } });
+    this.waiting.set(cards, names);
+    // Cards that were there stay, without a flicker.
+    if (names.some((name) => this.charts.has(name))) this.fillCards(cards);
+    else this.near.observe(cards);
     return el(
       "section",
       {
@@ -296,11 +327,7 @@ class Charts {
               .join(", "),
           ),
       ),
-      el(
-        "div",
-        { class: "cards", hidden: isFolded },
-        names.map((name) => this.chartOf(name).element),
-      ),
+      cards,
     );
   }
 

@@ -1,7 +1,5 @@
-/** Lines as numbers: smoothing, ranges, gaps, and what is drawn as one; knows neither the page nor pixels. */
+/** Lines as numbers: smoothing, ranges and gaps. Knows neither the page nor pixels. */
 
-/** Of how many places of a line its part of this ground has one. */
-const COARSE = 4;
 /** The least share of noise in a line that is smoothed for the eye, and how much: gently. */
 const LEAST_NOISE = 0.5;
 const LEAST_NOISY = 50;
@@ -70,46 +68,6 @@ export function stretchEnds(places, { x, y }) {
   );
 }
 
-/** Returns traces of which those that look alike are one, with a gap between what were several. */
-export function joinedTraces(traces) {
-  const groups = new Map();
-  for (const trace of traces) {
-    const { mode, line, marker, opacity, yaxis, meta } = trace;
-    const style = JSON.stringify([mode, line, mode === "markers" && marker, opacity, yaxis, meta.part]);
-    const group = groups.get(style);
-    if (!group) {
-      groups.set(style, {
-        ...trace,
-        x: trace.x.slice(),
-        y: trace.y.slice(),
-        meta: { ...meta, runs: [meta.run] },
-      });
-      continue;
-    }
-    group.x.push(null);
-    group.y.push(null);
-    for (const [index, value] of trace.x.entries()) {
-      group.x.push(value);
-      group.y.push(trace.y[index]);
-    }
-    group.meta.runs.push(meta.run);
-  }
-  return [...groups.values()];
-}
-
-/** Returns a range in a quarter of its places; each is as wide as all on both sides of it, so none sticks out. */
-export function coarse(x, low, high) {
-  const places = x.map((_, index) => index).filter((index) => index % COARSE === 0 || index === x.length - 1);
-  const widest = (list, most) =>
-    places.map((place) => {
-      const near = list
-        .slice(Math.max(0, place - COARSE + 1), place + COARSE)
-        .filter((value) => value !== null);
-      return near.length ? most(...near) : null;
-    });
-  return [places.map((place) => x[place]), widest(low, Math.min), widest(high, Math.max)];
-}
-
 /**
  * Returns the places at which a line stands for a value far from it, the farthest first: `{x, from, to}`.
  *
@@ -164,7 +122,9 @@ export function rangeOf(lines, isLog) {
   // As far as it costs less than half of the height, the rest is shown too.
   const range = [Math.max(ends[0], low - span), Math.min(ends[1], high + span)];
   const edge = (range[1] / 2 - range[0] / 2 || span) / 10;
-  const back = (value) => (isLog ? 10 ** Math.max(-300, Math.min(300, value)) : value);
+  const most = isLog ? 300 : Number.MAX_VALUE;
+  const within = (value) => Math.max(-most, Math.min(most, value));
+  const back = (value) => (isLog ? 10 ** within(value) : within(value));
   return /** @type {[number, number]} */ ([back(range[0] - edge), back(range[1] + edge)]);
 }
 

@@ -3,8 +3,6 @@
 import { download, el, fill, formatNumber, isDark, shorten, svg } from "./dom.js";
 import { ticksOf } from "./ticks.js";
 
-/** Beyond this a range of values has no middle that a double holds. */
-const MOST_DRAWN = 1e300;
 /** Pixels beyond this are as good as infinitely far. */
 const FAR = 20000;
 const LEAST_DRAG = 6;
@@ -28,20 +26,6 @@ export function turnToDraw() {
       }),
   );
   return lastTurn;
-}
-
-/** Returns values as they are drawn: those at the edges of what a double holds are moved to where they can be. */
-export function drawable(values) {
-  const isDrawable = (value) =>
-    typeof value !== "number" ||
-    (Math.abs(value) >= 1 / MOST_DRAWN && Math.abs(value) <= MOST_DRAWN) ||
-    value === 0;
-  if (values.every(isDrawable)) return values;
-  return values.map((value) => {
-    if (typeof value !== "number") return value;
-    if (Math.abs(value) < 1 / MOST_DRAWN) return 0;
-    return Math.max(-MOST_DRAWN, Math.min(MOST_DRAWN, value));
-  });
 }
 
 /** Returns a colour of the palette with some opacity. */
@@ -89,7 +73,7 @@ function padded([low, high], type, share) {
     return [10 ** Math.max(-300, from - room), 10 ** Math.min(300, to + room)];
   }
   const room = low === high ? Math.abs(low) * 0.1 || 1 : (high / 2 - low / 2) * 2 * share;
-  return [low - room, high + room];
+  return [Math.max(-Number.MAX_VALUE, low - room), Math.min(Number.MAX_VALUE, high + room)];
 }
 
 /** Returns an axis that knows its range: where values lie in pixels, and which value lies at a pixel. */

@@ -3,7 +3,7 @@
 import { coloring, neutral } from "./colors.js";
 import { bare, isLog, labelsOf, MOST_TICKS, textIn, valueIn } from "./columns.js";
 import { formatNumber, isDark, shorten } from "./dom.js";
-import { drawable, drawPlot, talking } from "./plot.js";
+import { drawPlot, talking } from "./plot.js";
 import { colorOf, state, update } from "./state.js";
 
 /** Returns the ticks of an axis with few values: at these values. */
@@ -30,8 +30,8 @@ function traceOf(columns, shown, xs, sx, sy) {
   const said = [...new Set([sy, sx, state.sc])].filter(Boolean);
   return {
     mode: "markers",
-    x: drawable(xs),
-    y: drawable(shown.map((row) => valueIn(row, sy))),
+    x: xs,
+    y: shown.map((row) => valueIn(row, sy)),
     customdata: shown.map(({ id }) => id),
     text: shown.map((row) =>
       [shorten(row.name, 60), ...said.map((name) => `${bare(name)} ${textIn(row, name)}`)].join("\n"),

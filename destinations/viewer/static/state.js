@@ -126,10 +126,6 @@ export function readUrl() {
     if (!Object.hasOwn(DEFAULTS, name)) continue;
     state[name] = LISTS.includes(name) ? given.getAll(name) : given.get(name);
   }
-  // Links of earlier versions say by what runs are grouped with the band.
-  const [kind, field] = state.band.split(/:(.*)/s);
-  if (field !== undefined) state.band = "range";
-  if (kind === "group" && field) state.group = [field];
 }
 
 function decode(text) {

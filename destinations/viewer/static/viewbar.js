@@ -19,7 +19,7 @@ import {
 /** How many runs a page draws if none is chosen: as many as there are colours, or all that bands may average. */
 const MOST_VIEWED = 10;
 const MOST_BANDED = 200;
-const MOST_FIELDS = 200;
+const MOST_FIELDS = 100;
 const OWN = ["q", "where", "without", "archived", "sort", "goal", "group", "sc"];
 
 function bare(name) {

@@ -201,7 +201,7 @@ def test_the_colour_of_a_band_depends_on_no_chart(tmp_path, new_page, first, las
             lambda route: (opened.drawn(first), route.continue_()),
         )
         query = "&".join(f"run={row['id']}" for row in opened.answer("runs")["rows"])
-        opened.go(f"charts?{query}&band=group:hparams.lr")
+        opened.go(f"charts?{query}&band=range&group=hparams.lr")
         opened.drawn(last)
         found = {}
         for metric in ("loss", "acc"):
@@ -228,7 +228,7 @@ def test_hovering_names_the_straggler_of_the_nearest_band(tmp_path, new_page):
     ):
         opened = Opened(new_page(), viewer)
         query = "&".join(f"run={row['id']}" for row in opened.answer("runs")["rows"])
-        opened.go(f"charts?{query}&band=group:hparams.lr")
+        opened.go(f"charts?{query}&band=range&group=hparams.lr")
         opened.drawn("loss", 2)
         said = [
             opened.hovered("loss", f"of {lr}:", height).splitlines()[-1]
