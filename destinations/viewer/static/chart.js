@@ -1,6 +1,16 @@
 /** One chart of one metric: the lines of the selected runs, and what one can do with it. */
 
-import { nearest, outline, rangeOf, smoothed, spikesOf, stretchEnds, weightFor, weightOf } from "./curves.js";
+import {
+  nearest,
+  outliersOf,
+  outline,
+  rangeOf,
+  smoothed,
+  spikesOf,
+  stretchEnds,
+  weightFor,
+  weightOf,
+} from "./curves.js";
 import { readBands, readSeries, runInfo } from "./data.js";
 import {
   debounce,
@@ -40,6 +50,8 @@ const MOST_RANGES = 10;
 const GROW_MS = 900;
 const MOST_NEIGHBOURS = 4;
 const MOST_LABELS = 10;
+/** More values than these that leave a chart are noise, and only counted. */
+const MOST_OUTLIERS = 10;
 /** A line that ends this many pixels before the mouse is not there. */
 const BEYOND = 12;
 const MOST_RUNS = 200;
@@ -79,6 +91,10 @@ export class MetricChart {
     this.bands = null;
     /** @type {any[]} What is drawn, in the coordinates of the axes. */
     this.lines = [];
+    /** @type {any[]} Values that leave the chart. */
+    this.outliers = [];
+    /** @type {any[]} Values that stand out of the points that are drawn. */
+    this.spikes = [];
     this.isVisible = false;
     this.isDrawn = false;
     this.isStale = true;
@@ -423,7 +439,17 @@ export class MetricChart {
         marker: { color, size: 7 },
         meta: { ...base.meta, part: "line" },
       });
-      this.lines.push({ run: one.run, label, isLeft, color, x, y, raw: one.y });
+      this.lines.push({
+        run: one.run,
+        label,
+        isLeft,
+        color,
+        x,
+        y,
+        raw: one.y,
+        least: one.low,
+        most: one.high,
+      });
       const spikes = one.low ? spikesOf({ ...one, x }) : [];
       this.spikes.push(...spikes.map((spike) => ({ ...spike, color })));
       if (spikes.length)
@@ -511,6 +537,7 @@ export class MetricChart {
     const isLogX = state.logx === "1" && state.x !== "time",
       isLogY = state.logy === "1";
     const [x0, x1, y0, y1] = this.zoom ?? [null, null, null, null];
+    /** @returns {[number, number] | undefined} */
     const pair = (low, high) => (low === null || high === null ? undefined : [low, high]);
     const xs = this.lines.flatMap(({ x }) => x.filter((value) => !isLogX || value > 0));
     const ends = xs.length
@@ -535,6 +562,11 @@ export class MetricChart {
         })
       : (line) => line;
     const labels = this.bands && this.bands.length > 1 && this.plot.clientWidth > 300;
+    /** @type {[number, number] | undefined} */
+    const range =
+      pair(y0, y1) ??
+      (state.outliers ? undefined : (rangeOf([...this.lines, ...edges].map(inside), isLogY) ?? undefined));
+    this.outliers = range && !this.zoom && !this.bands ? this.outside(range) : [];
     return {
       x: {
         type: state.x === "time" ? "date" : isLogX ? "log" : "linear",
@@ -543,11 +575,7 @@ export class MetricChart {
       },
       y: {
         type: isLogY ? "log" : "linear",
-        range:
-          pair(y0, y1) ??
-          (state.outliers
-            ? undefined
-            : (rangeOf([...this.lines, ...edges].map(inside), isLogY) ?? undefined)),
+        range,
       },
       labels: labels
         ? this.lines
@@ -559,11 +587,26 @@ export class MetricChart {
               value: y.findLast((one) => one !== null),
             }))
         : [],
-      spikes: this.spikes,
+      spikes:
+        this.outliers.length > MOST_OUTLIERS
+          ? []
+          : [
+              ...this.outliers,
+              ...this.spikes.filter(({ to }) => !range || (to >= range[0] && to <= range[1])),
+            ],
       onzoom: (ranges) => this.zoomed(ranges),
       onhover: (place) => this.hovered(place),
       onleave: () => this.left(),
     };
+  }
+
+  /** Returns the values of lines that a range of y leaves out, but for those of their starts. */
+  outside(range) {
+    return this.lines.flatMap(({ x, raw, least, most, color }) =>
+      outliersOf({ x, y: raw, low: least, high: most }, range)
+        .filter(({ to }) => state.logy !== "1" || to > 0)
+        .map((one) => ({ ...one, color })),
+    );
   }
 
   /** Takes the range that was dragged out, null for all: of x for all charts, of y for this one. */
@@ -706,20 +749,10 @@ export class MetricChart {
       parts.push(
         `${early === 1 ? "1 value is" : `${early} values are`} left of the log axis, at ${this.axisTitle} ≤ 0.`,
       );
-    const [bottom, top] = this.plot.layout?.yaxis.range ?? [-Infinity, Infinity];
-    const spikes = this.series.flatMap((one) =>
-      one.low
-        ? [
-            one.high.filter((value) => value > top),
-            one.low.filter((value) => value < bottom && (!isLogY || value > 0)),
-          ]
-        : [],
-    );
-    const [above, below] = [0, 1].map((side) =>
-      spikes.filter((_, at) => at % 2 === side).reduce((sum, one) => sum + one.length, 0),
-    );
+    const above = this.outliers.filter(({ from, to }) => to > from).length;
+    const below = this.outliers.length - above;
     const beyond = [above && `▲ ${above} above`, below && `▼ ${below} below`].filter(Boolean).join(", ");
-    if (beyond && !this.zoom) parts.push(`${beyond}.`);
+    if (beyond) parts.push(`${beyond}.`);
     if (this.series.some((one) => isBranch(one) && one.x.length)) parts.push("Dotted: left by a resume.");
     const unread = this.series.filter((one) => one.unread);
     if (unread.length) parts.push(`Without ${unread.length} of the runs: ${unread[0].error}`);

@@ -3,6 +3,7 @@
 import { listFields, listRuns } from "./data.js";
 import { formatApart, formatNumber, formatTime, shorten } from "./dom.js";
 import { numbersOf, state, viewQuery } from "./state.js";
+import { ticksOf } from "./ticks.js";
 import { View } from "./view.js";
 
 const MOST_SHOWN = 1000;
@@ -64,7 +65,6 @@ function axisOfNumbers(values, isTime) {
     high = values.length ? Math.max(...values) : 0;
   const isLogAxis = isLog("", values);
   const to = isLogAxis ? Math.log10 : (value) => value;
-  const from = isLogAxis ? (value) => 10 ** value : (value) => value;
   // Halves: of two numbers at opposite ends of what a double holds, the distance is infinite.
   const share = (value) => (to(value) / 2 - to(low) / 2) / (to(high) / 2 - to(low) / 2);
   const place = (value) =>
@@ -76,9 +76,8 @@ function axisOfNumbers(values, isTime) {
     few.every((value, at) => !at || (place(value) ?? 0) - (place(few[at - 1]) ?? 0) > 0.04);
   if (isFew)
     return { place, ticks: few.map((value) => [place(value), (isTime ? formatTime : formatNumber)(value)]) };
-  const text = isTime ? formatTime : (value) => formatNumber(Number(value.toPrecision(3)));
-  const stops = high > low ? STOPS : [0.5];
-  return { place, ticks: stops.map((at) => [at, text(from(to(low) * (1 - at) + to(high) * at))]) };
+  const ticks = ticksOf(isTime ? "date" : isLogAxis ? "log" : "linear", [low, high], 5);
+  return { place, ticks: ticks.map(([value, text]) => [place(value), text]) };
 }
 
 /** Returns the axis of words, as `axisOf` does. */

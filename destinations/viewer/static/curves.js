@@ -78,11 +78,12 @@ export function spikesOf({ x, y, low, high }) {
   const widths = there.map((index) => Number(high[index]) - Number(low[index]));
   const usual = widths.toSorted((one, other) => one - other)[widths.length >> 1] ?? 0;
   const found = [];
-  for (const index of there) {
-    const from = Number(y[index]);
-    const to =
-      Number(high[index]) - from > from - Number(low[index]) ? Number(high[index]) : Number(low[index]);
-    if (Math.abs(to - from) > 4 * usual) found.push({ x: x[index], from, to });
+  for (const [at, index] of there.entries()) {
+    // The mean of two values lies between them: their neighbours tell which one stands out.
+    const from = Number(y[there[at ? at - 1 : at + 1] ?? index]);
+    const [down, up] = [Number(low[index]), Number(high[index])];
+    const to = up - from > from - down ? up : down;
+    if (up - down > 4 * usual) found.push({ x: x[index], from, to });
   }
   return found
     .sort((one, other) => Math.abs(other.to - other.from) - Math.abs(one.to - one.from))
@@ -126,6 +127,20 @@ export function rangeOf(lines, isLog) {
   const within = (value) => Math.max(-most, Math.min(most, value));
   const back = (value) => (isLog ? 10 ** within(value) : within(value));
   return /** @type {[number, number]} */ ([back(range[0] - edge), back(range[1] + edge)]);
+}
+
+/** Returns the values after the first fifth of a line that lie outside a range: `{x, from, to}`, as spikes are. */
+export function outliersOf({ x, y, low, high }, [bottom, top]) {
+  const start = x[0] + (x.at(-1) - x[0]) / 5;
+  return x.flatMap((place, at) => {
+    if (place < start || y[at] === null) return [];
+    const [down, up] = [low?.[at] ?? y[at], high?.[at] ?? y[at]];
+    /** @type {{x: number, from: number, to: number}[]} */
+    const found = [];
+    if (up > top) found.push({ x: place, from: top, to: up });
+    if (down < bottom) found.push({ x: place, from: bottom, to: down });
+    return found;
+  });
 }
 
 /** Returns the outline of a band, without the places where it has no value. */

@@ -1,12 +1,12 @@
 /** Plots as SVG: axes, lines, areas and marks, zoom by dragging, and the cursor. Knows numbers and pixels, and no runs. */
 
-import { download, el, fill, formatNumber, isDark, shorten, svg } from "./dom.js";
-import { ticksOf } from "./ticks.js";
+import { download, el, fill, isDark, shorten, svg } from "./dom.js";
+import { sameNotation, ticksOf } from "./ticks.js";
 
 /** Pixels beyond this are as good as infinitely far. */
 const FAR = 20000;
 const LEAST_DRAG = 6;
-const MOST_LETTERS = 14;
+const MOST_LETTERS = 17;
 const MOST_SPIKES = 3;
 const CHARACTER = 6.4;
 const DASHES = { dash: "6 4", dot: "2 3", longdash: "10 4", dashdot: "8 3 2 3", longdashdot: "12 3 2 3" };
@@ -240,10 +240,12 @@ function endOf(text) {
 
 /** Draws the values of the furthest spikes at their ends; one that leaves through an edge has a triangle there. */
 function drawSpikes(spikes, x, y, area, ink) {
-  const least = (area.bottom - area.top) / 4;
+  const isOut = ({ to }) => !(y.place(to) >= area.top && y.place(to) <= area.bottom);
   const reach = ({ from, to }) => Math.abs(y.place(to) - y.place(from));
+  // What leaves the chart is labelled, and inside of it what stands out.
+  const isTall = (one) => isOut(one) || reach(one) > (area.bottom - area.top) / 2;
   const shown = spikes
-    .filter((one) => x.place(one.x) >= area.left && x.place(one.x) <= area.right && reach(one) > least)
+    .filter((one) => x.place(one.x) >= area.left && x.place(one.x) <= area.right && isTall(one))
     .sort((one, other) => reach(other) - reach(one))
     .slice(0, MOST_SPIKES);
   const group = svg("g", { class: "spike-labels" });
@@ -251,7 +253,7 @@ function drawSpikes(spikes, x, y, area, ink) {
     const [across, end] = [x.place(one.x), y.place(one.to)];
     const isAbove = end < area.top;
     const down = Math.max(area.top + 4, Math.min(area.bottom - 4, end));
-    if (isAbove || end > area.bottom)
+    if (isOut(one))
       group.append(
         svg("path", {
           d: markOf(isAbove ? "triangle-up" : "triangle-down", across, down, 8),
@@ -260,7 +262,8 @@ function drawSpikes(spikes, x, y, area, ink) {
       );
     const isLeft = across + 50 > area.right;
     const place = { x: across + (isLeft ? -7 : 7), y: down + 4, "text-anchor": isLeft ? "end" : "start" };
-    group.append(textOf(formatNumber(Number(one.to.toPrecision(3))), { fill: ink.text, ...place }));
+    const digit = 10 ** (Math.floor(Math.log10(Math.abs(one.to) || 1)) - 2);
+    group.append(textOf(sameNotation([one.to], digit)[0], { fill: ink.text, ...place }));
   }
   return group;
 }
