@@ -975,7 +975,7 @@ class FileLock:
 
     def _open(self) -> int | None:
         """Returns the locked file, or None where it was replaced meanwhile."""
-        fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, _PUBLIC_MODE)
+        fd = open_regular(self._path, os.O_RDWR | os.O_CREAT, _PUBLIC_MODE)
         try:
             is_free = self._is_free(fd)
             # The last owner may have removed the file between the two calls.
@@ -993,8 +993,10 @@ class FileLock:
     def _is_free(self, fd: int) -> bool:
         deadline = time.monotonic() + _HANDOVER_SECONDS
         while not try_lock(fd):
-            # A process that was killed while it started a program leaves the lock to that until it has begun.
-            if not self.has_owner_ended() or time.monotonic() > deadline:
+            # A reader holds it, shared, for an instant. A process that was killed while it started a program
+            # leaves the lock to that program until it has begun.
+            is_held = is_locked(self._path) and not self.has_owner_ended()
+            if is_held or time.monotonic() > deadline:
                 return False
             time.sleep(_HANDOVER_RETRY_SECONDS)
         return True

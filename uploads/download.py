@@ -19,7 +19,6 @@ from .disk import (
     closing,
     crc32_of_both,
     is_open_file,
-    link_open,
     open_regular,
     remove_if,
     rename,
@@ -158,71 +157,28 @@ def read_pointer(store: Store, pointer: str) -> str:
     return text.decode(errors="replace").strip()
 
 
-def _new_file(destination: Path, *, overwrite: bool) -> contextlib.AbstractContextManager[int]:
-    """Returns a context with the descriptor of a new file, which becomes the destination when it ends.
+@contextlib.contextmanager
+def _new_file(destination: Path, *, overwrite: bool) -> Iterator[int]:
+    """Yields the descriptor of a new file, which becomes the destination when the block ends.
 
-    Until then the file has no name, and is gone with this process, however that ends. Where the system or the
-    file system cannot do that (macOS, NFS, FUSE), it has the name `.NAME.NUMBER.partial`, and what a killed
-    process left is removed by the next download to the same destination.
+    Until then it is called `.NAME.NUMBER.partial`. If the process is killed, the next download to the same
+    destination removes it.
     """
-    nameless = getattr(os, "O_TMPFILE", 0)
-    if nameless and os.path.isdir("/proc/self/fd"):  # noqa: PTH112  # a fixed path
-        with contextlib.suppress(
-            OSError
-        ):  # Any other than "not supported" comes again, and is raised, there.
-            descriptor = os.open(destination.parent, nameless | os.O_RDWR | os.O_CLOEXEC, _MODE)
-            return _naming(destination, descriptor, overwrite=overwrite)
-    return _renaming(destination, overwrite=overwrite)
-
-
-@contextlib.contextmanager
-def _naming(destination: Path, descriptor: int, *, overwrite: bool) -> Iterator[int]:
-    with closing(descriptor):
-        yield descriptor
-        try:
-            link_open(descriptor, destination)
-        except FileExistsError:
-            if not overwrite:
-                raise _exists(destination) from None
-            partial = _partial_of(destination)
-            link_open(descriptor, partial)
-            _replace(destination, descriptor, partial)
-
-
-@contextlib.contextmanager
-def _renaming(destination: Path, *, overwrite: bool) -> Iterator[int]:
     _sweep(destination)
     descriptor, partial = _locked(destination)
     with closing(descriptor):
         try:
             yield descriptor
-        except BaseException:
-            _remove(partial, descriptor)
+            if overwrite:
+                rename(partial, str(destination))
+            else:
+                rename_new(partial, str(destination))
+        except BaseException as error:
+            with contextlib.suppress(OSError):
+                remove_if(partial, is_open_file(descriptor))
+            if isinstance(error, FileExistsError):
+                raise _exists(destination) from None
             raise
-        if overwrite:
-            _replace(destination, descriptor, partial)
-            return
-        try:
-            rename_new(partial, str(destination))
-        except FileExistsError:
-            _remove(partial, descriptor)
-            raise _exists(destination) from None
-        except OSError:
-            _remove(partial, descriptor)
-            raise
-
-
-def _replace(destination: Path, descriptor: int, partial: str) -> None:
-    try:
-        rename(partial, str(destination))
-    except OSError:
-        _remove(partial, descriptor)
-        raise
-
-
-def _remove(partial: str, descriptor: int) -> None:
-    with contextlib.suppress(OSError):
-        remove_if(partial, is_open_file(descriptor))
 
 
 def _partial_of(destination: Path) -> str:

@@ -178,6 +178,17 @@ class StoreContract:
         assert b"".join(again.get(name)) == b"found"
         assert [found.name for found in open_store(store.uri()).list()] == ["folder/ü %41.pt"]
 
+    def test_keeps_folders_of_its_uri_apart(self, store: Store, tmp_path: Path) -> None:
+        """A store that is opened below another one puts its objects there."""
+        if not self.is_opened_by_uri(store):
+            return
+        one, other = (open_store(store.uri(folder)) for folder in ("one", "other"))
+        put(one, tmp_path, "a.pt", b"one")
+        put(other, tmp_path, "a.pt", b"other")
+
+        assert b"".join(one.get("a.pt")) == b"one"
+        assert [found.name for found in store.list()] == ["one/a.pt", "other/a.pt"]
+
 
 def put(
     store: Store,

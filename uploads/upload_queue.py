@@ -209,7 +209,7 @@ def take_spool(path: str | Path | None, store: Store, options: dict[str, Any]) -
         owner = OwnerLock(spool.queue_lock, "queue")
         try:
             with spool.writing():
-                owner.acquire()
+                owner.take()
             spool.assign_store(description)
         except SpoolOwnedError:
             if path is not None:
@@ -944,7 +944,7 @@ class UploadQueue:
         self._ledger.forget_after_fork()
         self._quota.forget_after_fork()
         self._stager.forget_after_fork()
-        self._owner.forget()
+        self._owner.forget_in_child()
         self._drainer.forget_after_fork()
         atexit.unregister(self._close_at_exit)
 

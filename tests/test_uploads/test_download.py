@@ -380,15 +380,7 @@ def test_an_object_of_parts_is_compared_with_the_checksum_of_the_store(
     assert not (tmp_path / "bad").exists()
 
 
-@pytest.fixture(params=["nameless", "named"])
-def temporary(request, monkeypatch):
-    """Whether the file has a name before it is complete, as where the file system can do no better."""
-    if request.param == "named":
-        monkeypatch.delattr(os, "O_TMPFILE")
-    return request.param
-
-
-def test_a_long_name_is_counted_in_bytes(store, tmp_path, temporary):
+def test_a_long_name_is_counted_in_bytes(store, tmp_path):
     """Sixty emoji are 240 bytes, which a file system takes: so the file beside it has a shorter name."""
     path = download_file(
         "folder/name", tmp_path / "out" / ("\N{ROCKET}" * 60), store=store, progress_bar=False
@@ -399,7 +391,7 @@ def test_a_long_name_is_counted_in_bytes(store, tmp_path, temporary):
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
-def test_a_destination_that_appears_meanwhile_is_kept_unless_asked(tmp_path, temporary, overwrite):
+def test_a_destination_that_appears_meanwhile_is_kept_unless_asked(tmp_path, overwrite):
     """Of two that write one file, the second is told, and nothing else stays."""
     target = tmp_path / "out/file"
 
@@ -425,7 +417,6 @@ def test_a_file_system_without_hard_links_keeps_the_file(store, tmp_path, monkey
     def link(*_, **__):
         raise OSError(errno.EPERM, "no hard links here")
 
-    monkeypatch.delattr(os, "O_TMPFILE")
     monkeypatch.setattr(os, "link", link)
     if not can_rename:
         monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: None)
@@ -439,11 +430,9 @@ def test_a_file_system_without_hard_links_keeps_the_file(store, tmp_path, monkey
 
 
 KILLED = """
-import os, sys
+import sys
 from uploads import download_file
 from uploads.stores import RemoteObject
-if sys.argv[2] == "named":
-    del os.O_TMPFILE
 class Half:
     def head(self, name):
         return RemoteObject(name, 8)
@@ -456,10 +445,10 @@ download_file("a", sys.argv[1], store=Half(), progress_bar=False)
 """
 
 
-def test_downloads_that_are_killed_leave_nothing_that_grows(store, tmp_path, temporary):
-    """Without a name nothing is left; with one, the next download to the same file removes it, but none of a living one."""
+def test_downloads_that_are_killed_leave_nothing_that_grows(store, tmp_path):
+    """The next download to the same file removes what a killed one left, and nothing of a living one."""
     (tmp_path / "out").mkdir()
-    arguments = [sys.executable, "-c", KILLED, tmp_path / "out/file", temporary]
+    arguments = [sys.executable, "-c", KILLED, tmp_path / "out/file"]
     with contextlib.ExitStack() as running:
         killed, living = (
             running.enter_context(subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
@@ -476,13 +465,13 @@ def test_downloads_that_are_killed_leave_nothing_that_grows(store, tmp_path, tem
         names = [path.name for path in (tmp_path / "out").iterdir()]
         living.kill()
 
-    assert left == (2 if temporary == "named" else 0)
-    assert len(names) == (2 if temporary == "named" else 1)
+    assert left == 2
+    assert len(names) == 2
     assert (tmp_path / "out/file").read_bytes() == LARGE
 
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC, errno.EDQUOT])
-def test_each_call_of_a_download_may_fail(tmp_path, monkeypatch, temporary, code):
+def test_each_call_of_a_download_may_fail(tmp_path, monkeypatch, code):
     """A disk that fails is an error of the caller's, and leaves neither a destination nor a partial file."""
     store = MemoryStore()
     store.objects["a"] = b"content"

@@ -116,7 +116,7 @@ class Drain:
             SpoolOwnedError: Another process drains it.
             RuntimeError: No thread can be started.
         """
-        self._lock.acquire()
+        self._lock.take()
         try:
             self._take_over()
             self._start_threads()
@@ -210,7 +210,7 @@ class Drain:
 
     def forget_after_fork(self) -> None:
         """Drops the lock in a forked child: it is the parent's, as are the threads."""
-        self._lock.forget()
+        self._lock.forget_in_child()
 
     def status(self) -> dict[str, Any]:
         """Returns the contents of `status.json`."""

@@ -1,4 +1,4 @@
-"""Store on Google Cloud Storage, Azure or S3, through obstore (extra `cloud`): a Rust client without the GIL.
+"""Store on Google Cloud Storage, Azure or S3, through obstore: a Rust client without the GIL.
 
 Not supported, unlike S3Store: parts that resume after a restart, checksums by header, ExtraArgs.
 """
@@ -73,8 +73,7 @@ class CloudStore:
             import obstore
         except ImportError as error:
             raise ImportError(
-                f"{scheme}:// needs obstore, which is not installed. "
-                "Install it with: pip install 'training-destinations[cloud]'"
+                f"{scheme}:// needs obstore, which is not installed. Run: pip install obstore"
             ) from error
         if scheme == "s3":
             endpoint_url = endpoint_url or configured_endpoint()

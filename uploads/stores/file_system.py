@@ -29,7 +29,7 @@ from uploads.redaction import redact
 
 from .create_only import CreateOnlyPolicy, CreateOnlySupport
 from .store import Body, RemoteObject, check_version
-from .uri import StoreLocation, compose_uri
+from .uri import StoreLocation
 
 __all__ = ["FileSystemStore", "is_known_to_fsspec", "open_at"]
 
@@ -127,10 +127,8 @@ class FileSystemStore:
                     raise
 
     def uri(self, name: str = "") -> str:
-        root = f"{self._location.scheme}://{self._location.authority}"
         policy = None if self._create_only == "auto" else self._create_only
-        options = {**self._uri_options, "create_only": policy}
-        return compose_uri(root, self._location.path.strip("/"), name, options)
+        return self._location.uri(name, **self._uri_options, create_only=policy)
 
     def renew(self) -> None:
         """Connects anew at the next request; a request in progress keeps its connection."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote_to_bytes
 
-from uploads.disk import NO_LINKS, closing, crc32_of, link_open, rename_without_replacing, try_lock
+from uploads.disk import closing, crc32_of, link_open, rename_without_replacing, try_lock
 from uploads.errors import (
     BytesCorruptError,
     RejectedByStoreError,
@@ -44,10 +44,10 @@ class LocalStore:
     print([found.name for found in store.list()])  # []
     ```
 
-    A put writes beside its target, syncs, and renames (or, create-only, links: the file system refuses the
-    second of two). A file above 8 MiB that nobody writes to any more is not copied where the spool is on the
-    store's file system: the object is another name of it, and it is read once for its CRC-32. Every folder on
-    the way is opened without following links, so that nothing is read or written outside the root.
+    A put writes beside its target, syncs, and renames; with create-only, the rename replaces nothing. If
+    the spool is on the store's file system, a file above 8 MiB that is no longer written isn't copied:
+    the object is a hard link to it, and the file is read once for its CRC-32. Every folder on the way is
+    opened without following links, so that nothing is read or written outside the root.
     """
 
     def __init__(self, root: str | Path) -> None:
@@ -164,21 +164,11 @@ class LocalStore:
                 with contextlib.suppress(OSError):  # Locked by its writer, or gone.
                     _remove_unlocked(folder, partial)
 
-    _link = staticmethod(os.link)
-
-    def _create(self, folder: int, partial: str, leaf: str) -> None:
-        """Names the file atomically, if the name is free; also on FAT and others without hard links."""
-        try:
-            self._link(partial, leaf, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
-        except OSError as error:
-            if error.errno not in NO_LINKS:
-                raise
-            # Not by `rename_new`, which looks first where the file system has neither.
-            if not rename_without_replacing(partial, leaf, folder):
-                raise RejectedByStoreError(
-                    f"overwrite=False is not supported for {leaf!r}: its file system has neither hard links "
-                    "nor RENAME_NOREPLACE. Use overwrite=True, or another folder."
-                ) from error
+    @staticmethod
+    def _create(folder: int, partial: str, leaf: str) -> None:
+        """Names the file atomically if the name is free: by a rename without replacing, or on NFS a link."""
+        if not rename_without_replacing(partial, leaf, folder):
+            os.link(partial, leaf, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
 
     def _write(self, folder: int, leaf: str, body: Body) -> None:
         with contextlib.suppress(FileNotFoundError):  # Left by an attempt that was killed.

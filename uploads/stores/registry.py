@@ -7,8 +7,9 @@ and whose value is a factory.
 import pkgutil
 import re
 import threading
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 from urllib.parse import unquote, urlsplit
 
 from uploads.redaction import redact
@@ -31,16 +32,11 @@ ENTRY_POINT_GROUP = "training_destinations.stores"
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]+")
 
 
-class StoreFactory(Protocol):
-    """Makes a store; may be a class. An attribute `public_options` names the options that are no secret."""
+StoreFactory: TypeAlias = Callable[..., Store]
+"""Makes a store from a `StoreLocation` and the options of the URI and of the call; mostly the class itself.
 
-    def __call__(self, location: StoreLocation, **options: Any) -> Store:
-        """Returns the store at a location.
-
-        Args:
-            location: The URI without its options.
-            options: From the URI, as text, and from the call.
-        """
+An attribute `public_options` names the options that are no secret.
+"""
 
 
 def register_store(scheme: str, factory: StoreFactory) -> None:
@@ -88,7 +84,7 @@ def open_store(uri: str | Path, **options: Any) -> Store:
     Raises:
         ValueError: The scheme is unknown, the URI is malformed or contains credentials, or the store does not
             have an option.
-        ImportError: The store's client is not installed; the message names the extra.
+        ImportError: The store's client is not installed; the message names the package.
     """
     text = str(uri)
     try:

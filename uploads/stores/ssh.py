@@ -1,4 +1,4 @@
-"""`sftp://`: fsspec's file system of SFTP, with timeouts and host keys that are checked (extra `sftp`)."""
+"""`sftp://`: fsspec's file system of SFTP, with timeouts and host keys that are checked."""
 
 import posixpath
 import stat

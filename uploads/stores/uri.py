@@ -143,6 +143,11 @@ class StoreLocation:
         name = urlsplit(f"//{self.authority}").username
         return None if name is None else unquote(name)
 
+    def uri(self, name: str = "", **options: Any) -> str:
+        """Returns the URI of the store, or of an object in it, with those options that may be shown."""
+        root = f"{self.scheme}://{self.authority}"
+        return compose_uri(root, self.path.strip("/"), name, options)
+
     def bucket_and_prefix(self) -> tuple[str, str]:
         """Returns the authority and the path of a URI that names a bucket.
 

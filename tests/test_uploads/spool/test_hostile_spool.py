@@ -163,7 +163,7 @@ def test_a_lock_that_is_a_link_is_not_followed(spool, outside, name):
     (spool.path / name).symlink_to(outside)
 
     with pytest.raises(OSError, match="symbolic link"):
-        OwnerLock(spool.path / name, "test").acquire()
+        OwnerLock(spool.path / name, "test").take()
 
     assert outside.read_bytes() == b"secret"
 

@@ -15,7 +15,7 @@ from tests.servers.counting_s3 import CountingS3
 from tests.servers.fault_proxy import Answer, FaultProxy, Late, captive_portal, front
 from tests.servers.sshd import over_ssh
 from uploads import LocalStore, UploadState, open_store
-from uploads.errors import RemoteExistsError, StoreError, StoreParkedError, TransientStoreError
+from uploads.errors import StoreError, StoreParkedError, TransientStoreError
 from uploads.stores import Body
 
 LIMIT_SECONDS = 120
@@ -389,26 +389,6 @@ def test_a_new_session_of_one_thread_does_not_cut_the_uploads_of_others(sshd_log
     assert errors == []
     assert sorted(found.name for found in store.list()) == ["large", "small"]
     store.renew()
-
-
-class StoreWithoutHardLinks(LocalStore):
-    """A folder on a file system like FAT."""
-
-    @staticmethod
-    def _link(*_args, **_options):
-        raise OSError(errno.EPERM, "Operation not permitted")
-
-
-def test_create_only_works_without_hard_links(tmp_path, make_file):
-    """The second of two is refused, and nothing is left beside the first."""
-    store = StoreWithoutHardLinks(tmp_path / "store")
-    with Body(make_file("one", b"1"), "a") as one, Body(make_file("two", b"2"), "b") as two:
-        store.put("name", one, overwrite=False)
-        with pytest.raises(RemoteExistsError):
-            store.put("name", two, overwrite=False)
-
-    assert [path.name for path in (tmp_path / "store").iterdir()] == ["name"]
-    assert (tmp_path / "store/name").read_bytes() == b"1"
 
 
 def test_a_torn_continue_is_an_error(make_file):
