@@ -1,7 +1,9 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-const { sameNotation, ticksOf } = await import("../../destinations/viewer/static/ticks.js");
+const { alignedTexts, differencesOf, sameNotation, ticksOf } = await import(
+  "../../destinations/viewer/static/ticks.js"
+);
 
 const textsOf = (...given) => ticksOf(...given).map(([, text]) => text);
 
@@ -26,4 +28,17 @@ test("a log axis has decades, and between few of them more", () => {
 test("an axis of one value has one tick, and one of a whole double has some", () => {
   assert.deepEqual(textsOf("linear", [3, 3], 5), ["3"]);
   assert.ok(ticksOf("linear", [-1e300, 1e300], 5).length > 1);
+});
+
+test("numbers side by side have one notation, and differences their sign", () => {
+  assert.deepEqual([...alignedTexts([0.5, 0.25, NaN, undefined]).values()], ["0.50000", "0.25000"]);
+  assert.deepEqual([...alignedTexts([12500, 12501]).values()], ["12.500k", "12.501k"]);
+  assert.deepEqual([...alignedTexts([128, 256]).values()], ["128", "256"]);
+  assert.deepEqual(
+    [...alignedTexts([0.1, 0.1 + 1e-9], false).values()],
+    ["0.10000", "0.10000"],
+    "a column does not grow for the last digit",
+  );
+  assert.equal(new Set(alignedTexts([0.1, 0.1 + 1e-9]).values()).size, 2);
+  assert.deepEqual(differencesOf([0.5, 0.75, undefined, 0.25]), ["0", "+0.25000", "", "−0.25000"]);
 });

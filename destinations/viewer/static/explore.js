@@ -53,7 +53,7 @@ class Explore {
       "log y",
     );
     this.count = el("span", { class: "muted count" });
-    this.title = el("h3", {});
+    this.title = el("h2", {});
     this.axesSaid = el("span", { class: "badge" });
     this.legend = el("div", { class: "color-legend", id: "colors" });
     this.plot = el("div", { class: "plot", id: "scatter", style: { height: "310px" } });
@@ -109,7 +109,7 @@ class Explore {
         el(
           "div",
           { class: "card-head" },
-          el("h3", {}, "Parallel coordinates"),
+          el("h2", {}, "Parallel coordinates"),
           this.axesSaid,
           saves([
             ["SVG", () => saveParallel(this.holder)],

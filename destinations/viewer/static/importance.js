@@ -15,7 +15,7 @@ export class Importance {
     this.element = el(
       "section",
       { class: "card importance", "aria-label": "Which hyperparameter matters" },
-      el("div", { class: "card-head" }, el("h3", {}, "Which hyperparameter matters")),
+      el("div", { class: "card-head" }, el("h2", {}, "Which hyperparameter matters")),
       this.content,
     );
   }

@@ -32,6 +32,46 @@ export function sameNotation(values, step) {
   return texts(1, "");
 }
 
+/** Returns a step of numbers side by side: five digits of the largest, or as many as tell all of them apart. */
+function stepOf(numbers, isApart = true) {
+  const sizes = numbers.map(Math.abs).filter(Boolean);
+  const places = Math.floor(Math.log10(Math.max(1e-300, ...sizes)));
+  // The smallest has a digit at least.
+  let power = Math.min(
+    places - 4,
+    ...sizes.map((size) => Math.max(places - 6, Math.floor(Math.log10(size)))),
+  );
+  if (numbers.every(Number.isInteger)) power = Math.max(0, power);
+  const different = new Set(numbers).size;
+  while (isApart && power > places - 15 && new Set(sameNotation(numbers, 10 ** power)).size < different)
+    power -= 1;
+  return 10 ** power;
+}
+
+/**
+ * Returns texts of the values of a row or a column, by value, in one notation and with the same decimals.
+ *
+ * @param {any[]} values those that are no finite numbers have no text.
+ * @param {boolean} [isApart] whether different values must have different texts, however many digits that takes.
+ * @returns {Map<number, string>}
+ */
+export function alignedTexts(values, isApart = true) {
+  const numbers = [...new Set(values.filter(Number.isFinite))];
+  if (!numbers.length) return new Map();
+  const texts = sameNotation(numbers, stepOf(numbers, isApart));
+  return new Map(numbers.map((value, at) => [value, texts[at]]));
+}
+
+/** Returns the signed difference of each value from the first, as `alignedTexts` writes them; "" where one is missing. */
+export function differencesOf(values) {
+  const numbers = values.filter(Number.isFinite);
+  if (!numbers.length) return values.map(() => "");
+  const apart = values.map((value) => value - values[0]);
+  const shown = [...apart.map((one) => one || 0), ...numbers];
+  const texts = sameNotation(shown, stepOf(numbers));
+  return apart.map((one, at) => (Number.isFinite(one) ? `${one > 0 ? "+" : ""}${texts[at]}` : ""));
+}
+
 /** Returns the smallest of 1, 2 and 5 times a power of ten that is not below a number. */
 function roundStep(least) {
   const power = 10 ** Math.floor(Math.log10(least));
