@@ -1,17 +1,17 @@
 /** Lines as numbers: smoothing, ranges and gaps. Knows neither the page nor pixels. */
 
-/** The least share of noise in a line that is smoothed for the eye, and how much: gently. */
+/** Lines with at least this share of noise are smoothed by default, with the weight GENTLE. */
 const LEAST_NOISE = 0.5;
 const LEAST_NOISY = 50;
 const GENTLE = 0.8;
 const MOST_SPIKES = 60;
-/** Of so many values of a line its range is computed, and of fewer than these nothing is left out. */
+/** The range of an axis is computed from this many values of a line; shorter lines than LEAST_CUT have no outliers. */
 const SAMPLED = 200;
 const LEAST_CUT = 20;
 
 /**
  * Returns the exponential moving average of values, corrected for its start (as Adam's moments are: Kingma and Ba,
- * 2015). A missing value stays missing, and is left out of the average.
+ * 2015). A missing value stays missing and doesn't count.
  *
  * @param {(number|null)[]} values
  * @param {number} weight of the past, in [0, 1).
@@ -27,12 +27,12 @@ export function smoothed(values, weight) {
   });
 }
 
-/** Returns the weight of a smoothing as the URL has it; 0 for none. */
+/** Returns the weight of smoothing in the URL; 0 for none. */
 export function weightOf(text) {
   return Math.min(0.999, Math.max(0, Number(text) || 0));
 }
 
-/** Returns the weight for a line: the chosen one, or where none is chosen a gentle one for a line that is mostly noise. */
+/** Returns the weight for a line: the chosen one, or by default a gentle one if the line is mostly noise. */
 export function weightFor(values, chosen, isMany) {
   if (chosen !== "" || isMany) return weightOf(chosen);
   const there = values.filter((value) => value !== null);
@@ -40,7 +40,7 @@ export function weightFor(values, chosen, isMany) {
   const at = (sorted, share) => sorted[Math.floor(share * (sorted.length - 1))];
   const sorted = there.toSorted((one, other) => one - other);
   const changes = there.slice(1).map((value, index) => Math.abs(value - there[index]));
-  // Both are the deviation of a normal distribution, by quantiles: a spike is no noise.
+  // Both estimate a standard deviation from quantiles, so that a spike doesn't count as noise.
   const noise =
     (at(
       changes.sort((one, other) => one - other),
@@ -52,7 +52,7 @@ export function weightFor(values, chosen, isMany) {
   return spread > 0 && noise / spread > LEAST_NOISE ? GENTLE : 0;
 }
 
-/** Returns the first and the last place of each stretch without a value in between. */
+/** Returns the first and the last place of each stretch of places that has no value in between. */
 export function stretchEnds(places, { x, y }) {
   const there = x.filter((_, index) => y[index] !== null);
   const isApart = (one, other) => {
@@ -69,7 +69,7 @@ export function stretchEnds(places, { x, y }) {
 }
 
 /**
- * Returns the places at which a line stands for a value far from it, the farthest first: `{x, from, to}`.
+ * Returns the spikes of a line: `{x, from, to}`, the largest first.
  *
  * @param {{x: number[], y: (number|null)[], low: (number|null)[], high: (number|null)[]}} line
  */
@@ -79,7 +79,7 @@ export function spikesOf({ x, y, low, high }) {
   const usual = widths.toSorted((one, other) => one - other)[widths.length >> 1] ?? 0;
   const found = [];
   for (const [at, index] of there.entries()) {
-    // The mean of two values lies between them: their neighbours tell which one stands out.
+    // A point may be the mean of two values; its neighbour tells which of them stands out.
     const from = Number(y[there[at ? at - 1 : at + 1] ?? index]);
     const [down, up] = [Number(low[index]), Number(high[index])];
     const to = up - from > from - down ? up : down;
@@ -91,9 +91,9 @@ export function spikesOf({ x, y, low, high }) {
 }
 
 /**
- * Returns the range of an axis by the last four fifths of lines, without values far from all others; null for none.
+ * Returns the range of an axis for the last four fifths of lines, without outliers; null without values.
  *
- * The first fifth, and a spike, may leave through the edge: what comes after them is then not flattened.
+ * The first fifth and spikes may leave the chart, so that they don't flatten the rest.
  */
 export function rangeOf(lines, isLog) {
   let low = Infinity,
@@ -120,7 +120,7 @@ export function rangeOf(lines, isLog) {
   }
   if (low > high) return null;
   const span = high / 2 - low / 2 || Math.abs(high) * 0.05 || 0.5;
-  // As far as it costs less than half of the height, the rest is shown too.
+  // Show the rest too, as far as it takes less than half of the height.
   const range = [Math.max(ends[0], low - span), Math.min(ends[1], high + span)];
   const edge = (range[1] / 2 - range[0] / 2 || span) / 10;
   const most = isLog ? 300 : Number.MAX_VALUE;
@@ -129,7 +129,7 @@ export function rangeOf(lines, isLog) {
   return /** @type {[number, number]} */ ([back(range[0] - edge), back(range[1] + edge)]);
 }
 
-/** Returns the values after the first fifth of a line that lie outside a range: `{x, from, to}`, as spikes are. */
+/** Returns the values of a line outside a range, after its first fifth, as spikes: `{x, from, to}`. */
 export function outliersOf({ x, y, low, high }, [bottom, top]) {
   const start = x[0] + (x.at(-1) - x[0]) / 5;
   return x.flatMap((place, at) => {
@@ -143,7 +143,7 @@ export function outliersOf({ x, y, low, high }, [bottom, top]) {
   });
 }
 
-/** Returns the outline of a band, without the places where it has no value. */
+/** Returns the outline of a band, without missing points. */
 export function outline(x, low, high) {
   const there = x.map((_, index) => index).filter((index) => low[index] !== null && high[index] !== null);
   const back = [...there].reverse();
@@ -153,7 +153,7 @@ export function outline(x, low, high) {
   };
 }
 
-/** Returns the place of the value that is nearest, in a sorted list; -1 if it is empty. */
+/** Returns the index of the nearest value in a sorted list; -1 if it is empty. */
 export function nearest(list, value) {
   let low = 0,
     high = list.length - 1;
