@@ -3,7 +3,7 @@ import { test } from "node:test";
 
 const curves = await import("../../destinations/viewer/static/curves.js");
 
-test("a moving average begins at the first value, and leaves out what is missing", () => {
+test("a moving average begins at the first value and skips missing ones", () => {
   const found = curves.smoothed([2, null, 2, 4], 0.5);
 
   assert.deepEqual(
@@ -12,7 +12,7 @@ test("a moving average begins at the first value, and leaves out what is missing
   );
 });
 
-test("a line of noise is smoothed gently unless something is chosen or there are many", () => {
+test("a noisy line is smoothed gently unless the user chose a weight or there are many lines", () => {
   const noise = Array.from({ length: 200 }, (_, at) => Math.sin(at * at));
   const trend = Array.from({ length: 200 }, (_, at) => at);
 

@@ -29,7 +29,7 @@ def sweep(tmp_path_factory):
 
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
 def test_a_task_takes_few_clicks(task, sweep, new_page):
-    """What is looked for is seen after so many clicks, choices, drags and keys."""
+    """Each task is done within its number of clicks, choices, drags and keys."""
     hand = Hand(Opened(new_page(), sweep))
     task.begin(hand)
     task.act(hand)
@@ -53,8 +53,8 @@ def test_a_hundred_runs_have_a_curve_each(sweep, new_page):
     )
 
 
-def test_a_site_of_the_sweep_is_written_by_one_command(sweep, tmp_path):
-    """It is the tenth of the tasks, and takes no click."""
+def test_one_command_writes_a_site_of_the_sweep(sweep, tmp_path):
+    """It is the tenth task, and takes no click."""
     report = export_site(Catalog(sweep.runs), tmp_path / "site", limit=20)
     assert report.runs == 20
     assert (tmp_path / "site" / "index.html").is_file()
