@@ -3,6 +3,7 @@
 import { drawPlot, savePlot, talking } from "./plot.js";
 import { fileUrl, listMedia, readTable, runDetail, runInfo, serverInfo } from "./data.js";
 import { debounce, el, fill, formatNumber, icon, iconButton, inTurn, isDark, shorten } from "./dom.js";
+import { runLabels } from "./names.js";
 import { CLASSES, picture } from "./pictures.js";
 import { pointCloud, ramp, sound } from "./points.js";
 import { showBesideRuns, swatch, visibleDetails } from "./sidebar.js";
@@ -317,6 +318,10 @@ class Panel {
     this.isVisible = false;
     this.shown = "";
     this.turn = 0;
+    /** How many pictures a run has at the step. */
+    this.most = 0;
+    /** @type {number | null} Which picture of each run is enlarged. */
+    this.place = null;
     this.content = el("div", { class: "media-grid" });
     this.classes = el("div", { class: "classes", hidden: true });
     this.slider = el("input", {
@@ -385,6 +390,47 @@ class Panel {
     else keepNumbers("at", this.about.key, step === null ? null : [step]);
   }
 
+  /** Shows one picture of each run side by side, as large as the window, until it is closed. */
+  enlarge(place) {
+    this.place = place;
+    const parts = [this.bar, this.classes, this.content];
+    const close = iconButton("close", "Close (Esc)", () => dialog.close());
+    const dialog = el(
+      "dialog",
+      { class: "enlarged", "aria-label": shorten(this.about.name, 100) },
+      close,
+      el("h2", {}, shorten(this.about.name, 120)),
+      parts,
+    );
+    dialog.addEventListener("keydown", (event) => {
+      const { steps } = this.about;
+      const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+      const next = { ArrowUp: -1, ArrowDown: 1 }[event.key];
+      if (!by && !next) return;
+      event.preventDefault();
+      if (by) {
+        this.slider.value = String(Math.max(0, Math.min(steps.length - 1, Number(this.slider.value) + by)));
+        this.slid();
+      } else {
+        this.place = Math.max(0, Math.min(this.most - 1, (this.place ?? 0) + (next ?? 0)));
+        this.show(true);
+      }
+    });
+    dialog.addEventListener("close", () => {
+      this.place = null;
+      this.element.append(...parts);
+      this.element.style.minHeight = "";
+      dialog.remove();
+      this.show(true);
+    });
+    // Else the card would collapse, and the page behind it would scroll.
+    this.element.style.minHeight = `${this.element.offsetHeight}px`;
+    document.body.append(dialog);
+    dialog.showModal();
+    close.focus();
+    this.show(true);
+  }
+
   follow(changed) {
     if (changed.has("class") || changed.has("opacity")) {
       this.drawClasses();
@@ -394,7 +440,7 @@ class Panel {
   }
 
   async show(isForced = false) {
-    if (!this.isVisible) {
+    if (!this.isVisible && this.place === null) {
       if (isForced) this.shown = "";
       return;
     }
@@ -411,6 +457,7 @@ class Panel {
     this.shown = wanted;
     this.turn += 1;
     const mine = this.turn;
+    this.most = 0;
     const parts = await Promise.all(
       runs.map(async (id) => {
         try {
@@ -423,6 +470,7 @@ class Panel {
       }),
     );
     if (mine !== this.turn) return;
+    const labels = runLabels(runs.map(runInfo));
     const nodes = parts.map((part, at) => {
       const id = runs[at];
       return el(
@@ -432,7 +480,7 @@ class Panel {
           "h4",
           {},
           swatch(id),
-          el("span", { dir: "auto", title: shorten(runInfo(id).name, 300) }, shorten(runInfo(id).name, 80)),
+          el("span", { dir: "auto", title: shorten(runInfo(id).name, 300) }, shorten(labels[at], 80)),
           part?.dataset?.step && part.dataset.step !== String(step)
             ? el("span", { class: "muted" }, `step ${part.dataset.step}`)
             : null,
@@ -465,9 +513,13 @@ class Panel {
         Object.fromEntries(Object.keys(item.masks ?? {}).map((mask) => [mask, item.labels ?? {}])),
       ),
     );
-    for (const item of now.slice(0, MOST_PICTURES))
-      node.append(renderer.figure(id, item, now.length > FEW ? 64 : 96));
-    if (now.length > MOST_PICTURES)
+    this.most = Math.max(this.most, now.length);
+    const first = this.place === null ? 0 : Math.min(this.place, now.length - 1);
+    const side = this.place === null ? (now.length > FEW ? 64 : 96) : Infinity;
+    const shown = now.slice(first, this.place === null ? MOST_PICTURES : first + 1);
+    for (const [at, item] of shown.entries())
+      node.append(renderer.figure(id, item, side, () => this.place === null && this.enlarge(at)));
+    if (this.place === null && now.length > MOST_PICTURES)
       node.append(el("p", { class: "muted" }, `and ${now.length - MOST_PICTURES} more`));
     return node;
   }
@@ -541,10 +593,14 @@ class Panel {
  */
 const RENDERERS = {
   image: {
-    figure: (id, item, side) => el("figure", {}, picture(id, item, side), captionOf(item)),
+    figure: (id, item, side, enlarge) => el("figure", {}, picture(id, item, side, enlarge), captionOf(item)),
   },
   video: {
-    figure: (id, item) => el("figure", WIDE, moving(item, fileUrl(id, item.file)), captionOf(item)),
+    // A GIF is a picture to browsers.
+    figure: (id, item, side, enlarge) =>
+      /\.gif$/i.test(item.file)
+        ? el("figure", {}, picture(id, item, side, enlarge), captionOf(item))
+        : el("figure", WIDE, video(id, item), captionOf(item)),
   },
   audio: {
     figure: (id, item) =>
@@ -572,7 +628,7 @@ const RENDERERS = {
           class: "text-record",
           dir: "auto",
           tabIndex: 0,
-          role: "region",
+          role: "group",
           "aria-label": "Text",
           style: { flex: "1 1 100%" },
         },
@@ -583,24 +639,21 @@ const RENDERERS = {
     figure: (_, item) =>
       el(
         "div",
-        { class: "data-table", tabIndex: 0, role: "region", "aria-label": "Traces" },
+        { class: "data-table", tabIndex: 0, role: "group", "aria-label": "Traces" },
         pairTable(flatten(item.traces)),
       ),
   },
 };
 
-/** Returns what plays a video; a GIF is a picture to browsers. */
-function moving(item, src) {
-  const label = item.caption ? shorten(item.caption, 100) : "Video";
-  if (/\.gif$/i.test(item.file)) return el("img", { src, alt: label });
+function video(id, item) {
   return el("video", {
     controls: true,
     loop: true,
     muted: true,
     preload: "metadata",
     playsInline: true,
-    src,
-    "aria-label": label,
+    src: fileUrl(id, item.file),
+    "aria-label": item.caption ? shorten(item.caption, 100) : "Video",
   });
 }
 
