@@ -17,7 +17,6 @@ const LISTS = [
   "class",
   "open",
   "fold",
-  "at",
   "brush",
 ];
 
@@ -48,8 +47,6 @@ const DEFAULTS = {
   outliers: "",
   ranks: "",
   step: "",
-  linked: "1",
-  at: [],
   opacity: "0.5",
   class: [],
   kind: "",
@@ -345,7 +342,7 @@ export function contextColor(isDarkNow) {
 }
 
 /** How many numbers a list holds for a name: the name itself may look like more of them. */
-const NUMBERS = { zoom: 4, at: 1, brush: 2 };
+const NUMBERS = { zoom: 4, brush: 2 };
 
 function nameIn(list, text) {
   return text.split("~").slice(NUMBERS[list]).join("~");
