@@ -16,6 +16,7 @@ import { showBesideRuns, swatch } from "./sidebar.js";
 import { linkTo, state, update, visibleRuns, whenViewed } from "./state.js";
 import { alignedTexts, differencesOf } from "./ticks.js";
 import { View } from "./view.js";
+import { unfoldButton } from "./viewbar.js";
 
 const MOST_RUNS_COMPARED = 20;
 const PARTS = [
@@ -223,6 +224,7 @@ export function showCompare(root) {
           drawTable();
         }),
         el("label", { class: "field search last" }, icon("search"), find),
+        unfoldButton(),
       ),
       visibleRuns().length > MOST_RUNS_COMPARED &&
         el("p", { class: "muted" }, `The first ${MOST_RUNS_COMPARED} runs.`),

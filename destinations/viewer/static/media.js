@@ -8,18 +8,9 @@ import { CLASSES, picture } from "./pictures.js";
 import { pointCloud, ramp, sound } from "./points.js";
 import { showBesideRuns, swatch, visibleDetails } from "./sidebar.js";
 import { dataTable, flatten, pairTable } from "./table.js";
-import {
-  colorOf,
-  keepNumbers,
-  linkTo,
-  numbersOf,
-  state,
-  toggle,
-  update,
-  visibleRuns,
-  whenViewed,
-} from "./state.js";
+import { colorOf, linkTo, state, toggle, update, visibleRuns, whenViewed } from "./state.js";
 import { View } from "./view.js";
+import { unfoldButton } from "./viewbar.js";
 
 const MOST_PICTURES = 64;
 const MOST_RIDGES = 40;
@@ -51,17 +42,6 @@ export function showMedia(root) {
     onchange: () => update({ find: find.value }),
   });
   const kinds = el("span", { class: "actions", role: "group", "aria-label": "Kinds" });
-  const linked = el(
-    "label",
-    { class: "check" },
-    el("input", {
-      type: "checkbox",
-      id: "linked",
-      checked: state.linked === "1",
-      onchange: (event) => update({ linked: event.target.checked ? "1" : "", step: "", at: [] }),
-    }),
-    "Link steps",
-  );
   const master = el("input", {
     type: "range",
     id: "step",
@@ -77,8 +57,8 @@ export function showMedia(root) {
       "div",
       { class: "toolbar" },
       el("label", { class: "field search" }, icon("search"), find),
+      unfoldButton(),
       kinds,
-      linked,
       bar,
     ),
     none,
@@ -117,16 +97,13 @@ export function showMedia(root) {
         ),
     );
     const steps = allSteps();
-    bar.hidden = state.linked !== "1" || steps.length < 2;
+    bar.hidden = steps.length < 2;
     master.max = String(Math.max(0, steps.length - 1));
     const at = state.step === "" ? steps.length - 1 : placeOf(steps, Number(state.step));
     master.value = String(at);
     master.setAttribute("aria-valuetext", `step ${steps[at]}`);
     fill(said, formatNumber(steps[at]));
-    master.oninput = () => {
-      const place = Number(master.value);
-      update({ step: place === steps.length - 1 ? "" : String(steps[place]) });
-    };
+    master.oninput = () => chooseStep(steps, Number(master.value));
   }
 
   /** Asks which media the visible runs have. */
@@ -255,7 +232,7 @@ export function showMedia(root) {
     if (changed.has("run") || changed.has("off")) await loadIndex();
     if (view.isGone) return;
     if (["run", "off", "kind", "find"].some((name) => changed.has(name))) arrange();
-    if (["step", "linked", "at", "class", "opacity"].some((name) => changed.has(name)))
+    if (["step", "class", "opacity"].some((name) => changed.has(name)))
       for (const panel of panels.values()) panel.follow(changed);
     drawTools();
   });
@@ -311,6 +288,11 @@ function placeOf(steps, step) {
   return place;
 }
 
+/** Has all panels show a step; at the last one they stay at the newest. */
+function chooseStep(steps, place) {
+  update({ step: place >= steps.length - 1 ? "" : String(steps[Math.max(0, place)]) });
+}
+
 /** What was logged under one name, of all selected runs. */
 class Panel {
   constructor(about) {
@@ -329,7 +311,7 @@ class Panel {
       min: 0,
       step: 1,
       "aria-label": `Step of ${shorten(about.name, 60)}`,
-      oninput: () => this.slid(),
+      oninput: () => chooseStep(this.about.steps, Number(this.slider.value)),
     });
     this.said = el("output", {});
     this.bar = el("div", { class: "step-bar" }, this.slider, this.said);
@@ -370,24 +352,10 @@ class Panel {
     if (isVisible) this.show();
   }
 
-  /** Returns the step to show: that of all panels, or this panel's own; null is the last. */
+  /** Returns the step to show: the chosen one or the last before it; without a choice, the last one. */
   step() {
     const { steps } = this.about;
-    const wanted =
-      state.linked === "1"
-        ? state.step === ""
-          ? null
-          : Number(state.step)
-        : (numbersOf("at", this.about.key)?.[0] ?? null);
-    return wanted === null ? steps.at(-1) : steps[placeOf(steps, wanted)];
-  }
-
-  slid() {
-    const { steps } = this.about;
-    const place = Number(this.slider.value);
-    const step = place === steps.length - 1 ? null : steps[place];
-    if (state.linked === "1") update({ step: step === null ? "" : String(step) });
-    else keepNumbers("at", this.about.key, step === null ? null : [step]);
+    return state.step === "" ? steps.at(-1) : steps[placeOf(steps, Number(state.step))];
   }
 
   /** Shows one picture of each run side by side, as large as the window, until it is closed. */
@@ -409,8 +377,7 @@ class Panel {
       if (!by && !next) return;
       event.preventDefault();
       if (by) {
-        this.slider.value = String(Math.max(0, Math.min(steps.length - 1, Number(this.slider.value) + by)));
-        this.slid();
+        chooseStep(steps, Number(this.slider.value) + by);
       } else {
         this.place = Math.max(0, Math.min(this.most - 1, (this.place ?? 0) + (next ?? 0)));
         this.show(true);
@@ -436,7 +403,7 @@ class Panel {
       this.drawClasses();
       for (const canvas of this.content.querySelectorAll("canvas.mask")) canvas.paint();
     }
-    if (["step", "linked", "at"].some((name) => changed.has(name))) this.show();
+    if (changed.has("step")) this.show();
   }
 
   async show(isForced = false) {

@@ -17,7 +17,6 @@ const LISTS = [
   "class",
   "open",
   "fold",
-  "at",
   "brush",
 ];
 
@@ -48,8 +47,6 @@ const DEFAULTS = {
   outliers: "",
   ranks: "",
   step: "",
-  linked: "1",
-  at: [],
   opacity: "0.5",
   class: [],
   kind: "",
@@ -341,7 +338,7 @@ export function contextColor(isDarkNow) {
 }
 
 /** How many numbers precede a name in each list: the name itself may look like numbers. */
-const NUMBERS = { zoom: 4, at: 1, brush: 2 };
+const NUMBERS = { zoom: 4, brush: 2 };
 
 function nameIn(list, text) {
   return text.split("~").slice(NUMBERS[list]).join("~");

@@ -181,22 +181,6 @@ def test_texts_and_search(opened):
     assert opened.page.locator(".media").count() == 1
 
 
-def test_unlinked_panels_step_alone(opened):
-    """Without the link each name has a step of its own."""
-    page = opened.page
-    show(opened, "alpha")
-    page.uncheck("#linked")
-    images = panel(opened, "images/Inputs")
-    images.get_by_label("Step of Inputs").evaluate(
-        "(slider) => { slider.value = 0; slider.dispatchEvent(new Event('input')); }"
-    )
-    opened.until("() => document.querySelector('.images output').innerText.startsWith('step 0')")
-    audio = panel(opened, "audio/Tone")
-    assert audio.locator("output").inner_text().startswith("step 199")
-    page.reload()
-    opened.until("() => document.querySelector('.images output')?.innerText.startsWith('step 0')")
-
-
 def test_runs_without_media_are_named(opened):
     """Beside the media of others, and where there are none at all."""
     page = opened.page
