@@ -185,7 +185,7 @@ def test_a_run_without_init_never_raises_and_says_what_it_lost(tmp_path, caplog)
     assert "lost 1,500 records logged before init." in caplog.text
 
 
-def test_what_is_logged_before_init_is_copied(tmp_path):
+def test_records_before_init_are_copied(tmp_path):
     """The caller may change an array or a dict as soon as the call returns."""
     destination = RunDirectory(tmp_path / "run")
     values, hyperparameters = np.zeros(3), {"optimizer": {"lr": 0.5}}
@@ -202,7 +202,7 @@ def test_what_is_logged_before_init_is_copied(tmp_path):
     assert json.loads((tmp_path / "run" / "sidecar.json").read_text())["hparams"]["optimizer.lr"] == 0.5
 
 
-def test_a_record_that_fails_at_init_costs_itself(tmp_path, caplog):
+def test_a_record_that_fails_at_init_affects_only_itself(tmp_path, caplog):
     """The run begins, and has the other records that came before it."""
     destination = RunDirectory(tmp_path / "run")
     destination.log_metrics({"before": 1.0}, 0)

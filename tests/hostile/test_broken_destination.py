@@ -94,7 +94,7 @@ def test_whatever_a_destination_raises_stays_there(method, error, tmp_path):
 
 
 @pytest.mark.parametrize("error", [OSError("no server"), SystemExit(2)], ids=["Exception", "BaseException"])
-def test_what_a_destination_missed_that_failed_to_open_is_counted_and_said(error, caplog):
+def test_records_that_a_failed_destination_missed_are_counted_and_logged(error, caplog):
     """It is not called again, not even for files and hyperparameters, but for its end."""
     broken, beside = Raises("init", error), Records()
     broken.log_metrics = broken.log_hyperparameters = lambda *_: pytest.fail("called without init")
@@ -111,9 +111,7 @@ def test_what_a_destination_missed_that_failed_to_open_is_counted_and_said(error
     assert caplog.messages[-1] == f"Raises lost 1,201 records: it was not open, {why}"
 
 
-def test_a_file_that_cannot_be_opened_is_said_in_one_line_and_what_it_lost_is_counted(
-    tmp_path, monkeypatch, caplog
-):
+def test_a_file_that_cannot_be_opened_is_logged_in_one_line_with_lost_records(tmp_path, monkeypatch, caplog):
     """A text file of an earlier run: the script is started again, and nothing of this run is written."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "log.txt").write_text("of the first run")
@@ -139,7 +137,7 @@ def test_a_file_that_cannot_be_opened_is_said_in_one_line_and_what_it_lost_is_co
     assert (tmp_path / "log.txt").read_text() == "of the first run"
 
 
-def test_a_disk_that_is_full_at_the_end_is_said_in_one_line(caplog):
+def test_a_full_disk_at_the_end_is_logged_in_one_line(caplog):
     """Of a file or a store, the message says all; of anything else, the traceback does."""
     full, broken = (
         Raises("close", OSError(28, "about 25 lines are lost")),

@@ -229,7 +229,7 @@ def test_two_trainers_in_a_row_leave_nothing_behind(tmp_path):
         assert (tmp_path / "store" / name / "note.txt").read_text() == name
 
 
-def test_what_is_logged_after_close_is_refused_by_name(tmp_path):
+def test_logging_after_close_is_refused_by_name(tmp_path):
     """The run refuses it, whatever its destinations; nothing is written, and nothing stays open."""
     run = Run([RunDirectory(tmp_path / "run"), InMemory()], run_name="mine")
     run.log_metrics({"loss": 1.0})

@@ -116,7 +116,7 @@ def test_a_value_that_cannot_be_read_is_an_error_at_the_call_and_none_later(call
 
 
 @pytest.mark.parametrize("value", UNREADABLE.values(), ids=UNREADABLE)
-def test_a_metric_that_cannot_be_read_costs_itself(value, tmp_path):
+def test_an_unreadable_metric_affects_only_itself(value, tmp_path):
     """The others of the call are logged, before and after it."""
     with Run(RunDirectory(tmp_path / "run"), run_name="r", strict=True) as run:
         run.batch_start()

@@ -40,7 +40,7 @@ def _put(store, make_file, name, content):
         store.put(name, body, overwrite=True)
 
 
-def test_what_a_handle_says_is_what_download_takes(make_queue, make_file, tmp_path):
+def test_download_takes_the_uri_of_a_handle(make_queue, make_file, tmp_path):
     """A URI alone is enough."""
     handle = make_queue().submit(make_file(content=b"round trip"), "a b/ü.pt")
     handle.result(120)
@@ -148,7 +148,7 @@ def _ignore(*_):
     ],
     ids=["ranges", "ignored", "short", "long"],
 )
-def test_what_arrives_in_ranges_is_verified(tmp_path, give, message):
+def test_ranges_are_verified(tmp_path, give, message):
     """Each range has its length, and together they have the CRC-32; where there are none, the whole has."""
     with pytest.raises(BytesCorruptError, match=message):
         download_file("a", tmp_path / "file", store=StoreOfRanges(bytes(17 << 20), give), progress_bar=False)
@@ -185,7 +185,7 @@ class StoreThatLies(MemoryStore):
         yield b"lies"[offset:]
 
 
-def test_what_arrives_is_verified(tmp_path):
+def test_a_download_is_verified(tmp_path):
     """Bytes that are not those that were uploaded are not kept."""
     with pytest.raises(BytesCorruptError, match="has SHA-256"):
         download_file("a", tmp_path / "file", store=StoreThatLies(), progress_bar=False)
@@ -445,7 +445,7 @@ download_file("a", sys.argv[1], store=Half(), progress_bar=False)
 """
 
 
-def test_downloads_that_are_killed_leave_nothing_that_grows(store, tmp_path):
+def test_leftovers_of_killed_downloads_do_not_accumulate(store, tmp_path):
     """The next download to the same file removes what a killed one left, and nothing of a living one."""
     (tmp_path / "out").mkdir()
     arguments = [sys.executable, "-c", KILLED, tmp_path / "out/file"]

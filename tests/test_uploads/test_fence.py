@@ -77,7 +77,7 @@ def test_each_file_of_a_folder_goes_below_the_prefix(make_queue, make_file, tmp_
     }
 
 
-def test_without_a_successor_nothing_is_different(make_queue, make_file, tmp_path):
+def test_nothing_changes_without_a_successor(make_queue, make_file, tmp_path):
     """Files, pointers and deletions do what they do without a fence."""
     store = LocalStore(tmp_path / "store")
     queue = make_queue(store, fence=FENCE)
@@ -131,7 +131,7 @@ def test_a_pointer_is_not_sent_and_nothing_is_deleted_once_the_successor_is_ther
     assert "ep1 is not deleted: a successor put" in caplog.text
 
 
-def test_what_a_process_left_in_its_spool_is_fenced_by_whoever_sends_it(make_file, tmp_path):
+def test_files_left_in_a_spool_are_fenced_whoever_sends_them(make_file, tmp_path):
     """`uploads resume` knows nothing of runs: the entry says it."""
     code = (
         "import sys, os\n"

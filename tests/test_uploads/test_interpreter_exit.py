@@ -65,9 +65,7 @@ def python(request, tmp_path):
 
 
 @pytest.mark.parametrize("isolation", ["threads", "process"])
-def test_what_is_submitted_while_the_interpreter_exits_is_delivered(
-    python, tmp_path, moto, prefix, isolation
-):
+def test_files_submitted_while_the_interpreter_exits_are_delivered(python, tmp_path, moto, prefix, isolation):
     """Threads and a worker process deliver it, whole and in parts; Python 3.12 starts no thread then."""
     program, environment = python
     uri = moto.uri(prefix) + f"&part_bytes={5 << 20}"

@@ -109,7 +109,7 @@ def test_the_child_replaces_what_the_parent_submitted_before_it(make_queue, make
     assert store.objects["latest"] == b"new"
 
 
-def test_what_the_child_submitted_before_does_not_replace_the_newer(make_queue, make_file):
+def test_an_older_version_of_a_child_does_not_replace_a_newer_one(make_queue, make_file):
     """The parent's newer version is delivered before the child's older one is found, which then makes way."""
     store = MemoryStore()
     queue = make_queue(store)
@@ -301,7 +301,7 @@ class Stop(BaseException):
 
 
 @pytest.mark.parametrize("error", [ValueError, Stop, SystemExit])
-def test_a_callback_that_raises_costs_itself(tmp_path, make_file, error):
+def test_a_raising_callback_affects_only_itself(tmp_path, make_file, error):
     """The drain's threads outlive what its callbacks raise.
 
     Every entry is delivered, and the lock is given back.

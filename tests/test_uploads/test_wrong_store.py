@@ -79,7 +79,7 @@ def test_an_empty_spool_may_be_given_another_store(make_queue, make_file):
     )  # Where one is given everything is looked for.
 
 
-def test_a_live_drain_leaves_alone_what_is_for_another_store(waiting):
+def test_a_live_drain_ignores_entries_for_another_store(waiting):
     """As the worker of a killed trainer does, which then has nothing to do and ends.
 
     A drain of the right store brings it.
@@ -224,7 +224,7 @@ def test_the_worker_of_a_killed_trainer_gets_nothing_of_a_new_one(
     assert moto.objects(prefix) == {"checkpoint": b"second"}
 
 
-def test_what_resume_cannot_know_is_asked_for(make_queue, moto, prefix):
+def test_resume_asks_for_missing_options(make_queue, moto, prefix):
     """An object that was to be encrypted with a key of the user's is not sent without it."""
     queue = make_queue(open_store(moto.uri(prefix)), spool=None)
     queue.close(0)

@@ -176,7 +176,7 @@ def test_records_arrive_in_the_order_in_which_they_were_logged():
     ]
 
 
-def test_the_timer_overtakes_nothing():
+def test_the_timer_keeps_the_order():
     """It waits where it is due while a record waits between two rows, too."""
     began, may_go_on, ended = threading.Event(), threading.Event(), threading.Event()
 
@@ -205,7 +205,7 @@ def test_the_timer_overtakes_nothing():
     assert kinds == ["open", "text", "metrics", "text", "metrics", "finish", "close"]
 
 
-def test_what_comes_before_init_is_kept_up_to_a_bound_and_counted_beyond(caplog):
+def test_records_before_init_are_bounded_and_counted(caplog):
     """The first thousand records are logged; the number of the others is reported at the end."""
     tracker = Recorder()
     for step in range(1500):
@@ -222,7 +222,7 @@ def test_what_comes_before_init_is_kept_up_to_a_bound_and_counted_beyond(caplog)
     ]
 
 
-def test_what_comes_before_init_is_kept_for_it():
+def test_records_before_init_are_kept():
     """It keeps the step and the time of the call."""
     tracker = Recorder(clock=Ticking())
     run = DryRun(tracker)
@@ -255,7 +255,7 @@ def test_the_sink_owns_what_it_gets():
     assert tracker.counts.written_records == tracker.counts.records
 
 
-def test_what_the_sink_does_not_take_is_not_even_copied():
+def test_records_that_the_sink_ignores_are_not_copied():
     """The tracker's method is the base class's, which a logger knows to leave out."""
     assert Recorder.log_video is LoggerDestination.log_video
     assert Recorder.log_images is Tracker.log_images
@@ -274,7 +274,7 @@ def test_a_path_that_is_not_there_is_the_callers_error():
     assert tracker.made[0].of("images") == []
 
 
-def test_a_hanging_sink_costs_old_metrics_only():
+def test_a_hanging_sink_drops_only_old_metrics():
     """Beyond the bound the oldest rows go, one for one; they are counted, and so are those that arrive."""
     tracker, sink, run = hanging_run(max_waiting_values=20)
 
@@ -290,7 +290,7 @@ def test_a_hanging_sink_costs_old_metrics_only():
     assert (tracker.counts.rows, tracker.counts.written_rows, tracker.counts.dropped_rows) == (101, 11, 90)
 
 
-def test_by_policy_the_newest_metrics_go():
+def test_drop_newest_policy_keeps_waiting_metrics():
     """What waits is kept, what comes is not taken."""
     tracker, sink, run = hanging_run(max_waiting_values=20, when_full="drop_newest")
 
@@ -303,7 +303,7 @@ def test_by_policy_the_newest_metrics_go():
     assert (tracker.counts.rows, tracker.counts.written_rows, tracker.counts.dropped_rows) == (101, 11, 90)
 
 
-def test_by_policy_metrics_wait_for_room():
+def test_wait_policy_waits_for_room():
     """Where room comes in time, nothing is dropped."""
     tracker, sink, run = hanging_run(max_waiting_values=20, when_full="wait", wait_seconds=SECONDS)
     opener = threading.Timer(0.05, sink.may_go_on.set)
@@ -318,7 +318,7 @@ def test_by_policy_metrics_wait_for_room():
     assert tracker.counts.dropped_rows == 0
 
 
-def test_waiting_in_vain_happens_once():
+def test_a_hanging_sink_costs_one_wait():
     """A sink that hangs for good costs one wait; the rows after it are dropped at once."""
     tracker, sink, run = hanging_run(max_waiting_values=2, when_full="wait", wait_seconds=0.01)
     run.logger.log_metrics({"loss": 1.0}, 1)
@@ -395,7 +395,7 @@ def test_rows_that_are_refused_do_not_take_others_with_them():
     assert tracker.counts.errors == {"metrics: ValueError": 1}
 
 
-def test_what_cannot_be_taken_now_is_taken_later():
+def test_a_transient_failure_is_retried_in_order():
     """Nothing is lost and nothing overtakes, and the cause is reported once."""
     sink = OutOfOrder(failures=5)
     tracker = Recorder(sink, flush_seconds=0.01)
@@ -412,7 +412,7 @@ def test_what_cannot_be_taken_now_is_taken_later():
     assert {name.split(": ")[1] for name in tracker.counts.errors} == {"OSError"}
 
 
-def test_a_sink_that_cannot_be_opened_yet_is_left_alone_until_it_is():
+def test_a_sink_gets_nothing_until_it_opens():
     """It is neither flushed nor given anything before; then everything comes, in order."""
 
     class OpensLate(Recording):
@@ -574,7 +574,7 @@ def test_a_forked_child_logs_nothing():
     "options",
     [{"flush_seconds": 0}, {"max_waiting_values": 0}, {"max_waiting_bytes": 0}, {"when_full": "panic"}],
 )
-def test_arguments_out_of_range_are_refused(options):
+def test_out_of_range_arguments_are_refused(options):
     """The error comes where the tracker is made."""
     with pytest.raises(ValueError, match="must be"):
         Recorder(**options)
@@ -590,7 +590,7 @@ def test_a_missing_package_is_named_with_its_command():
     assert caught.value.name == "surely_not_installed"
 
 
-def test_a_lane_waits_in_vain_once():
+def test_a_hanging_lane_costs_one_wait():
     """Until something has been done again, later items are dropped without a wait.
 
     Those to be kept are taken.

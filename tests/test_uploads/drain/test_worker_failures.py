@@ -59,9 +59,7 @@ def test_a_file_that_kills_the_worker_keeps_no_other_back(make_worker_queue, mak
     assert not poison.done()
 
 
-def test_what_is_printed_in_the_worker_is_not_taken_for_an_answer(
-    make_worker_queue, make_file, tmp_path, monkeypatch
-):
+def test_printed_text_of_the_worker_is_not_an_answer(make_worker_queue, make_file, tmp_path, monkeypatch):
     """A `sitecustomize` that prints, to both streams, does not end the link: handles hear of the end."""
     customs = tmp_path / "customs"
     customs.mkdir()

@@ -82,7 +82,7 @@ def test_a_folder_of_the_spool_that_is_a_link_is_refused_even_when_trusted(tmp_p
         UploadQueue(tmp_path / "store", spool=spool.path)
 
 
-def test_what_a_spool_says_is_shown_escaped(tmp_path, capsys):
+def test_texts_of_a_spool_are_shown_escaped(tmp_path, capsys):
     """A name or a reason that clears the screen or writes over a line does not."""
     spool = Spool(tmp_path / "spool")
     spool.create()

@@ -143,7 +143,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_file_costs_itself(tmp_path, damage):
+def test_a_damaged_file_affects_only_itself(tmp_path, damage):
     """Every file of a spool is replaced in turn: it opens, does not hang, delivers the other entries as they were, and deletes nothing."""
     outside = tmp_path / "outside"
     for number, file in enumerate(FILES):
@@ -304,7 +304,7 @@ def test_a_file_of_another_boot_with_a_hole_is_corrupt(tmp_path):
     assert spool.list_failed()[UploadState.CORRUPT] == [entry.folder]
 
 
-def test_what_was_delivered_is_kept_in_bounded_files(tmp_path):
+def test_the_log_of_deliveries_is_bounded(tmp_path):
     """The log of what was delivered is cut at its limit, the newest lines are kept, and opening a spool reads only what a schedule needs."""
     spool = Spool(tmp_path / "spool", log_bytes=20_000)
     spool.create()
@@ -347,7 +347,7 @@ def test_a_folder_in_the_place_of_the_old_log_makes_way(tmp_path):
     assert [name.partition(".old")[0] for name in spool.list_quarantined()] == ["delivered"]
 
 
-def test_of_a_log_that_is_too_large_the_newest_lines_are_read(tmp_path):
+def test_only_the_newest_lines_of_a_large_log_are_read(tmp_path):
     """A release with another limit, or a user, may have written it."""
     spool = Spool(tmp_path / "spool")
     spool.create()
@@ -363,7 +363,7 @@ def test_of_a_log_that_is_too_large_the_newest_lines_are_read(tmp_path):
     assert found == [f"n{number:05}" for number in range(9_990, 10_000)]
 
 
-def test_what_is_delivered_frees_its_bytes_on_a_full_disk(tmp_path, monkeypatch):
+def test_a_delivery_frees_its_bytes_on_a_full_disk(tmp_path, monkeypatch):
     """It does so before anything is written: else a spool that fills its disk could never be emptied."""
     spool = Spool(tmp_path / "spool")
     spool.create()
@@ -441,7 +441,7 @@ def test_the_log_says_what_is_damaged(tmp_path, caplog):
     assert spool.describe()["store"] == {"uri": "file:///store"}
 
 
-def test_what_cannot_be_put_into_quarantine_stays_where_it_is(tmp_path, caplog):
+def test_a_file_that_cannot_be_quarantined_stays(tmp_path, caplog):
     """It is said, nothing goes behind a link, and the file is there for whoever looks."""
     spool = Spool(tmp_path / "spool")
     spool.create()

@@ -190,7 +190,7 @@ def test_a_queue_that_is_opened_on_a_full_disk_delivers_what_is_left(
 @pytest.mark.parametrize(
     "left", [(), ("tmp",), ("pending", "tmp"), ("inflight", "pending", "tmp", "done", "quarantine")]
 )
-def test_a_spool_of_which_a_part_was_deleted_is_mended(make_queue, make_file, tmp_path, left):
+def test_a_partly_deleted_spool_is_repaired(make_queue, make_file, tmp_path, left):
     """A program that removes empty folders does so: what is submitted next is delivered, and what fails is kept."""
     store = MemoryStore()
     queue = make_queue(store)
@@ -210,7 +210,7 @@ def test_a_spool_of_which_a_part_was_deleted_is_mended(make_queue, make_file, tm
     assert queue.spool.list_unfinished() == ([], [])
 
 
-def test_a_file_in_a_spool_of_which_only_tmp_is_left_is_delivered(make_file, tmp_path):
+def test_a_moved_file_is_delivered_from_a_spool_with_only_tmp(make_file, tmp_path):
     """A process took it by rename and was killed: `resume` with the name of the store brings it there."""
     spool = Spool(tmp_path / "spool")
     spool.create()
@@ -252,7 +252,7 @@ def test_a_deleted_spool_stays_the_queues_own(make_queue, make_file):
         make_queue(MemoryStore())
 
 
-def test_files_in_a_folder_of_the_user_are_left_alone(make_queue, tmp_path):
+def test_user_files_in_the_folder_are_kept(make_queue, tmp_path):
     """Somebody names a project as the spool, in which `tmp/` is the user's own."""
     for name in ("tmp/notes.txt", "tmp/cache/array.npy", f"tmp/{'0' * 32}"):
         (tmp_path / "project" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -327,7 +327,7 @@ def test_a_move_from_another_disk_needs_room_on_this_one(make_queue, other_disk,
 
 
 @pytest.mark.parametrize("move", [True, False])
-def test_a_file_that_is_given_up_is_not_waited_for(make_queue, other_disk, monkeypatch, move):
+def test_a_moved_file_is_not_waited_for(make_queue, other_disk, monkeypatch, move):
     """A writer of a file that is moved is gone; that of one that is copied could still write in this tick."""
     queue = make_queue(MemoryStore())
     source = other_disk / "a"

@@ -74,7 +74,7 @@ def test_a_moved_file_is_adopted_though_the_host_was_renamed(tmp_path, make_file
     assert [path for path in queue.spool.tmp.iterdir() if path.is_dir()] == []
 
 
-def test_what_a_living_process_stages_is_left_alone(tmp_path):
+def test_staged_files_of_a_living_process_are_kept(tmp_path):
     """Any process leaves it, also this one; what is left there otherwise is removed."""
     spool = Spool(tmp_path)
     spool.create()
@@ -90,7 +90,7 @@ def test_what_a_living_process_stages_is_left_alone(tmp_path):
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
-def test_what_cannot_be_removed_does_not_keep_a_spool_from_being_opened(tmp_path, make_queue, monkeypatch):
+def test_a_spool_opens_despite_files_that_cannot_be_removed(tmp_path, make_queue, monkeypatch):
     """NFS keeps files in a folder that another machine has open; they are removed later."""
     spool = Spool(tmp_path / "spool")
     spool.create()
@@ -109,7 +109,7 @@ def test_what_cannot_be_removed_does_not_keep_a_spool_from_being_opened(tmp_path
     assert not left.exists()
 
 
-def test_what_is_staged_after_a_look_by_another_process_is_left_alone(tmp_path, monkeypatch):
+def test_files_staged_after_a_look_by_another_process_are_kept(tmp_path, monkeypatch):
     """It looks whether anything is being staged, for an instant, in which a file comes: the next look finds it."""
     spool = Spool(tmp_path)
     spool.create()
@@ -210,7 +210,7 @@ def three_ranks(make_queue, make_file, prefix):
     return [rank.spool for rank in ranks]
 
 
-def test_what_other_ranks_left_is_found_by_a_single_one(three_ranks, make_queue, prefix):
+def test_a_single_rank_finds_the_leftovers_of_others(three_ranks, make_queue, prefix):
     """A training that is started again with fewer processes leaves nothing behind."""
     store = Folder(prefix)
     queue = make_queue(store, spool=None)
@@ -223,7 +223,7 @@ def test_what_other_ranks_left_is_found_by_a_single_one(three_ranks, make_queue,
     assert [owner_of(spool.queue_lock) is None for spool in three_ranks] == [False, True, True]
 
 
-def test_what_a_killed_rank_was_uploading_is_uploaded_once(make_queue, make_file, prefix):
+def test_an_upload_of_a_killed_rank_is_uploaded_once(make_queue, make_file, prefix):
     """It was killed during one upload, and after another one before it noted that the file is there."""
     rank, killed = (make_queue(Folder(prefix, is_down=True), spool=None) for _ in range(2))
     for name in ("during", "after"):
@@ -260,7 +260,7 @@ def test_an_answer_that_a_killed_rank_waited_for_counts_as_lost(make_queue, make
     assert read_attempts(queue.spool.place_of(folder)).is_answer_lost is True
 
 
-def test_what_other_ranks_left_is_named_while_it_cannot_be_uploaded(three_ranks, make_queue, prefix):
+def test_leftovers_of_other_ranks_are_named_until_they_are_uploaded(three_ranks, make_queue, prefix):
     """One spool has all of it, so that one command finishes it."""
     queue = make_queue(Folder(prefix, is_down=True), spool=None)
     assert queue.unsettled() == 3
@@ -272,7 +272,7 @@ def test_what_other_ranks_left_is_named_while_it_cannot_be_uploaded(three_ranks,
     assert [len(spool.list_pending()) for spool in three_ranks] == [3, 0, 0]
 
 
-def test_what_an_earlier_worker_still_uploads_is_left_to_it(three_ranks, make_queue, prefix):
+def test_an_earlier_worker_keeps_its_uploads(three_ranks, make_queue, prefix):
     """It is named, and nothing is moved away under the worker; the next queue takes what the worker left."""
     store = Folder(prefix)
     with OwnerLock(three_ranks[1].drain_lock, "worker"):

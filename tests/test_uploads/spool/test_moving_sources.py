@@ -154,7 +154,7 @@ def test_a_file_without_a_size_is_refused(tmp_path, path):
         stage_copy(Path(path), tmp_path / "copy")
 
 
-def test_a_file_that_grows_is_refused_until_it_rests(make_file, tmp_path):
+def test_a_growing_file_is_refused_until_it_stops(make_file, tmp_path):
     """A log that is appended to all the time is not cut in the middle of a line.
 
     When its writer is done it is taken.
@@ -464,7 +464,7 @@ def test_a_ctrl_c_right_after_a_rename_loses_no_file(make_queue, make_file, tmp_
     assert store.objects == ({"model": b"bytes"} if is_taken else {})
 
 
-def test_what_replaces_a_file_counts_with_its_own_size(make_queue, make_file, replaced_while_read):
+def test_a_replacement_counts_with_its_own_size(make_queue, make_file, replaced_while_read):
     """Room for the older version is given back: nothing of it stays reserved when both have left."""
     queue = make_queue(MemoryStore(), spool_bytes=100)
     source = make_file("model", b"x" * 10)

@@ -30,7 +30,7 @@ def connect(tmp_path):
         store.renew()
 
 
-def test_of_two_create_only_writers_one_wins(sshd_login, connect, make_file, tmp_path):
+def test_one_of_two_create_only_writers_wins(sshd_login, connect, make_file, tmp_path):
     """Of writers that race for a name exactly one is done, its bytes are there, and nothing else."""
     outcomes = {}
     barrier = threading.Barrier(WRITERS)
@@ -81,7 +81,7 @@ def test_a_server_whose_rename_replaces_is_detected(tmp_path, connect, make_file
 
 
 @pytest.mark.parametrize("policy", [{}, {"create_only": "head"}], ids=["default", "head"])
-def test_such_a_server_is_asked_for_the_name(tmp_path, connect, make_file, caplog, policy):
+def test_a_server_without_create_only_is_asked_for_the_name(tmp_path, connect, make_file, caplog, policy):
     """By default, and by the earlier name, the target is checked for, and the log says what may happen."""
     with careless_sftp(tmp_path) as login:
         store = connect(login, **policy)
@@ -94,7 +94,7 @@ def test_such_a_server_is_asked_for_the_name(tmp_path, connect, make_file, caplo
     assert ("create_only=head" in store.uri()) is bool(policy)
 
 
-def test_what_killed_writers_left_is_swept(sshd_login, connect, make_file, tmp_path):
+def test_leftovers_of_killed_writers_are_swept(sshd_login, connect, make_file, tmp_path):
     """Partial files that are an hour old; newer ones stay. None of them is listed."""
     folder = tmp_path / "there"
     folder.mkdir()

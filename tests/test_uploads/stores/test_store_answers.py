@@ -415,7 +415,7 @@ def test_a_torn_continue_is_an_error(make_file):
     assert len(errors) == 1
 
 
-def test_what_a_killed_writer_left_in_a_folder_is_swept(tmp_path, make_file):
+def test_leftovers_of_killed_writers_in_a_folder_are_swept(tmp_path, make_file):
     """A half-written file without a writer; one that is locked, or new, stays."""
     folder = tmp_path / "store"
     folder.mkdir()
