@@ -226,7 +226,7 @@ def _add_view(subparsers: Any, text: str) -> None:
     view = subparsers.add_parser(
         "view",
         help=text,
-        description="Show runs in a browser, live, until Ctrl-C. Needs the extra `viewer`.",
+        description="Show runs in a browser, live, until Ctrl-C. Needs starlette and uvicorn.",
         examples=("runs --open", "runs s3://bucket/dataset --port 8080"),
     )
     add_options(view)
@@ -237,7 +237,7 @@ def _add_demo(subparsers: Any, text: str) -> None:
         "demo",
         help=text,
         description="Train a small network on 1,797 handwritten digits, which are part of scikit-learn, and "
-        "log everything into the folder `runs`. Takes half a minute; needs the extra `demo`.",
+        "log everything into the folder `runs`. Takes half a minute; needs scikit-learn.",
         examples=("", "--epochs 2 --store s3://bucket/prefix"),
     )
     demo.add_argument("--epochs", type=int, default=8, metavar="N", help="epochs to train (default: 8)")
@@ -255,10 +255,7 @@ def _run_demo(options: argparse.Namespace) -> int:
     try:
         import sklearn  # noqa: F401  # checked before torch, which takes seconds
     except ImportError as error:
-        sys.stderr.write(
-            f"demo needs the package 'scikit-learn': {error}. "
-            'Run: pip install "training-destinations[demo]"\n'
-        )
+        sys.stderr.write(f"demo needs the package 'scikit-learn': {error}. Run: pip install scikit-learn\n")
         return 1
     if options.epochs < 1:
         sys.stderr.write(f"--epochs must be at least 1, got {options.epochs}.\n")

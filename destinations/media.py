@@ -443,8 +443,7 @@ def _pyav(what: str, more: str = "") -> Any:
         import av
     except ImportError as error:
         raise ImportError(
-            f"{what} needs PyAV, which is not installed. "
-            f'Run: pip install "training-destinations[video]". {more}'.rstrip(),
+            f"{what} needs PyAV, which is not installed. Run: pip install av. {more}".rstrip(),
             name="av",
         ) from error
     return av

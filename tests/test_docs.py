@@ -1,6 +1,5 @@
 """The docs say what the code does: what they enumerate is compared, what they show is run."""
 
-import ast
 import doctest
 import functools
 import importlib.util
@@ -207,13 +206,17 @@ def test_what_a_terminal_shows_fits_its_page(path):
     assert [line for block in blocks for line in block.splitlines() if len(line) > 120] == []
 
 
-def test_every_command_is_in_its_reference():
-    """The page of commands has the help of each parser."""
+def site_hooks():
+    """Returns the module of hooks that builds pages from the code."""
     spec = importlib.util.spec_from_file_location("site_hooks", ROOT / "docs/site_hooks.py")
     hooks = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(hooks)
+    return hooks
 
-    text = hooks.command_line()
+
+def test_every_command_is_in_its_reference():
+    """The page of commands has the help of each parser."""
+    text = site_hooks().command_line()
 
     for command in ("runs ls", "runs send", "uploads resume", "view", "doctor"):
         assert f"## destinations {command}\n" in text
@@ -245,8 +248,8 @@ def test_every_callback_is_in_its_page():
 
 def test_the_arguments_that_replace_composers_are_there_and_composers_own_are_not():
     """Of each row: what is on the left is not ours, what is on the right is."""
-    text = (ROOT / "docs/coming-from.md").read_text(encoding="utf-8")
-    table = text[text.index("### Arguments of Trainer") : text.index("### Composer's own tests")]
+    text = (ROOT / "docs/coming-from-composer.md").read_text(encoding="utf-8")
+    table = text[text.index("## Arguments of Trainer") : text.index("## RemoteUploaderDownloader")]
     rows = re.findall(r"^\| `(Trainer|CheckpointSaver)\((.*?)\)`(?:, .*?)? \| (.*) \|$", table, re.MULTILINE)
     assert len(rows) == 13
 
@@ -262,31 +265,17 @@ def test_the_arguments_that_replace_composers_are_there_and_composers_own_are_no
                 events.Trainer(None, **{argument: True})
 
 
-def test_every_feature_of_others_is_shown_by_tests_that_are_there():
-    """The 52 rows are complete, and each names files of this folder."""
-    text = (ROOT / "docs/coming-from.md").read_text(encoding="utf-8")
-
-    rows = re.findall(r"^\| (F\d\d) \|.*\| ([^|]+) \|$", text, re.MULTILINE)
-
-    assert [name for name, _ in rows] == [f"F{number:02}" for number in range(1, 53)]
-    named = {ROOT / "tests" / path for _, paths in rows for path in paths.split(", ")}
-    assert [path for path in named if not path.is_file()] == []
-
-
-def test_every_test_that_reliability_names_is_there():
-    """Each `path::name` is a function of that file."""
+def test_fault_tests_has_a_line_for_each_test_that_reliability_names():
+    """The page on reliability names files that exist, and their tests become the appendix."""
     text = (ROOT / "docs/reliability.md").read_text(encoding="utf-8")
-    named = re.findall(r"`(tests/[\w/.]+)(?:::(\w+))?", text)
-    tests = {
-        (path, node.name)
-        for path in {path for path, _ in named}
-        if (ROOT / path).is_file()
-        for node in ast.walk(ast.parse((ROOT / path).read_text(encoding="utf-8")))
-        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
-    }
+    named = re.findall(r"`(tests/[^`]+)`", text)
+    assert [name for name in named if not (ROOT / name).is_file()] == []
+    assert len(named) >= 70
 
-    assert [one for one in named if one not in tests] == []
-    assert len(named) > 100
+    lines = site_hooks().fault_tests().splitlines()
+
+    assert sum(line.startswith("- *") for line in lines) > 500
+    assert [line for line in lines if line.endswith("*: ")] == []
 
 
 def test_the_versions_that_the_page_on_upgrades_lists_are_those_of_the_code():

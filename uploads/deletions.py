@@ -104,7 +104,7 @@ class Deletions:
             self._changed.notify_all()
 
     def wait(self, timeout_seconds: float) -> bool:
-        """Blocks until nothing is left to delete, or for the timeout; returns whether everything is deleted."""
+        """Blocks until nothing is left to delete, or for the timeout; returns whether all is deleted."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._requests, timeout_seconds)
 
@@ -168,7 +168,7 @@ class Deletions:
         return True
 
     def _has_deleted(self, request: _Request) -> bool:
-        """Deletes the remaining objects of a request, unless a successor came; False if the queue ends first."""
+        """Deletes the remaining objects of a request, unless a successor came; False if the queue ends."""
         for name in (request.name, *request.then)[request.deleted :]:
             if self._has_ended:
                 return False

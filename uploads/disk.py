@@ -730,7 +730,7 @@ def crc32_of_both(first: int, second: int, size: int) -> int:
 
 @functools.lru_cache(maxsize=16)  # All parts of a file have one size, but the last.
 def _shift(size: int) -> int:
-    """Returns x to the power of the number of bits in the field of the CRC-32, the effect of appending them."""
+    """Returns x to the power of the number of bits in the field of the CRC-32: the effect of appending."""
     power, square = 1 << 31, 1 << 23  # 1, and x to the power of 8; the highest bit is that of x to 0.
     while size:
         if size & 1:

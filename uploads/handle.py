@@ -159,7 +159,7 @@ class Backlog:
 
     @property
     def lost(self) -> int:
-        """The number of failed files without an intact copy in the spool: refused, corrupt, or deleted there."""
+        """The number of failed files without an intact copy: refused, corrupt, or deleted in the spool."""
         gone = {UploadState.REFUSED, UploadState.CORRUPT, UploadState.LOST}
         return sum(one.state in gone for one in self.failures)
 
@@ -315,7 +315,7 @@ class UploadHandle:
                 self._callbacks.pop()()
 
     def _event(self) -> threading.Event:
-        """Returns the event that `_settle` sets. Atomic without a lock, because a fork could leave a lock held."""
+        """Returns the event that `_settle` sets. Atomic without a lock, which a fork could leave held."""
         event: threading.Event = vars(self).setdefault("_settled", threading.Event())
         if self._outcome is not None:
             event.set()

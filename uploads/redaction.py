@@ -398,8 +398,8 @@ def _hidden_element(match: re.Match[str]) -> str:
     return f"<{match['name']}>{REDACTED}</"
 
 
-# In this order: literals of which a text must have one, a pattern, and its replacement. Formats can only occur
-# in long words, which most texts have few of.
+# In this order: literals of which a text must have one, a pattern, and its replacement. Formats can only
+# occur in long words, which most texts have few of.
 _LONG_WORD = re.compile(r"(?<![\w.~/:-])[\w.~/:-]{15,}+", re.ASCII)
 _Steps: TypeAlias = tuple[tuple[Sequence[str], re.Pattern[str], str | Callable[[re.Match[str]], str]], ...]
 _FORMAT_STEPS: _Steps = (

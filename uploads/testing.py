@@ -119,7 +119,7 @@ class StoreContract:
         assert b"".join(store.get("a")) == b"second"
 
     def test_knows_what_is_missing(self, store: Store) -> None:
-        """Without an object, `head` returns None, `get` raises RemoteNotFoundError, and `delete` does nothing."""
+        """For no object, `head` returns None, `get` raises RemoteNotFoundError, and `delete` does nothing."""
         assert store.head("nothing/here") is None
         with _must_raise(RemoteNotFoundError, "get without an object"):
             list(store.get("nothing/here"))

@@ -539,8 +539,8 @@ class UploadQueue:
     def withdraw(self, remote_name: str) -> int:
         """Withdraws uploads of a name that haven't begun: they leave the spool, and are not uploaded.
 
-        Their handles end in state `withdrawn`, which is also in `delivered.jsonl`. Uploads that are in flight,
-        or of which a part was sent, continue. A forked child withdraws nothing.
+        Their handles end in state `withdrawn`, which is also in `delivered.jsonl`. Uploads that are in
+        flight, or of which a part was sent, continue. A forked child withdraws nothing.
 
         Returns:
             The number of withdrawn uploads.
@@ -573,7 +573,7 @@ class UploadQueue:
         return {**status(self.spool.path, entries=0), "room_bytes": self._quota.room_bytes()}
 
     def is_retrying(self, failures: int = 1) -> bool:
-        """Returns whether an upload has failed this often and waits for a retry: the store may be unreachable."""
+        """Returns whether an upload has failed this often and waits for a retry."""
         return any(
             read_attempts(place / folder).count >= failures
             for folder in self._ledger.folders()
@@ -610,7 +610,7 @@ class UploadQueue:
         return count
 
     def _supersede(self, newer: UploadHandle) -> None:
-        """Ends waiting older versions of an upload, which the drain doesn't while the store is unreachable."""
+        """Ends older versions that wait, which the drain doesn't while the store is unreachable."""
         older = (entry for entry in self._waiting(newer.remote_name) if entry.folder < newer.folder)
         self._end_waiting(older, newer.identifier)
 
@@ -659,12 +659,12 @@ class UploadQueue:
         """Deletes an object from the store in the background, if it is there; returns at once.
 
         It stays if one of `after` fails, or if a pointer in its folder leads to it; the log says so.
-        `drain` and `close` wait for deletions as for uploads. A deletion that remains when the process ends is
-        forgotten: request it again. A forked child deletes nothing.
+        `drain` and `close` wait for deletions as for uploads. A deletion that remains when the process ends
+        is forgotten: request it again. A forked child deletes nothing.
 
         Args:
-            remote_name: Its name in the store. Uploads of this name, and of names in `then`, are withdrawn, or
-                finished first if they have begun.
+            remote_name: Its name in the store. Uploads of this name, and of names in `then`, are withdrawn,
+                or finished first if they have begun.
             after: Handles of uploads of this queue that must be in the store before.
             then: Names of objects to delete next, once this one is gone, such as the files of a manifest.
             may_have_pointer: Whether to list its folder for a pointer that leads to it.

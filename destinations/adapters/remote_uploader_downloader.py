@@ -1,6 +1,6 @@
 """`RemoteUploaderDownloader`: `Artifacts` with the arguments of Composer's class of that name.
 
-It needs nothing of Composer. See docs/coming-from.md for what each argument becomes.
+It needs nothing of Composer. The page "Coming from Composer" says what each argument becomes.
 """
 
 import logging
@@ -172,6 +172,7 @@ def _renamed(given: Mapping[str, Any], names: Mapping[str, str], where: str) -> 
     unknown = sorted(given.keys() - names.keys())
     if unknown:
         raise ValueError(
-            f"{where} must be among {', '.join(names)}, got {', '.join(unknown)}. See docs/coming-from.md."
+            f"{where} must be among {', '.join(names)}, got {', '.join(unknown)}. "
+            'The page "Coming from Composer" says what each argument becomes.'
         )
     return {names[name]: value for name, value in given.items() if value is not None}

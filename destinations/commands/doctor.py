@@ -133,35 +133,39 @@ def _extras(wanted: Sequence[str]) -> Iterator[Check]:
         requirements = importlib.metadata.requires(PROJECT) or []
     except importlib.metadata.PackageNotFoundError:
         return
-    # What is wrong with each package of an extra, or "".
-    extras: dict[str, list[str]] = {}
-    absent: dict[str, list[bool]] = {}
+    # By extra, each package with what is wrong with it, or "".
+    extras: dict[str, dict[str, str]] = {}
     for requirement in requirements:
         found = _REQUIREMENT.fullmatch(requirement.strip())
         if found is None or found["extra"] in _OURS or found["name"] == PROJECT:
             continue
-        extras.setdefault(found["extra"], []).append(_problem_of(found["name"], found["limits"] or ""))
-        absent.setdefault(found["extra"], []).append(_version_of(found["name"]) is None)
-    complete = [extra for extra, problems in extras.items() if not any(problems)]
-    left_out = [extra for extra in extras if all(absent[extra]) and extra not in wanted]
+        packages = extras.setdefault(found["extra"], {})
+        packages[found["name"]] = _problem_of(found["name"], found["limits"] or "")
+    complete = [extra for extra, packages in extras.items() if not any(packages.values())]
+    left_out = [
+        extra
+        for extra, packages in extras.items()
+        if extra not in wanted and not any(map(_version_of, packages))
+    ]
     if complete:
         yield Check("extras", "ok", ", ".join(complete))
     if left_out:
         yield Check(
             "not installed",
             "ok",
-            f'{", ".join(left_out)}. To add one: pip install "{PROJECT}[{left_out[0]}]"',
+            f"{', '.join(left_out)}. To add one: pip install {' '.join(extras[left_out[0]])}",
         )
     for extra in sorted(set(wanted) - set(extras)):
         near = difflib.get_close_matches(extra, extras, n=1)
         meant = f"Did you mean {near[0]!r}?" if near else f"There are {', '.join(extras)}."
         yield Check(f"extra {extra}", "problem", f"no extra has this name. {meant}")
-    for extra, problems in extras.items():
-        if any(problems) and extra not in left_out:
+    for extra, packages in extras.items():
+        problems = {package: problem for package, problem in packages.items() if problem}
+        if problems and extra not in left_out:
             yield Check(
                 f"extra {extra}",
                 "problem" if extra in wanted else "warning",
-                f'{", ".join(filter(None, problems))}. Run: pip install "{PROJECT}[{extra}]"',
+                f"{', '.join(problems.values())}. Run: pip install --upgrade {' '.join(problems)}",
             )
 
 

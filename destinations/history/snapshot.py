@@ -151,7 +151,7 @@ class MetricsSnapshot(Settled):
         """Returns what is missing of the rows; with `pages`, reads the CSV and the last sixteen parts."""
         found = [part.absence for part in self.missing]
         verified = frozenset(self.parts[-_MOST_VERIFIED:] if pages else ())
-        damages = [part.check(pages=part in verified) for part in self.parts]
+        damages = [part.check(is_whole=part in verified) for part in self.parts]
         found += [damage for damage in damages if damage is not None]
         return found + (self.damage_of_csv() if pages else self._problems())
 
@@ -401,7 +401,7 @@ def _read(  # noqa: C901  # one look, step by step
         # the run brought other rows with other checksums.
         if _size(path) != size or _chain(path, None) != chain or read_sums(path) != sums:
             return None
-        found = (Part.find(parts_path(path), one.number, keep) for one, keep in chain.preceding())
+        found = (Part.find(parts_path(path), one.number, keep, one) for one, keep in chain.preceding())
         if part_begun_by([part for part in found if part is not None], csv) is not None:
             csv.end = len(header)  # They were being closed when the position was lost.
         return _snapshot(path, chain, csv, records, None, to)
@@ -450,7 +450,7 @@ def _snapshot(
     folder = parts_path(path)
     sealed = [] if found.has_view else [*history.parts_of(found.chain)]
     there, csvs = ({*part_numbers(folder, one)} if sealed else set() for one in (_SUFFIXES, (".csv",)))
-    parts = [Part(folder, one.number, one.number in csvs, keep) for one, keep in sealed]
+    parts = [Part(folder, one.number, one.number in csvs, keep, one) for one, keep in sealed]
     return MetricsSnapshot(
         found.chain,
         found.csv,

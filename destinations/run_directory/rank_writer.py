@@ -42,7 +42,6 @@ from .layout import (
 from .media_writer import FileKeeping
 from .metrics_csv import MetricsCsv
 from .parquet import indexed_columns
-from .part_index import PartIndex
 from .segments import AppendedSegment, MappedSegment
 
 if TYPE_CHECKING:
@@ -91,7 +90,7 @@ def _statistics_of(csv: MetricsCsv, between: Callable[[], object], *, by_step: b
                     for block in blocks_of(file, indexed_columns(parse_header(file.header))):
                         block.add_to(statistics)
                 else:
-                    PartIndex.read(file).add_to(statistics)
+                    file.packed.index().add_to(statistics)
         except OSError as error:
             _log.warning("run folder %s: a part cannot be read: %s", csv.path.parent, error)
         between()

@@ -198,8 +198,7 @@ def require_matplotlib() -> None:
         import matplotlib.figure  # noqa: F401  # checked only
     except ImportError as error:
         raise ImportError(
-            f"package 'matplotlib' must be installed for plot, got: {error}. "
-            'Run: pip install "training-destinations[plot]"',
+            f"plot needs matplotlib, which is not installed ({error}). Run: pip install matplotlib",
             name="matplotlib",
         ) from error
 

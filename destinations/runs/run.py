@@ -672,7 +672,7 @@ class Run(_Recorded):
         """Serves the page of this run, and returns the `destinations.viewer.Viewer`; `close` ends it.
 
         Raises:
-            ImportError: a package of the extra `viewer` is not installed.
+            ImportError: starlette or uvicorn is not installed.
         """
         # By its name: the page imports this module.
         return importlib.import_module("destinations.viewer").view_run(self, port=port)

@@ -560,7 +560,7 @@ class Runs:
             port: to bind; None for 8377, or any free one if that is taken.
 
         Raises:
-            ImportError: a package of the extra `viewer` is not installed.
+            ImportError: starlette or uvicorn is not installed.
         """
         # By its name: the page imports this module.
         return importlib.import_module("destinations.viewer").Viewer(self, port=port).start()

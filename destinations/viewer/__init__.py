@@ -1,4 +1,4 @@
-"""The page of `destinations view`: runs in a browser, live and local. Needs the extra `viewer`."""
+"""The page of `destinations view`: runs in a browser, live and local. Needs starlette and uvicorn."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +16,7 @@ def __getattr__(name: str) -> Any:
         from . import server
     except ImportError as error:
         raise ImportError(
-            f"the page needs a package that is not installed: {error}. "
-            'Run: pip install "training-destinations[viewer]"',
+            f"the viewer needs a package that is not installed: {error}. Run: pip install starlette uvicorn",
             name=error.name,
         ) from error
     return getattr(server, name)

@@ -66,8 +66,8 @@ def importance_of(columns: Mapping[str, Sequence[Any]], values: Sequence[Any]) -
         from sklearn.ensemble import RandomForestRegressor
         from sklearn.model_selection import KFold
     except ImportError as error:
-        hint = 'pip install "training-destinations[importance]"'
-        return answer | {"problem": f"The server needs scikit-learn to say what matters ({error}): {hint}"}
+        needs = f"The server needs scikit-learn to rank hyperparameters ({error})"
+        return answer | {"problem": f"{needs}: pip install scikit-learn"}
 
     x = np.array(list(distinct), np.float64).T
     y = np.array(_places(values), np.float64)

@@ -94,7 +94,8 @@ class Logger(RecordMethods):
     at close. A `RecordError` of a destination, for a record that it cannot take, is counted as a bad value;
     the other destinations get the record.
 
-    **Threading.** Call it from one thread, the one that trains. No call waits for a disk or a network, other
+    **Threading.** Any thread may call `log_metrics` with values on the host; call everything else from the
+    thread that trains. No call waits for a disk or a network, other
     than `upload_file`, which copies the file, and `download_file`. No call waits for a device, other than
     `flush`, and one that finds too many pending copies; see `DeviceCopies`.
 

@@ -180,7 +180,7 @@ class TrainData:
         if reasons and self._state.rank == 0:
             _log.warning(
                 "A run that is resumed may not read the same samples as one that is not interrupted: %s. "
-                "See docs/checkpoints.md.",
+                'The page "Checkpoints" says what is promised.',
                 "; ".join(reasons),
             )
 

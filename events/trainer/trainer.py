@@ -237,14 +237,14 @@ class Trainer:
         check_unknown("Trainer", own_arguments(others), inspect.signature(type(self)).parameters, COMPOSERS)
         own_saver = _saver_of(
             saver,
-            save_folder=("folder", ... if save_folder is None else save_folder),
-            save_filename=("filename", save_filename),
-            save_latest_filename=("latest_filename", save_latest_filename),
-            save_overwrite=("overwrite", save_overwrite),
-            save_weights_only=("weights_only", save_weights_only),
-            save_interval=("save_interval", save_interval),
-            save_num_checkpoints_to_keep=("keep", save_num_checkpoints_to_keep),
-            save_sharded=("sharded", save_sharded),
+            folder=... if save_folder is None else save_folder,
+            filename=save_filename,
+            latest_filename=save_latest_filename,
+            overwrite=save_overwrite,
+            weights_only=save_weights_only,
+            save_interval=save_interval,
+            keep=save_num_checkpoints_to_keep,
+            sharded=save_sharded,
         )
         own_savers = [] if own_saver is None else [own_saver]
         savers = [*own_savers, *(one for one in as_tuple(callbacks) if isinstance(one, CheckpointSaver))]
@@ -418,13 +418,15 @@ class Trainer:
         self.state.parts.note()
         self.engine.run_event(Event.BEFORE_LOAD)
         is_latest = load_path == "latest" and bool(savers)
-        place = savers[0].place if autoresume or is_latest else None
-        found = None if place is None else find_checkpoint(None, place, self.state, self.logger)
+        folder = savers[0].folder if autoresume or is_latest else None
+        found = None if folder is None else find_checkpoint(None, folder, self.state, self.logger)
         is_new = found is None or is_latest
         if found is None and not is_latest:
             found = find_checkpoint(load_path, None, self.state, self.logger)
         if found is None and is_latest and not autoresume:
-            raise FileNotFoundError(f"load_path='latest' found no checkpoint in {savers[0].place.folder!r}.")
+            raise FileNotFoundError(
+                f"load_path='latest' found no checkpoint in {savers[0].folder.template!r}."
+            )
         checkpoint, path = (None, "") if found is None else found
         if checkpoint is not None and weights is not None and is_new:
             load_weights(checkpoint["model"], self.state, **weights)
@@ -1295,31 +1297,32 @@ class Trainer:
             raise
 
 
-def _saver_of(saver: CheckpointSaver | None, **short_cuts: tuple[str, Any]) -> CheckpointSaver | None:
-    """Returns the saver that was given, or the one that the short cuts stand for, or None.
+def _saver_of(saver: CheckpointSaver | None, **given: Any) -> CheckpointSaver | None:
+    """Returns the saver, or the one that the arguments `save_...` of the trainer describe, or None.
 
     Args:
-        saver: the saver.
-        short_cuts: arguments of the trainer, each with that of `CheckpointSaver` and its value; `...` for one
-            that was not given.
+        saver: the saver that was passed.
+        given: arguments of `CheckpointSaver`; `...` for those that were not passed.
 
     Raises:
-        ValueError: both were given.
+        ValueError: both were passed.
     """
-    given = {name: (own, value) for name, (own, value) in short_cuts.items() if value is not ...}
+    given = {name: value for name, value in given.items() if value is not ...}
     if saver is not None and given:
+        names = {"keep": "save_num_checkpoints_to_keep", "save_interval": "save_interval"}
+        listed = ", ".join(names.get(name, f"save_{name}") for name in given)
         raise ValueError(
-            f"saver must not be given with {', '.join(given)}, which are short cuts to one. "
+            f"saver must not be given with {listed}, which are short cuts to one. "
             "Give these to the CheckpointSaver."
         )
-    return CheckpointSaver(**dict(given.values())) if "save_folder" in given else saver
+    return CheckpointSaver(**given) if "folder" in given else saver
 
 
 def _close_earlier(run_name: str | None, savers: list[CheckpointSaver]) -> None:
     """Closes a trainer of this process that has the run, such as the one that a cell made before."""
-    folders = {one.place.folder for one in savers}
+    folders = {one.folder.template for one in savers}
     for one in tuple(_open_trainers):
-        is_same = any(other.place.folder in folders for other in one._savers)  # noqa: SLF001
+        is_same = any(other.folder.template in folders for other in one._savers)  # noqa: SLF001
         if is_same and one.state.run_name == run_name and not one._signals.is_watching:  # noqa: SLF001
             one.close()
 

@@ -4,9 +4,8 @@ A benchmark is a module of this folder that has `main()`. Where `main` returns F
 the others run all the same, and the exit status is 1.
 
 `python -m tests.benchmarks --keep [--rounds 3] [NAME ...]`, which is `make bench`, runs each several times,
-stores its figures in `results.json`, writes them into `docs/performance.md`, and ends with 1 also where a ratio
-to a peer is worse than the last time, beyond noise; see `report`. On a machine that others use, nothing is
-stored or compared.
+stores its figures in `results.json`, and ends with 1 also where a ratio to a peer is worse than the last time,
+beyond noise; see `report`. On a machine that others use, nothing is stored or compared.
 """
 
 import argparse

@@ -76,24 +76,8 @@ def test_the_machine_is_told_in_plain_words(tmp_path):
     assert ", Python 3." in report.machine(tmp_path / "missing")
 
 
-def test_tables_stand_between_their_markers_and_nothing_else_changes():
-    """A benchmark without a place gets one at the end."""
-    page = "before\n<!-- bench: calls -->\nold\n<!-- end of bench -->\nafter\n"
-
-    once = report.with_tables(page, {"calls": figures(0.5)})
-
-    assert once.startswith("before\n<!-- bench: calls -->\n\n")
-    assert once.endswith("\n\n<!-- end of bench -->\nafter\n")
-    assert "old" not in once
-    assert report.with_tables(once, {"calls": figures(0.5)}) == once
-    added = report.with_tables(page, {"others": figures(0.5)})
-    assert added.startswith(page + "\n## `others`\n\n<!-- bench: others -->\n\n")
-
-
 def test_a_run_that_got_worse_fails_and_its_figures_are_kept(tmp_path, monkeypatch, capsys):
     """`make bench` is run twice: the second time takes three times as long as the first, beside the same peer."""
-    (tmp_path / "page.md").write_text("<!-- bench: slow -->\n<!-- end of bench -->\n")
-    monkeypatch.setattr(report, "PAGE", tmp_path / "page.md")
     monkeypatch.setattr(report, "RESULTS", tmp_path / "results.json")
     monkeypatch.setattr(report, "share_of_others", lambda: 0.1)
     taken = iter([1.0, 1.0, 3.0, 3.0, 3.0, 3.0])
@@ -105,7 +89,6 @@ def test_a_run_that_got_worse_fails_and_its_figures_are_kept(tmp_path, monkeypat
     assert "WORSE THAN THE LAST TIME: calls: a call: 1.50 times the peer" in capsys.readouterr().out
     kept = json.loads((tmp_path / "results.json").read_text())["slow"]["tables"]["calls"]["rows"]["a call"]
     assert kept["here"] == [3.0, 3.0]
-    assert "| a call | 3 µs | 2 µs | 1.5 (1.5 to 1.5) |" in (tmp_path / "page.md").read_text()
 
 
 def test_a_machine_that_others_use_stores_and_compares_nothing(tmp_path, monkeypatch, capsys):

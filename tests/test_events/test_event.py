@@ -1,6 +1,5 @@
 """The events: their names, values, order, and the drawing of the loop in their docstring."""
 
-import pickle
 import re
 
 import pytest
@@ -100,11 +99,6 @@ def test_an_event_is_a_string_of_its_value():
     assert f"{Event.BATCH_END}" == "batch_end"
     assert Event.BATCH_END == "batch_end"
     assert {"batch_end": 1}[Event.BATCH_END] == 1
-
-
-def test_an_event_pickles_to_itself():
-    """A worker process or a checkpoint gets the same member back."""
-    assert all(pickle.loads(pickle.dumps(event)) is event for event in Event)  # noqa: S301  # our own bytes
 
 
 def test_the_loop_drawn_in_the_docstring_has_every_event_once_and_no_other():

@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from events import Interval, State, Time, TimeStringError, TimeUnitError
+from events import Interval, State, Time, TimeStringError
 
 
 def batches_of_passing(interval, state, batches, *, samples=1, seconds=1.0, batches_per_epoch=None):
@@ -134,23 +134,11 @@ def test_a_bare_number_takes_the_default_unit():
     assert repr(Interval(3, "ba")) == "Interval('3ba')"
 
 
-def test_takes_times_and_timedeltas():
-    """Whatever a `Time` can be made of will do."""
-    assert Interval(Time(2, "ep")).time == Time(2, "ep")
-    assert Interval(timedelta(minutes=1)).time == Time(60, "sec")
-
-
 @pytest.mark.parametrize("bad", ["0ba", "-1ep", "1.5dur", "10", "soon", 5])
 def test_refuses_what_is_no_interval(bad):
     """Nothing, less than nothing, more than the run, and numbers without a unit are errors at once."""
     with pytest.raises(TimeStringError, match="must"):
         Interval(bad)
-
-
-def test_refuses_another_type():
-    """A list is no interval."""
-    with pytest.raises(TimeUnitError, match="must be a Time"):
-        Interval([1])
 
 
 @pytest.mark.parametrize("length", [None, "1dur", "0ep"])

@@ -262,8 +262,8 @@ def _look(store: Store, entry: Entry) -> RemoteObject | None:
 def _is_ours(store: Store, existing: RemoteObject, body: Body, entry: Entry) -> bool:
     """Returns whether the object is this entry's, by its `entry-id` or, without one, by its bytes.
 
-    The id says who put it, but not what arrived. So unless the store kept a checksum, a file of one request is
-    compared too; the parts of a larger one were compared when they were sent.
+    The id says who put it, but not what arrived. So unless the store kept a checksum, a file of one request
+    is compared too; the parts of a larger one were compared when they were sent.
     """
     if existing.size != body.size or existing.crc32 not in {None, body.digest.crc32}:
         return False

@@ -414,7 +414,7 @@ class Drain:
             if not self._health.parked_because:
                 self._logged_pauses.clear()  # A pause logs each of its causes once.
             probe_seconds = self._health.park(decision.reason)
-            # Probes may send different files with different requests, so the cause is the text after the name.
+            # Probes may send different files and requests, so the cause is the text after the name.
             before, _, after = decision.reason.partition(self._spool.name_of(folder))
             cause = after or before
             self._log_once(

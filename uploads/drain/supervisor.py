@@ -87,8 +87,8 @@ class WorkerSupervisor:
     Args:
         config: For the worker.
         on_settled: Called with the folder and the outcome of each entry, from the reading thread.
-        look_up: Looks up outcomes that were not sent; called when a worker has locked the spool and when it is
-            idle.
+        look_up: Looks up outcomes that were not sent; called when a worker has locked the spool and when it
+            is idle.
         silence_seconds: After this long without a message the worker counts as hung and is killed.
         popen: Starts a process; injected by tests.
     """

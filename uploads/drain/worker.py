@@ -43,8 +43,8 @@ _STANDARD_STREAMS = 1, 2  # Standard output and standard error.
 class _Messenger(logging.Handler):
     """Sends messages and log records to the training process without ever waiting for it.
 
-    If the training process is stopped or slow, messages that don't fit are dropped; once it reads again, it is
-    told to look into the spool. The handler's lock guards the buffer.
+    If the training process is stopped or slow, messages that don't fit are dropped; once it reads again, it
+    is told to look into the spool. The handler's lock guards the buffer.
     """
 
     def __init__(self, descriptor: int) -> None:

@@ -1,7 +1,7 @@
 """Writes staged entries to the disk within about a second, in a thread of its own.
 
-With `durability="process"` an entry survives the death of the process as soon as `submit` returns, because the
-page cache does. This thread makes it survive a power loss soon after.
+With `durability="process"` an entry survives the death of the process as soon as `submit` returns, because
+the page cache does. This thread makes it survive a power loss soon after.
 """
 
 import contextlib

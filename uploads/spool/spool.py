@@ -646,8 +646,8 @@ class Spool:
     def _empty(self, folder: str) -> None:
         """Removes a delivered entry, but leaves its folder for `new_folder`.
 
-        A new inode is the largest cost of staging on ext4, which skips inodes that were freed within minutes: a
-        file of 256 KiB took 1.5 ms of processor time, and takes 1.1 in a reused folder.
+        A new inode is the largest cost of staging on ext4, which skips inodes that were freed within minutes:
+        a file of 256 KiB took 1.5 ms of processor time, and takes 1.1 in a reused folder.
         """
         place, spare = f"{self.done}/{folder}", f"{self._spare}/{folder}"
         with contextlib.suppress(OSError):

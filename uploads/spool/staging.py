@@ -320,8 +320,8 @@ class Stager:
                     size = staged.size
                 with self._lock:
                     entry = self._entry(work.identifier, submission, staged)
-                    # The manifest comes first: if we die right after the rename below, the source is gone, but
-                    # the next queue finds a complete entry.
+                    # The manifest comes first: if we die right after the rename below, the source is gone,
+                    # but the next queue finds a complete entry.
                     self._spool.write_manifest(folder, entry)
                     try:
                         if how == "rename":
@@ -684,7 +684,7 @@ def _unchanged(before: os.stat_result, after: os.stat_result) -> bool:
 
 
 def _has_copied_bytes(descriptor: int, staged: StagedData) -> bool:
-    """Returns whether a small source still has the copied bytes, because a memory map may not change times."""
+    """Returns whether a small source still has the copied bytes; a memory map may not change times."""
     return (
         staged.staging != "copied"
         or staged.crc32 is None

@@ -145,10 +145,10 @@ def put_new(store: Store, name: str, data: bytes, *, wait: Callable[[float], obj
     print(put_new(store, "claims/1", b"mine"), put_new(store, "claims/1", b"other"))
     ```
 
-    Processes use it to agree with small objects: if two put at once, one wins, even in a store that overwrites.
-    There each process first puts a mark beside the name, and then looks. A process that sees another mark
-    removes its own and tries again after a random pause. The mark of a killed process is ignored after a
-    minute.
+    Processes use it to agree with small objects: if two put at once, one wins, even in a store that
+    overwrites. There each process first puts a mark beside the name, and then looks. A process that sees
+    another mark removes its own and tries again after a random pause. The mark of a killed process is ignored
+    after a minute.
 
     It doesn't retry if the store fails; for files, use an `UploadQueue`.
 

@@ -67,9 +67,9 @@ class FileSystemStore:
         credential_files: Files that change when credentials are rotated.
         read_back_bytes: Files up to this size are read back after they are written, which transfers them
             twice; 0 for none.
-        create_only: What `overwrite=False` requires. "auto": if the server can't refuse a taken name, look for
-            the target and then rename, so that two writers at the same instant may both succeed. "require":
-            it must refuse. "head": an earlier name of "auto".
+        create_only: What `overwrite=False` requires. "auto": if the server can't refuse a taken name, look
+            for the target and then rename, so that two writers at the same instant may both succeed.
+            "require": it must refuse. "head": an earlier name of "auto".
     """
 
     _location: StoreLocation

@@ -44,8 +44,9 @@ class LocalStore:
     print([found.name for found in store.list()])  # []
     ```
 
-    A put writes beside its target, syncs, and renames; create-only, the rename replaces nothing. If the spool is on the same file system, a file above 8 MiB that nobody writes to is not
-    copied: the object is another name of it, and it is read once for its CRC-32. Every folder on the way is
+    A put writes beside its target, syncs, and renames; with create-only, the rename replaces nothing. If
+    the spool is on the store's file system, a file above 8 MiB that is no longer written isn't copied:
+    the object is a hard link to it, and the file is read once for its CRC-32. Every folder on the way is
     opened without following links, so that nothing is read or written outside the root.
     """
 
@@ -165,7 +166,7 @@ class LocalStore:
 
     @staticmethod
     def _create(folder: int, partial: str, leaf: str) -> None:
-        """Names the file atomically if the name is free: by a rename that replaces nothing, or on NFS a link."""
+        """Names the file atomically if the name is free: by a rename without replacing, or on NFS a link."""
         if not rename_without_replacing(partial, leaf, folder):
             os.link(partial, leaf, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
 

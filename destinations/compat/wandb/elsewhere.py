@@ -60,8 +60,8 @@ def missing(name: str, owner: str = "wandb") -> Any:
     """
     if name in _NEEDED.split():
         raise Error(
-            f"{owner}.{name} needs W&B's server or package, and has no counterpart in a run folder. See "
-            "docs/coming-from.md and docs/adapters.md for what there is instead."
+            f"{owner}.{name} needs W&B's server or package, and has no counterpart in a run folder. "
+            'The page "Coming from another logger" lists what there is instead.'
         )
     if name not in _NOT_KEPT.split():
         raise AttributeError(f"destinations.compat.{owner} has no {name!r}.")

@@ -246,7 +246,7 @@ def _add_reading(commands: _Commands) -> None:
         "--output",
         "-o",
         metavar="FILE",
-        help=".png, .svg or .pdf file; needs the extra `plot` (default: the terminal)",
+        help=".png, .svg or .pdf file; needs matplotlib (default: the terminal)",
     )
     parser.add_argument("--x", choices=("step", "time"), default="step", help="x axis (default: step)")
     parser.add_argument("--log", action="store_true", help="logarithmic y axis")
@@ -371,7 +371,7 @@ def _add_upkeep(commands: _Commands) -> None:
     )
     _add_run(parser, nargs="*")
     parser = commands.add(
-        "compact", "export.compact", "write finished runs to Delta Lake tables; needs the extra `query`"
+        "compact", "export.compact", "write finished runs to Delta Lake tables; needs deltalake"
     )
     parser.add_argument("source", metavar="ROOT", help="folder of runs")
     parser.add_argument("target", metavar="DATASET", help="folder, s3://bucket/prefix, gs://… or az://…")
@@ -390,9 +390,7 @@ def _add_upkeep(commands: _Commands) -> None:
         action="store_true",
         help="write to a server without conditional puts; no other compaction may run",
     )
-    parser = commands.add(
-        "sql", "export.sql", "query a dataset written by `compact`; needs the extra `query`"
-    )
+    parser = commands.add("sql", "export.sql", "query a dataset written by `compact`; needs duckdb")
     parser.add_argument(
         "query", metavar="SQL", help="e.g. 'select run_id, min(value) from metrics group by run_id'"
     )

@@ -106,7 +106,7 @@ def compact(options: argparse.Namespace, session: CommandContext) -> int:
             )
     except (UploadError, ValueError) as error:
         raise DatasetError(str(error)) from error
-    code = EXIT_FAILED if report.duplicates or report.damaged else EXIT_OK
+    code = EXIT_INCOMPLETE if report.duplicates or report.damaged else EXIT_OK
     if options.json:
         session.screen.json(
             {

@@ -20,10 +20,10 @@ from destinations.run_directory.blocks import (
     Floats,
     block_of_rows,
     blocks_of,
+    indexed_files,
 )
 from destinations.run_directory.layout import column_of, parse_header
-from destinations.run_directory.parquet import OF_COLUMN
-from destinations.run_directory.part_index import PartIndex, indexed_files
+from destinations.run_directory.parquet import OF_COLUMN, PartIndex
 from destinations.runs.errors import FilterError, MetricNotFoundError
 from destinations.runs.streams import Stream, reported, streams_of
 

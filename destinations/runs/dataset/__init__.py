@@ -1,6 +1,6 @@
 """Runs as Delta Lake tables in a folder or a bucket: `compact` writes, `open_dataset` and `sql` read them.
 
-Needs deltalake and DuckDB: `pip install "training-destinations[query]"`. docs/scale.md has queries in other
+Needs deltalake and DuckDB: `pip install deltalake duckdb`. docs/scale.md has queries in other
 engines.
 """
 

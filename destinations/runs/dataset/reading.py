@@ -315,9 +315,7 @@ class Dataset(Runs):
         try:
             import duckdb
         except ImportError as error:
-            raise ImportError(
-                f'datasets need DuckDB ({error}). Run: pip install "training-destinations[query]"'
-            ) from error
+            raise ImportError(f"datasets need DuckDB ({error}). Run: pip install duckdb") from error
         # By default DuckDB would write what exceeds its memory to the current folder.
         spill = Path(tempfile.gettempdir(), f"duckdb-{uuid.uuid4().hex}")
         self._connection = duckdb.connect(config={"memory_limit": _MEMORY, "temp_directory": str(spill)})

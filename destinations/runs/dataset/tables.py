@@ -223,9 +223,7 @@ def delta_errors(uri: str) -> Iterator[None]:
     try:
         from deltalake.exceptions import DeltaError, TableNotFoundError
     except ImportError as error:
-        raise ImportError(
-            f'datasets need deltalake ({error}). Run: pip install "training-destinations[query]"'
-        ) from error
+        raise ImportError(f"datasets need deltalake ({error}). Run: pip install deltalake") from error
     try:
         yield
     except TableNotFoundError as error:

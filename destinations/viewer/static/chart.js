@@ -30,7 +30,17 @@ import {
   toast,
 } from "./dom.js";
 import { clearPlot, drawable, drawPlot, faded, moveCursor, savePlot, turnToDraw } from "./plot.js";
-import { colorOf, colorOfSlot, keepNumbers, numbersOf, state, toggle, visibleRuns } from "./state.js";
+import {
+  colorOf,
+  colorOfBand,
+  contextColor,
+  keepNumbers,
+  numbersOf,
+  state,
+  toggle,
+  update,
+  visibleRuns,
+} from "./state.js";
 
 const POINTS = 1000;
 /** Points of all lines of a chart together: what is finer than its pixels is not seen, and takes a second to draw. */
@@ -54,10 +64,14 @@ function nameOfStraggler({ run, rank }) {
   return state.band === "ranks" ? `rank ${rank}` : shorten(runInfo(run).name, 100);
 }
 
-/** Returns the zoom of a metric that is in the URL: `[x0, x1, y0, y1]`, where a missing one is null. */
+/** The name by which the URL has the range of x that all charts share. */
+const ALL = "";
+
+/** Returns the zoom of a metric, as the URL has it: `[x0, x1, y0, y1]`, where null is no limit; null for none. */
 function zoomOf(metric) {
-  const zoom = numbersOf("zoom", metric);
-  return zoom?.length === 4 ? zoom : null;
+  const [all, own] = [ALL, metric].map((name) => numbersOf("zoom", name) ?? []);
+  const zoom = [0, 1, 2, 3].map((at) => own[at] ?? all[at] ?? null);
+  return zoom.some((one) => one !== null) ? zoom : null;
 }
 
 /** A chart of one metric, as a card. It asks for data when it comes into view, and is taken down when it leaves. */
@@ -134,7 +148,12 @@ export class MetricChart {
       el(
         "div",
         { class: "card-head" },
-        el("h3", { title: shorten(metric, 300), dir: "auto" }, shorten(metric, 120)),
+        el(
+          "h3",
+          { title: shorten(metric, 300), dir: "auto" },
+          el("span", { class: "prefix" }, shorten(metric.slice(0, metric.indexOf("/") + 1), 60)),
+          shorten(metric.slice(metric.indexOf("/") + 1), 120),
+        ),
         this.badge,
         this.noteBand && iconButton("eyeOff", "Hide this chart", () => toggle("hide", metric)),
         this.noteBand && this.pinButton,
@@ -342,7 +361,8 @@ export class MetricChart {
         this.note,
         this.problem ||
           (this.runs().length
-            ? (this.series.find((one) => one.error)?.error ?? "No value yet.")
+            ? (this.series.find((one) => one.error)?.error ??
+              (this.zoom ? "No value in this range." : "No value yet."))
             : "No run is selected."),
       );
       fill(this.plot, this.note);
@@ -367,6 +387,7 @@ export class MetricChart {
     const isMany = this.series.length > MOST_RANGES;
     const writersOf = writersByRun(this.series);
     this.lines = [];
+    this.spikes = [];
     // The last run that was selected is drawn first, so that the first is on top.
     for (const one of this.series.slice().reverse()) {
       const color = colorOf(one.run, isDark());
@@ -419,6 +440,7 @@ export class MetricChart {
       const spikes = one.low
         ? spikesOf({ x, y: one.y, low: drawable(one.low), high: drawable(one.high) })
         : [];
+      this.spikes.push(...spikes.map((spike) => ({ ...spike, color })));
       if (spikes.length)
         lines.push({
           ...base,
@@ -427,28 +449,13 @@ export class MetricChart {
           line: { color, width: 1.5 },
           meta: { ...base.meta, part: "spike" },
         });
-      for (const [list, symbol, kind] of [
-        [one.nan, "x-thin", "NaN"],
-        [one.inf, "triangle-up", "infinite"],
-        [
-          state.logy === "1" ? x.filter((_, at) => one.y[at] !== null && one.y[at] <= 0) : [],
-          "triangle-down",
-          "low",
-        ],
-      ]) {
-        if (!list?.length) continue;
-        const places = kind === "low" ? list : stretchEnds(list, one).map((value) => this.toAxis(value));
-        const own = kind === "NaN" ? (isDark() ? "#ff8a80" : "#b3261e") : color;
-        lines.push({
-          ...base,
-          mode: "markers",
-          isInStrip: true,
-          x: drawable(places),
-          y: places.map(() => null),
-          marker: { symbol, size: 8, color: own, line: { color: own, width: kind === "NaN" ? 2 : 0 } },
-          meta: { ...base.meta, part: kind },
-        });
-      }
+      const ends = (places) => stretchEnds(places ?? [], one).map((value) => this.toAxis(value));
+      const red = isDark() ? "#ff8a80" : "#b3261e";
+      lines.push(
+        ...marksBelow(base, red, ends(one.nan), "x-thin", "NaN"),
+        ...marksBelow(base, color, ends(one.inf), "triangle-up", "infinite"),
+        ...this.lowMarks(base, color, x, one.y),
+      );
     }
     if (ranges.length)
       behind.unshift({
@@ -462,24 +469,34 @@ export class MetricChart {
     return isJoined ? joinedTraces([...behind, ...lines]) : [...behind, ...lines];
   }
 
+  /** Returns the marks of the values that a log axis cannot show. */
+  lowMarks(base, color, x, y) {
+    const places = state.logy === "1" ? x.filter((_, at) => y[at] !== null && y[at] <= 0) : [];
+    return marksBelow(base, color, places, "triangle-down", "low");
+  }
+
   bandTraces() {
     this.chooseUnit(this.bands.map((one) => one.x));
     const traces = [];
     this.lines = [];
-    for (const band of this.bands) {
+    this.spikes = [];
+    // The first bands have the colours, and are drawn last: in front.
+    for (const band of this.bands.toReversed()) {
       const isRun = state.band === "ranks" && band.members.length;
-      const color = isRun ? colorOf(band.members[0].run, isDark()) : colorOfSlot(band.number, isDark());
+      const color = isRun ? colorOf(band.members[0].run, isDark()) : colorOfBand(band, isDark());
       if (!isRun) this.noteBand?.(band);
       const x = drawable(band.x.map((value) => this.toAxis(value)));
       const label = isRun ? runInfo(band.members[0].run).name : band.label;
       const [y, low, high] = edgesOf(band).map(drawable);
       const base = { mode: "lines", name: shorten(label, 60), meta: { band: band.label } };
-      traces.unshift({
-        ...base,
-        ...outline(x, low, high),
-        fillcolor: faded(color, isDark() ? 0.24 : 0.18),
-        meta: { ...base.meta, part: "range" },
-      });
+      const isColoured = color !== contextColor(isDark());
+      if (isColoured)
+        traces.unshift({
+          ...base,
+          ...outline(x, low, high),
+          fillcolor: faded(color, isDark() ? 0.24 : 0.18),
+          meta: { ...base.meta, part: "range" },
+        });
       // Dashed where fewer runs go on than the group has.
       const isWhole = band.count.map((count) => count === band.members.length);
       const smooth = smoothed(y, weightOf(state.smooth));
@@ -494,10 +511,11 @@ export class MetricChart {
             ...base,
             x,
             y: values,
-            line: { color, dash, width: 1.75 },
+            line: { color, dash, width: isColoured ? 1.75 : 1 },
             meta: { ...base.meta, part: dash === "solid" || !isWhole.includes(true) ? "median" : "fewer" },
           });
-      this.lines.push({
+      traces.push(...this.lowMarks(base, color, x, y));
+      this.lines.unshift({
         label: isRun ? label : `${label} (${band.members.length})`,
         name: label,
         color,
@@ -539,8 +557,7 @@ export class MetricChart {
           y: line.y.map((value, at) => (line.x[at] >= wide[0] && line.x[at] <= wide[1] ? value : null)),
         })
       : (line) => line;
-    const labels =
-      this.bands && this.bands.length > 1 && this.bands.length <= MOST_LABELS && this.plot.clientWidth > 300;
+    const labels = this.bands && this.bands.length > 1 && this.plot.clientWidth > 300;
     return {
       x: {
         type: state.x === "time" ? "date" : isLogX ? "log" : "linear",
@@ -556,31 +573,34 @@ export class MetricChart {
             : (rangeOf([...this.lines, ...edges].map(inside), isLogY) ?? undefined)),
       },
       labels: labels
-        ? this.lines.map(({ name, color, y }) => ({
-            text: tellingPart(name, this.bands),
-            color,
-            value: y.findLast((one) => one !== null),
-          }))
+        ? this.lines
+            .filter(({ x }) => x.at(-1) >= 0.9 * ends[1])
+            .slice(0, MOST_LABELS)
+            .map(({ name, color, y }) => ({
+              text: tellingPart(name, this.bands),
+              color,
+              value: y.findLast((one) => one !== null),
+            }))
         : [],
+      spikes: this.spikes,
       onzoom: (ranges) => this.zoomed(ranges),
       onhover: (place) => this.hovered(place),
       onleave: () => this.left(),
     };
   }
 
-  /** Takes what was dragged out, null for all; an axis that was not keeps its range. */
+  /** Takes the range that was dragged out, null for all: of x for all charts, of y for this one. */
   zoomed(ranges) {
+    // Thirteen digits are milliseconds since 1970.
+    const round = (value) => Number(Number(value).toPrecision(13));
     if (!ranges) {
-      if (this.zoom) keepNumbers("zoom", this.metric, null);
+      update({ zoom: [] });
       return;
     }
-    const [x0, x1, y0, y1] = this.zoom ?? [null, null, null, null];
-    const x = ranges.x?.map((value) => this.fromAxis(value)) ?? [x0, x1];
-    // Another part has another height, unless that was dragged out too.
-    const y = ranges.y ?? (ranges.x ? [null, null] : [y0, y1]);
-    // Thirteen digits are milliseconds since 1970.
-    const round = (value) => (value === null ? null : Number(Number(value).toPrecision(13)));
-    keepNumbers("zoom", this.metric, [...x, ...y].map(round));
+    // Another part has another height, unless that is dragged out too.
+    keepNumbers("zoom", this.metric, ranges.y && [null, null, ...ranges.y.map(round)]);
+    if (ranges.x)
+      keepNumbers("zoom", ALL, [...ranges.x.map((value) => round(this.fromAxis(value))), null, null]);
   }
 
   /** Returns the lines at a place of the plot, the nearest first, each with its value there. */
@@ -619,7 +639,7 @@ export class MetricChart {
         ? formatTime(this.fromAxis(x))
         : state.x === "relative"
           ? formatDuration(x * this.unit)
-          : `${this.axisTitle} ${formatNumber(x)}`;
+          : `${this.axisTitle} ${formatNumber(state.x === "step" ? Math.round(x) : x)}`;
     const row = (one, text, isNear) =>
       el(
         "div",
@@ -632,13 +652,7 @@ export class MetricChart {
           one.isLeft ? " (left)" : "",
         ),
         el("b", {}, text),
-        one.low && isNear
-          ? el(
-              "small",
-              { class: "muted" },
-              `${formatNumber(one.low[one.index])} – ${formatNumber(one.high[one.index])}`,
-            )
-          : null,
+        one.low && isNear && el("small", { class: "muted" }, edgesText(one)),
       );
     const signed = (value) => `${value > 0 ? "+" : ""}${formatNumber(Number(value.toPrecision(3)))}`;
     fill(
@@ -744,18 +758,6 @@ export class MetricChart {
     fill(
       this.badge,
       merged > 1 && el("span", { class: "means", title: about, role: "img", "aria-label": about }, "≈"),
-      this.zoom
-        ? el(
-            "button",
-            {
-              type: "button",
-              class: "button quiet",
-              style: { height: "24px", "font-size": "11.5px", padding: "0 7px" },
-              onclick: () => keepNumbers("zoom", this.metric, null),
-            },
-            "Reset zoom",
-          )
-        : null,
     );
   }
 
@@ -801,6 +803,16 @@ export class MetricChart {
   }
 }
 
+/** Returns the trace of marks in the strip above the x axis; none for no places. */
+function marksBelow(base, color, places, symbol, part) {
+  const marker = { symbol, size: 8, color, line: { color, width: symbol === "x-thin" ? 2 : 0 } };
+  const y = places.map(() => null);
+  const meta = { ...base.meta, part };
+  return places.length
+    ? [{ ...base, mode: "markers", isInStrip: true, x: drawable(places), y, marker, meta }]
+    : [];
+}
+
 /** Returns middle, lower and upper edge of a band, as the view has it. */
 function edgesOf(band) {
   if (!["std", "stderr"].includes(state.band)) return [band.median, band.low, band.high];
@@ -810,11 +822,19 @@ function edgesOf(band) {
   return [band.mean, edge(-1), edge(1)];
 }
 
-/** Returns of the label of a band what tells it from the others. */
+/** Returns how far a band reaches at a place of it. */
+function edgesText({ low, high, value, index }) {
+  return ["std", "stderr"].includes(state.band)
+    ? `± ${formatNumber(Number((high[index] - value).toPrecision(2)))}`
+    : `${formatNumber(low[index])} – ${formatNumber(high[index])}`;
+}
+
+/** Returns the part of a band's label that differs from the others and that its colour does not say. */
 function tellingPart(label, bands) {
   const parts = (text) => text.split(/, | · /);
   const others = bands.map((one) => parts(one.label));
-  const own = parts(label).filter((_, at) => new Set(others.map((one) => one[at])).size > 1);
+  const said = others[0].length > 1 ? state.group.indexOf(state.sc) : -1;
+  const own = parts(label).filter((_, at) => at !== said && new Set(others.map((one) => one[at])).size > 1);
   return own.map((part) => part.replace(/^[^=]*=/, "")).join(" ") || label;
 }
 

@@ -2,11 +2,12 @@
 
 import { MetricChart } from "./chart.js";
 import { isExported } from "./data.js";
-import { debounce, el, fill, icon, inTurn, menu, shorten } from "./dom.js";
+import { debounce, el, fill, icon, inTurn, isDark, menu, shorten } from "./dom.js";
 import { chartRank, matcherOf } from "./names.js";
-import { bandSwatch, showBesideRuns, visibleRows } from "./sidebar.js";
-import { linkTo, state, toggle, update, visibleRuns, whenViewed } from "./state.js";
+import { pieceOf, showBesideRuns, visibleRows } from "./sidebar.js";
+import { colorOfBand, linkTo, state, toggle, update, visibleRuns, whenViewed } from "./state.js";
 import { View } from "./view.js";
+import { unfoldButton } from "./viewbar.js";
 
 const PINNED = "\u0000pinned";
 const X_AXES = [
@@ -56,6 +57,11 @@ class ChartTools {
       class: "button quiet",
       onclick: () => update({ hide: [] }),
     });
+    this.zoom = el(
+      "button",
+      { type: "button", class: "button", onclick: () => update({ zoom: [] }) },
+      "Reset zoom",
+    );
     this.element = el(
       "div",
       { class: "toolbar" },
@@ -68,6 +74,8 @@ class ChartTools {
       !isExported && this.band,
       this.folds,
       this.hidden,
+      this.zoom,
+      unfoldButton(),
     );
   }
 
@@ -111,25 +119,26 @@ class ChartTools {
     this.outliers.setAttribute("aria-pressed", String(state.outliers === "1"));
     this.smooth.value = state.smooth || "0";
     fill(this.said, Number(state.smooth) ? Number(state.smooth).toFixed(2) : state.smooth ? "off" : "auto");
+    this.zoom.hidden = !state.zoom.length;
     this.hidden.hidden = !state.hide.length;
     fill(this.hidden, `Show ${state.hide.length} hidden`);
     if (document.activeElement !== this.find) this.find.value = state.find;
   }
 }
 
-/** The legend of bands, whose colours are the same in all charts. */
+/** The legend of bands beside the charts, in the place of the runs; the colours are the same in all charts. */
 class BandLegend {
   constructor() {
-    /** Number of the colour and of the runs of each band, by its label. */
+    /** The band of each label, as the chart has it in which most of its runs have the metric. */
     this.bands = new Map();
-    this.element = el("ul", { class: "band-legend", "aria-label": "Bands", hidden: true });
+    this.element = el("ul", { class: "legend band-legend", "aria-label": "Bands", hidden: true });
   }
 
   /** Shows a band. Its number, and so its colour, is the server's: the same in all charts. */
-  note({ label, number, members }) {
-    const held = this.bands.get(label);
-    if (number === held?.number && members.length <= held.count) return;
-    this.bands.set(label, { number, count: Math.max(members.length, held?.count ?? 0) });
+  note(band) {
+    const held = this.bands.get(band.label);
+    if (band.number === held?.number && band.members.length <= held.members.length) return;
+    this.bands.set(band.label, band);
     this.draw();
   }
 
@@ -137,15 +146,19 @@ class BandLegend {
     this.element.hidden = !this.bands.size;
     fill(
       this.element,
-      [...this.bands]
-        .toSorted(([, one], [, other]) => one.number - other.number)
-        .map(([label, { number, count }]) =>
+      [...this.bands.values()]
+        .toSorted((one, other) => one.number - other.number)
+        .map((band) =>
           el(
             "li",
             {},
-            bandSwatch(number),
-            el("span", { title: shorten(label, 300), dir: "auto" }, shorten(label, 60)),
-            el("span", { class: "muted" }, count === 1 ? "1 run" : `${count} runs`),
+            pieceOf(colorOfBand(band, isDark())),
+            el("span", { title: shorten(band.label, 300), dir: "auto" }, shorten(band.label, 60)),
+            el(
+              "span",
+              { class: "muted" },
+              band.members.length === 1 ? "1 run" : `${band.members.length} runs`,
+            ),
           ),
         ),
     );
@@ -376,6 +389,7 @@ class Charts {
       for (const chart of charts.values()) chart.invalidate();
     else if (has("zoom")) for (const chart of charts.values()) chart.followZoom();
     else if (has("smooth", "logx", "logy", "outliers", "hues")) this.drawVisible();
+    if (has("hues")) this.legend.draw();
     this.tools.draw(this.metrics);
   }
 
@@ -388,7 +402,8 @@ class Charts {
 export function showCharts(root) {
   const view = new View("charts");
   const charts = new Charts(view);
-  view.until(showBesideRuns(root, charts.tools.element, charts.legend.element, charts.sections));
+  view.until(showBesideRuns(root, charts.tools.element, charts.sections));
+  root.querySelector(".sidebar").append(charts.legend.element);
   view.onState((changed) => charts.follow(changed));
   const refresh = inTurn(() => charts.refresh());
   view.onData(async (changed) => {

@@ -1,6 +1,6 @@
 /** Plots as SVG: axes, lines, areas and marks, zoom by dragging, and the cursor. Knows numbers and pixels, and no runs. */
 
-import { download, el, fill, isDark, shorten, svg } from "./dom.js";
+import { download, el, fill, formatNumber, isDark, shorten, svg } from "./dom.js";
 import { ticksOf } from "./ticks.js";
 
 /** Beyond this a range of values has no middle that a double holds. */
@@ -8,6 +8,8 @@ const MOST_DRAWN = 1e300;
 /** Pixels beyond this are as good as infinitely far. */
 const FAR = 20000;
 const LEAST_DRAG = 6;
+const MOST_LETTERS = 14;
+const MOST_SPIKES = 3;
 const CHARACTER = 6.4;
 const DASHES = { dash: "6 4", dot: "2 3", longdash: "10 4", dashdot: "8 3 2 3", longdashdot: "12 3 2 3" };
 let clips = 0;
@@ -198,13 +200,17 @@ function fitting(ticks, place, room) {
   return found;
 }
 
+/** Returns a text in the font of ticks, unless attributes say another. */
+function textOf(content, attributes) {
+  return svg(
+    "text",
+    { "font-size": 11, "font-family": "Inter, system-ui, sans-serif", ...attributes },
+    content,
+  );
+}
+
 function drawAxes(x, y, area, ink) {
-  const text = (content, attributes) =>
-    svg(
-      "text",
-      { "font-size": 11, fill: ink.text, "font-family": "Inter, system-ui, sans-serif", ...attributes },
-      content,
-    );
+  const text = (content, attributes) => textOf(content, { fill: ink.text, ...attributes });
   const { left, right, top, bottom } = area;
   const xs = x.ticks ?? ticksOf(x.type, x.range, Math.max(2, Math.floor((right - left) / 62)));
   const ys = y.ticks ?? ticksOf(y.type, y.range, Math.max(2, Math.min(5, Math.floor((bottom - top) / 36))));
@@ -243,6 +249,38 @@ function drawAxes(x, y, area, ink) {
   return group;
 }
 
+/** Returns a label as it fits beside the lines: names differ at their ends. */
+function endOf(text) {
+  return text.length > MOST_LETTERS ? `…${text.slice(1 - MOST_LETTERS)}` : text;
+}
+
+/** Draws the values of the furthest spikes at their ends; one that leaves through an edge has a triangle there. */
+function drawSpikes(spikes, x, y, area, ink) {
+  const least = (area.bottom - area.top) / 4;
+  const reach = ({ from, to }) => Math.abs(y.place(to) - y.place(from));
+  const shown = spikes
+    .filter((one) => x.place(one.x) >= area.left && x.place(one.x) <= area.right && reach(one) > least)
+    .sort((one, other) => reach(other) - reach(one))
+    .slice(0, MOST_SPIKES);
+  const group = svg("g", { class: "spike-labels" });
+  for (const one of shown) {
+    const [across, end] = [x.place(one.x), y.place(one.to)];
+    const isAbove = end < area.top;
+    const down = Math.max(area.top + 4, Math.min(area.bottom - 4, end));
+    if (isAbove || end > area.bottom)
+      group.append(
+        svg("path", {
+          d: markOf(isAbove ? "triangle-up" : "triangle-down", across, down, 8),
+          fill: one.color,
+        }),
+      );
+    const isLeft = across + 50 > area.right;
+    const place = { x: across + (isLeft ? -7 : 7), y: down + 4, "text-anchor": isLeft ? "end" : "start" };
+    group.append(textOf(formatNumber(Number(one.to.toPrecision(3))), { fill: ink.text, ...place }));
+  }
+  return group;
+}
+
 /** Draws names at the ends of lines, apart from one another, with leaders. */
 function drawLabels(labels, y, area, ink) {
   const placed = labels
@@ -262,17 +300,7 @@ function drawLabels(labels, y, area, ink) {
         stroke: one.color,
         fill: "none",
       }),
-      svg(
-        "text",
-        {
-          x: area.right + 16,
-          y: down + 4,
-          "font-size": 11,
-          fill: ink.text,
-          "font-family": "Inter, system-ui, sans-serif",
-        },
-        shorten(one.text, 14),
-      ),
+      textOf(endOf(one.text), { x: area.right + 16, y: down + 4, fill: ink.text }),
     );
   }
   return group;
@@ -281,7 +309,7 @@ function drawLabels(labels, y, area, ink) {
 function build(traces, layout, width, height) {
   const ink = inks();
   const labels = layout.labels ?? [];
-  const widest = Math.max(0, ...labels.map(({ text }) => Math.min(14, text.length)));
+  const widest = Math.max(0, ...labels.map(({ text }) => endOf(text).length));
   const margin = { l: 50, r: labels.length ? 24 + widest * CHARACTER : 14, t: 8, b: 26, ...layout.margin };
   const area = {
     left: margin.l,
@@ -329,6 +357,7 @@ function build(traces, layout, width, height) {
       { class: "scatterlayer", "clip-path": `url(#${clip})` },
       ...traces.map((trace) => drawTrace(trace, x, y, strip)),
     ),
+    drawSpikes(layout.spikes ?? [], x, y, area, ink),
     drawLabels(labels, y, area, ink),
   );
   return { picture, x, y, area, ink, clip: `url(#${clip})` };
@@ -532,12 +561,7 @@ export async function savePlot(node, name, kind, traces = node.data) {
   const [width, height] = [900, 470 + 18 * rows];
   const margin = { l: 64, r: 20, t: 50, b: 50 + 18 * rows };
   const { picture, ink } = build(traces, { ...node.layout, margin, labels: [] }, width, height);
-  const text = (content, attributes) =>
-    svg(
-      "text",
-      { fill: ink.ink, "font-family": "Inter, system-ui, sans-serif", "font-size": 12, ...attributes },
-      content,
-    );
+  const text = (content, attributes) => textOf(content, { fill: ink.ink, "font-size": 12, ...attributes });
   picture.prepend(svg("rect", { width, height, fill: ink.ground }));
   picture.append(text(shorten(name, 100), { x: 18, y: 28, "font-size": 16 }));
   for (const [index, trace] of named.entries()) {

@@ -7,7 +7,6 @@ import { cutNames, differingSettings } from "./names.js";
 import { statusMark } from "./runs.js";
 import {
   colorOf,
-  colorOfSlot,
   selectRuns,
   setHues,
   selectedRuns,
@@ -27,12 +26,8 @@ export function swatch(id) {
   return pieceOf(colorOf(id, isDark()));
 }
 
-/** Draws a piece of the line that stands for a band. */
-export function bandSwatch(number) {
-  return pieceOf(colorOfSlot(number, isDark()));
-}
-
-function pieceOf(color) {
+/** Draws a piece of a line of a colour. */
+export function pieceOf(color) {
   return svg(
     "svg",
     { class: "swatch", viewBox: "0 0 18 10", width: 18, height: 10, "aria-hidden": "true" },

@@ -100,9 +100,6 @@ const PALETTE_DARK = [
   "#d2326a",
   "#c8c8c8",
 ];
-/** Lines beyond the colours: they are there, and do not compete with the others. */
-const CONTEXT = ["#b4b4ae", "#4d5058"];
-
 /** Browsers refuse to note a view in the URL more often than a hundred times in ten seconds (Safari). */
 const NOTES_AT_ONCE = 50;
 const WINDOW_MS = 10000;
@@ -331,9 +328,20 @@ export function colorOf(id, isDarkNow) {
   return hues.get(id) ?? colorOfSlot(Math.max(0, slotsNow().indexOf(id)), isDarkNow);
 }
 
+/** Returns the colour of a band: of the field if its runs share one, or of its number. */
+export function colorOfBand({ number, members }, isDarkNow) {
+  const found = new Set(members.map(({ run }) => hues.get(run)));
+  return (found.size === 1 && [...found][0]) || colorOfSlot(number, isDarkNow);
+}
+
 /** Returns the colour of the line of a number; those beyond the palette are grey. */
 export function colorOfSlot(slot, isDarkNow) {
-  return (isDarkNow ? PALETTE_DARK : PALETTE_LIGHT)[slot] ?? CONTEXT[Number(isDarkNow)];
+  return (isDarkNow ? PALETTE_DARK : PALETTE_LIGHT)[slot] ?? contextColor(isDarkNow);
+}
+
+/** Returns the colour of lines beyond the palette: they are there, and do not compete with the others. */
+export function contextColor(isDarkNow) {
+  return isDarkNow ? "#4d5058" : "#b4b4ae";
 }
 
 /** How many numbers a list holds for a name: the name itself may look like more of them. */

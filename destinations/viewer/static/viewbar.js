@@ -16,8 +16,9 @@ import {
   viewQuery,
 } from "./state.js";
 
-/** How many runs a view without a choice draws: as many as there are colours. */
+/** How many runs a page draws if none is chosen: as many as there are colours, or all that bands may average. */
 const MOST_VIEWED = 10;
+const MOST_BANDED = 200;
 const MOST_FIELDS = 200;
 const OWN = ["q", "where", "without", "archived", "sort", "goal", "group", "sc"];
 
@@ -25,11 +26,27 @@ function bare(name) {
   return shorten(name.replace(/^(hparams|summary)\./, ""), 60);
 }
 
+/** Returns how many runs the page draws if none is chosen. */
+function mostViewed() {
+  return state.page === "charts" && state.band ? MOST_BANDED : MOST_VIEWED;
+}
+
+/** Returns the button that unfolds a toolbar on a phone, where only what matters most is shown. */
+export function unfoldButton() {
+  const button = iconButton("chevron", "More controls", () => {
+    const isOpen = button.parentElement?.classList.toggle("open") ?? false;
+    button.setAttribute("aria-expanded", String(isOpen));
+  });
+  button.classList.add("unfold");
+  return button;
+}
+
 /** The line itself, the same on every page; it stays while pages come and go. */
 class ViewBar {
   constructor(root) {
     this.fields = [];
     this.asked = 0;
+    this.most = 0;
     /** @type {Record<string, Error | null>} */
     this.problems = { view: null, page: null };
     this.search = el("input", {
@@ -73,12 +90,12 @@ class ViewBar {
         el("label", { class: "pair" }, "Goal", this.goal),
         el("label", { class: "check" }, this.archived, "Archived"),
         this.count,
+        unfoldButton(),
       ),
     );
     onChange((changed) => {
-      if (changed.has("page")) this.draw();
-      if (["column", "run", "off", ...OWN].some((name) => changed.has(name))) this.draw();
-      if (OWN.some((name) => changed.has(name))) this.load();
+      if (["page", "column", "run", "off", ...OWN].some((name) => changed.has(name))) this.draw();
+      if (mostViewed() !== this.most || OWN.some((name) => changed.has(name))) this.load();
     });
     dataChanges((changed) => {
       if (changed.table && (changed.order || !isSteady())) this.load();
@@ -91,6 +108,7 @@ class ViewBar {
   async load() {
     this.asked += 1;
     const mine = this.asked;
+    this.most = mostViewed();
     try {
       const { fields } = await listFields();
       const query = viewQuery();
@@ -98,7 +116,7 @@ class ViewBar {
       if (!isColumn(query.sort.replace(/^-/, ""), fields)) query.sort = "";
       const [groups, { total, rows }] = await Promise.all([
         listGroups({ ...query, without: [], group: ["status"] }),
-        listRuns({ ...query, columns: [], limit: MOST_VIEWED }),
+        listRuns({ ...query, columns: [], limit: this.most }),
       ]);
       if (mine !== this.asked) return;
       this.fields = fields;
@@ -128,7 +146,7 @@ class ViewBar {
     this.filter.show();
     this.archived.checked = state.archived === "1";
     const groups = state.group.map(bare);
-    fill(this.groupName, groups.length ? shorten(`Group ${groups.join(" × ")}`, 40) : "Group");
+    fill(this.groupName, groups.length ? shorten(`Group ${groups.join(" × ")}`, 32) : "Group");
     const named = (kinds) => this.fields.filter(({ name }) => kinds.test(name)).map(({ name }) => name);
     const option = (value, text) => el("option", { value }, text);
     const hues = [
@@ -219,6 +237,7 @@ class ViewBar {
       try {
         draw(await saveView(name, view));
         update({ view: view ? name : "" });
+        if (view) close();
       } catch (error) {
         toast(error.message, "error");
       }

@@ -32,7 +32,16 @@ if TYPE_CHECKING:
     from uploads import Store
     from uploads.disk import FileLock
 
-__all__ = ["OwnFolder", "asked"]
+__all__ = [
+    "CheckpointFolder",
+    "RemoteFolder",
+    "asked",
+    "is_uri",
+    "local_names",
+    "newest_names",
+    "resolve_pointer",
+    "stored_names",
+]
 
 _log = logging.getLogger("events")
 
@@ -99,28 +108,31 @@ class RemoteFolder:
             raise CheckpointError(f"cannot download {self.store.uri(name)}: {error}") from error
 
 
-@attrs.frozen
+@attrs.define(eq=False)
 class CheckpointFolder:
-    """Where a run saves its checkpoints; each may contain placeholders.
+    """The folder where a run saves its checkpoints, locked from `lock` until `release`.
 
     Attributes:
-        folder: a local folder, or the URI of one in a store.
+        template: a local folder, or the URI of one in a store; like the names below, with placeholders.
         filename: the name of a checkpoint in it.
         pointer: the name of the pointer to the newest, or None.
         remote_folder: the folder of the files that destinations upload.
-        is_sharded: whether in shards: ranks agree on the checkpoint that they load.
+        is_sharded: whether each rank writes its part; ranks then agree on the checkpoint that they load.
     """
 
-    folder: str
+    template: str
     filename: str
     pointer: str | None
     remote_folder: str
     is_sharded: bool = False
+    _remote: RemoteFolder | None = attrs.field(default=None, init=False)
+    _held: "FileLock | None" = attrs.field(default=None, init=False)
+    _made: list[Path] = attrs.field(factory=list, init=False)
 
     @property
     def is_in_store(self) -> bool:
         """Whether the folder is in a store."""
-        return is_uri(self.folder)
+        return is_uri(self.template)
 
     def name(self, state: State) -> str:
         """Returns the name in the folder of a checkpoint of now, or of its manifest."""
@@ -148,6 +160,95 @@ class CheckpointFolder:
     def is_own(self, name: str, state: State) -> bool:
         """Returns whether a checkpoint of this run, a file of it, or the pointer could have a name."""
         return name == self.pointer_name(state) or self.pattern(state).fullmatch(name) is not None
+
+    def remote(self, state: State) -> RemoteFolder | None:
+        """Returns the folder in a store and its copy on this machine, or None for a local folder."""
+        if self._remote is None and self.is_in_store:
+            self._remote = RemoteFolder(self.template, state)
+        return self._remote
+
+    def path(self, state: State) -> Path:
+        """Returns where it is now."""
+        remote = self.remote(state)
+        return Path(format_name(self.template, state)) if remote is None else remote.local
+
+    def lock(self, state: State) -> str:
+        """Locks the folder for checkpoints of these names; returns what is wrong where another has it, or "".
+
+        A folder that cannot be made or written is left to `open`, which says so.
+        """
+        from uploads.disk import NO_FLOCK, FileLock, call_in_forked_children
+
+        if self._held is not None:
+            return ""
+        folder = self.path(state)
+        name = format_run_name(self.filename, state)
+        if len(name.encode()) > _MAX_LOCKED_BYTES:
+            name = hashlib.sha256(name.encode()).hexdigest()
+        lock = FileLock(folder / f".{name}.lock")
+        missing = [one for one in (folder, *folder.parents) if not one.exists()]
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            lock.acquire(run_name=state.run_name)
+        except BlockingIOError:
+            return _in_use(str(folder), lock.owner())
+        except OSError as error:
+            if error.errno not in NO_FLOCK:
+                return ""
+            _log.warning(
+                "checkpoint folder %s cannot be locked (%s): take care that no other run saves there.",
+                folder,
+                error.strerror,
+            )
+        self._held, self._made = lock, missing
+        call_in_forked_children(lock.forget_in_child)
+        return ""
+
+    def open(self, state: State) -> Exception | None:
+        """Makes the folder, and removes half-written files from it; returns what is wrong."""
+        folder = self.path(state)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder):
+                pass
+        except OSError as error:
+            if error.errno in _NO_ROOM:  # There may be some by the first checkpoint.
+                problem = self.lock(state)
+                return CheckpointError(problem) if problem else None
+            reason = f"checkpoint folder {str(folder)!r} must be one that can be written: {error.strerror}"
+            return type(error)(error.errno, reason)
+        if problem := self.lock(state):
+            return CheckpointError(problem)
+        for path in sweep(folder, lambda name: self.is_own(name, state)):
+            _log.info("removed %s, which a process that was killed left half written", path)
+        return None
+
+    def taken(self, state: State) -> str:
+        """Returns what is wrong where the folder, or the store, holds checkpoints of another run, else ""."""
+        remote, path = self.remote(state), self.path(state)
+        names = local_names(path, self.pointer_name(state), self.pattern(state))
+        if remote is None:
+            return _problem(str(path), names)
+        if not names:
+            # S3 lists a thousand by one request.
+            names = asked(lambda: [one.name for one in itertools.islice(remote.store.list(""), _FIRST_NAMES)])
+        return _problem(remote.store.uri(), [name for name in names if self.is_own(name, state)])
+
+    def taken_at_destinations(self, state: State, logger: Logger) -> str:
+        """Returns the same where destinations have checkpoints of another run under these names."""
+        start = f"{self.destination_folder(state)}/"
+        names = asked(lambda: logger.list_files(start))
+        own = [name for name in names if self.is_own(name.removeprefix(start), state)]
+        return _problem("a destination", own)
+
+    def release(self) -> None:
+        """Unlocks the folder, and removes it if it was made for a run that has saved nothing."""
+        held, self._held = self._held, None
+        if held is not None:
+            held.release()
+        with contextlib.suppress(OSError):
+            for folder in self._made:
+                folder.rmdir()
 
 
 def local_names(folder: Path, pointer: str | None, pattern: re.Pattern[str] | None = None) -> list[str]:
@@ -241,109 +342,6 @@ def resolve_pointer(pointer: Path) -> Path:
     parts = name.split("/")
     candidates = [pointer.parent.joinpath(*parts[start:]) for start in range(len(parts))]
     return next((path for path in candidates if path.is_file()), candidates[-1])
-
-
-class OwnFolder:
-    """The folder of the checkpoints, locked from `lock` until `release`.
-
-    Args:
-        place: where the run saves.
-    """
-
-    def __init__(self, place: CheckpointFolder) -> None:
-        self._place = place
-        self._remote: RemoteFolder | None = None
-        self._held: FileLock | None = None
-        self._made: list[Path] = []
-
-    def remote(self, state: State) -> RemoteFolder | None:
-        """Returns the folder in a store of which it is the copy, or None."""
-        if self._remote is None and self._place.is_in_store:
-            self._remote = RemoteFolder(self._place.folder, state)
-        return self._remote
-
-    def path(self, state: State) -> Path:
-        """Returns where it is now."""
-        remote = self.remote(state)
-        return Path(format_name(self._place.folder, state)) if remote is None else remote.local
-
-    def lock(self, state: State) -> str:
-        """Locks the folder for checkpoints of these names; returns what is wrong where another has it, or "".
-
-        A folder that cannot be made or written is left to `open`, which says so.
-        """
-        from uploads.disk import NO_FLOCK, FileLock, call_in_forked_children
-
-        if self._held is not None:
-            return ""
-        folder = self.path(state)
-        name = format_run_name(self._place.filename, state)
-        if len(name.encode()) > _MAX_LOCKED_BYTES:
-            name = hashlib.sha256(name.encode()).hexdigest()
-        lock = FileLock(folder / f".{name}.lock")
-        missing = [one for one in (folder, *folder.parents) if not one.exists()]
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            lock.acquire(run_name=state.run_name)
-        except BlockingIOError:
-            return _in_use(str(folder), lock.owner())
-        except OSError as error:
-            if error.errno not in NO_FLOCK:
-                return ""
-            _log.warning(
-                "checkpoint folder %s cannot be locked (%s): take care that no other run saves there.",
-                folder,
-                error.strerror,
-            )
-        self._held, self._made = lock, missing
-        call_in_forked_children(lock.forget_in_child)
-        return ""
-
-    def open(self, state: State) -> Exception | None:
-        """Makes the folder, and removes half-written files from it; returns what is wrong."""
-        folder = self.path(state)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=folder):
-                pass
-        except OSError as error:
-            if error.errno in _NO_ROOM:  # There may be some by the first checkpoint.
-                problem = self.lock(state)
-                return CheckpointError(problem) if problem else None
-            reason = f"checkpoint folder {str(folder)!r} must be one that can be written: {error.strerror}"
-            return type(error)(error.errno, reason)
-        if problem := self.lock(state):
-            return CheckpointError(problem)
-        for path in sweep(folder, lambda name: self._place.is_own(name, state)):
-            _log.info("removed %s, which a process that was killed left half written", path)
-        return None
-
-    def taken(self, state: State) -> str:
-        """Returns what is wrong where the folder, or the store, holds checkpoints of another run, else ""."""
-        place, remote, path = self._place, self.remote(state), self.path(state)
-        names = local_names(path, place.pointer_name(state), place.pattern(state))
-        if remote is None:
-            return _problem(str(path), names)
-        if not names:
-            # S3 lists a thousand by one request.
-            names = asked(lambda: [one.name for one in itertools.islice(remote.store.list(""), _FIRST_NAMES)])
-        return _problem(remote.store.uri(), [name for name in names if place.is_own(name, state)])
-
-    def taken_at_destinations(self, state: State, logger: Logger) -> str:
-        """Returns the same where destinations have checkpoints of another run under these names."""
-        start = f"{self._place.destination_folder(state)}/"
-        names = asked(lambda: logger.list_files(start))
-        own = [name for name in names if self._place.is_own(name.removeprefix(start), state)]
-        return _problem("a destination", own)
-
-    def release(self) -> None:
-        """Unlocks the folder, and removes it if it was made for a run that has saved nothing."""
-        held, self._held = self._held, None
-        if held is not None:
-            held.release()
-        with contextlib.suppress(OSError):
-            for folder in self._made:
-                folder.rmdir()
 
 
 def asked(ask: Callable[[], Iterable[str]]) -> list[str]:

@@ -20,7 +20,7 @@ from events.state import State
 from events.trainer import distributed
 
 from .files import MANIFEST, METADATA, files_beside_manifest, remove_checkpoints, tensors_of, values_of
-from .folder import CheckpointFolder, OwnFolder, asked
+from .folder import CheckpointFolder, asked
 from .retention import Kept, KeptCheckpoints, SavedCheckpoint
 from .sharded import ShardedCheckpoint
 
@@ -240,8 +240,7 @@ class Publisher:
     """Hands complete checkpoints on, and has those removed and deleted that are not kept.
 
     Args:
-        place: where the run saves.
-        folder: the folder on this machine.
+        folder: where the run saves.
         kept: the checkpoints that are kept.
         counts: what happened.
         overwrite: whether objects of another run may be replaced.
@@ -249,14 +248,12 @@ class Publisher:
 
     def __init__(
         self,
-        place: CheckpointFolder,
-        folder: OwnFolder,
+        folder: CheckpointFolder,
         kept: KeptCheckpoints,
         counts: CheckpointCounts,
         *,
         overwrite: bool,
     ) -> None:
-        self._place = place
         self._folder = folder
         self._kept = kept
         self._counts = counts
@@ -294,7 +291,7 @@ class Publisher:
         from uploads import StoreFolder
 
         remote = self._folder.remote(state)
-        if remote is not None and (state.rank == 0 or self._place.is_sharded):
+        if remote is not None and (state.rank == 0 or self._folder.is_sharded):
             self._store = StoreFolder(remote.uri, free_bytes=0)
 
     def publish(self, save: Save, files: Mapping[str, int | None], state: State, logger: Logger) -> None:
@@ -338,11 +335,11 @@ class Publisher:
         still has one that it replaces, it is uploaded again: deletions wait for it and its pointer. Every
         rank must call it.
         """
-        is_sharded = self._place.is_sharded
+        is_sharded = self._folder.is_sharded
         if not self._kept.is_resumed or self._kept.has_repeated or not (is_sharded or state.rank == 0):
             return
         folder = self._folder.path(state)
-        path = folder / self._place.name(state)
+        path = folder / self._folder.name(state)
         saved = next((one for one in self._kept.now.local if one.path == str(path)), None)
         is_whole = saved is not None and saved.shards in {0, state.world_size} and path.exists()
         if is_sharded:
@@ -418,7 +415,7 @@ class Publisher:
         """Returns where a checkpoint is uploaded, given its name there."""
         if self._store is not None:
             return _StoreTarget(self._store)
-        depth = 2 if self._place.is_sharded else 1
+        depth = 2 if self._folder.is_sharded else 1
         return _Target(logger, f"{remote_name.rsplit('/', depth)[0]}/")
 
     def _upload(
@@ -442,14 +439,14 @@ class Publisher:
             overwrite: whether objects of these names may be replaced.
         """
         self._kept.has_repeated = True
-        is_sharded = self._place.is_sharded
+        is_sharded = self._folder.is_sharded
         start = f"{path.parent.name}/" if is_sharded else ""
         for file, crc32 in files.items():
             target.submit(path.with_name(file), start + file, crc32, overwrite=overwrite)
         here = path.parent if is_sharded else path
         state.last_checkpoint_uris = target.uris(here.name)
         state.last_checkpoint = str(here) if self._store is None else state.last_checkpoint_uris[0]
-        latest = self._place.pointer_name(state)
+        latest = self._folder.pointer_name(state)
         if not is_sharded:
             self._newest = target, list(files)
             target.finish(path.name, latest, surplus)

@@ -140,14 +140,14 @@ def _check_sums(file: IO[bytes]) -> None:
 
 
 def find_checkpoint(
-    load_path: str | Path | None, place: CheckpointFolder | None, state: State, logger: Logger
+    load_path: str | Path | None, run_folder: CheckpointFolder | None, state: State, logger: Logger
 ) -> tuple[dict[str, Any], str] | None:
     """Reads the checkpoint to start from; returns it and where it is, as a save would say it, or None.
 
     Args:
         load_path: a local path, a URI, "latest" for the newest of the run, or a name that a destination can
             download.
-        place: where the run saves, if it is to be resumed; its newest checkpoint that is whole takes
+        run_folder: the folder where the run saves, if it is to be resumed; its newest intact checkpoint takes
             precedence over `load_path`.
         state: the run.
         logger: its destinations are asked to download what is not local.
@@ -156,8 +156,8 @@ def find_checkpoint(
         FileNotFoundError: `load_path` was found neither locally nor remotely.
         CheckpointError: none of those that were found is whole.
     """
-    if place is not None:
-        found = _newest_whole(place, state, logger)
+    if run_folder is not None:
+        found = _newest_whole(run_folder, state, logger)
         if found is not None:
             return found
     if load_path is None:
@@ -172,7 +172,9 @@ def find_checkpoint(
     return _read(path, state=state, fetch=fetch), _called(str(path))
 
 
-def _newest_whole(place: CheckpointFolder, state: State, logger: Logger) -> tuple[dict[str, Any], str] | None:
+def _newest_whole(
+    run_folder: CheckpointFolder, state: State, logger: Logger
+) -> tuple[dict[str, Any], str] | None:
     """Reads the newest checkpoint of a run that is whole; every rank the same, which rank 0 chooses.
 
     One in shards must be whole on every rank. Of one in a single file, ranks that do not have it get what
@@ -181,11 +183,11 @@ def _newest_whole(place: CheckpointFolder, state: State, logger: Logger) -> tupl
     Raises:
         CheckpointError: there are some, and none is whole; or rank 0 cannot look.
     """
-    pointer = place.pointer_name(state)
+    pointer, remote = run_folder.pointer_name(state), run_folder.remote(state)
     candidates = (
-        _in_store(RemoteFolder(place.folder, state), pointer, place.pattern(state))
-        if is_uri(place.folder)
-        else _in_folder(place, pointer, state, logger)
+        _in_folder(run_folder, pointer, state, logger)
+        if remote is None
+        else _in_store(remote, pointer, run_folder.pattern(state))
     )
     names, problem = distributed.from_rank_zero(_named(candidates) if state.rank == 0 else ([], ""))
     for name in names:
@@ -195,7 +197,7 @@ def _newest_whole(place: CheckpointFolder, state: State, logger: Logger) -> tupl
             return None
         if not any(failures):
             return found
-        if not place.is_sharded and not failures[0]:
+        if not run_folder.is_sharded and not failures[0]:
             return distributed.from_rank_zero(found)  # type: ignore[no-any-return]
         failure = next(filter(None, failures))
         _log.warning("%s The checkpoint before it is tried.", failure)
@@ -254,18 +256,20 @@ class _Candidates:
     uri: Callable[[str], str | None] = lambda _: None
 
 
-def _in_folder(place: CheckpointFolder, pointer: str | None, state: State, logger: Logger) -> _Candidates:
+def _in_folder(
+    run_folder: CheckpointFolder, pointer: str | None, state: State, logger: Logger
+) -> _Candidates:
     """Returns those in a local folder; where there are none, the newest that a destination has."""
-    folder = Path(format_name(place.folder, state))
+    folder = run_folder.path(state)
 
     def names() -> list[str]:
-        return local_names(folder, pointer, place.pattern(state)) or ([] if pointer is None else [""])
+        return local_names(folder, pointer, run_folder.pattern(state)) or ([] if pointer is None else [""])
 
     def obtain(name: str) -> tuple[Path, Fetch | None]:
         if name:
             return folder / name, None
         try:
-            return _download(f"{place.destination_folder(state)}/{pointer}", folder, state, logger)
+            return _download(f"{run_folder.destination_folder(state)}/{pointer}", folder, state, logger)
         except FileNotFoundError as error:
             raise _NoneThereError from error
 

@@ -28,11 +28,11 @@ from events.trainer import distributed
 
 from .contents import checkpoint_of, summary_of
 from .files import POINTER_SUFFIX
-from .folder import CheckpointFolder, OwnFolder, is_uri
+from .folder import CheckpointFolder, is_uri
 from .publisher import CheckpointCounts, Publisher, Save, in_folder
 from .retention import KeptCheckpoints, Retention, SavedCheckpoint, rules_of
 from .schedule import AutoInterval, AutoSchedule
-from .writing import CheckpointWriting, ShardedWriting, WholeWriting, WritingOptions
+from .writing import CheckpointWriting, FileWriter, ShardWriter
 
 __all__ = ["CheckpointCounts", "CheckpointSaver"]
 
@@ -170,19 +170,24 @@ class CheckpointSaver(Callback):
         self._weights_only = weights_only
         self._sharded = sharded
         self._overwrite = overwrite
-        self._options = WritingOptions(writing, close_seconds)
+        self._how = writing
         self._kept = KeptCheckpoints(*rules_of(keep, keep_in_store, newest))
-        self._place = CheckpointFolder(folder, filename, latest_filename, remote_folder)
+        self._folder = CheckpointFolder(folder, filename, latest_filename, remote_folder)
         self._arrange()
 
-    def _arrange(self) -> None:
-        """Makes the parts; they take nothing before they are opened, or have something to do."""
-        self._folder = OwnFolder(self._place)
-        self._publisher = Publisher(
-            self._place, self._folder, self._kept, self.counts, overwrite=self._overwrite
+    def _arrange(self, rank: int = 0, local_rank: int = 0) -> None:
+        """Makes publisher and writer; they open nothing before they are used."""
+        self._publisher = Publisher(self._folder, self._kept, self.counts, overwrite=self._overwrite)
+        self._rank = rank
+        writer = ShardWriter if self._folder.is_sharded else FileWriter
+        self._writing = writer(
+            self._how,
+            self._close_seconds,
+            self._publisher,
+            self.counts,
+            rank=rank,
+            is_first_here=local_rank == 0,
         )
-        kind = ShardedWriting if self._place.is_sharded else WholeWriting
-        self._writing = kind(self._options, self._publisher, self.counts)
 
     if not TYPE_CHECKING:  # which would then take any name
 
@@ -197,9 +202,9 @@ class CheckpointSaver(Callback):
         return self._writing.writer_pid
 
     @property
-    def place(self) -> CheckpointFolder:
-        """Where it saves."""
-        return self._place
+    def folder(self) -> CheckpointFolder:
+        """The folder where it saves."""
+        return self._folder
 
     @property
     def interval(self) -> Time | None:
@@ -217,9 +222,9 @@ class CheckpointSaver(Callback):
 
     def init(self, state: State, logger: Logger) -> None:
         """Locks the folder, and opens the queue to a store, which uploads what an earlier process left."""
-        for folder in (self._place.folder, self._place.remote_folder):
+        for folder in (self._folder.template, self._folder.remote_folder):
             check_run_name(_NOT_THE_NAME.sub("", folder), state)
-        for name in (self._place.filename, self._place.pointer or ""):
+        for name in (self._folder.filename, self._folder.pointer or ""):
             if "/" in (filled := format_run_name(name, state)):
                 raise ValueError(f"filename must be a name without folders, got {filled!r}. Extend folder.")
         is_divided = state.model is not None and distributed.is_sharded(state.model)
@@ -229,13 +234,12 @@ class CheckpointSaver(Callback):
                 "sharded must not be False for a model that is divided among ranks: rank 0 has a part of it. "
                 "Leave it out, or pass sharded=True."
             )
-        self._place = attrs.evolve(self._place, is_sharded=is_sharded)
-        self._options = attrs.evolve(self._options, rank=state.rank, is_first_here=state.local_rank == 0)
-        self._arrange()
+        self._folder = attrs.evolve(self._folder, is_sharded=is_sharded)
+        self._arrange(state.rank, state.local_rank)
         # All ranks raise, so that none waits for another.
         if problem := distributed.from_rank_zero(self._folder.lock(state) if state.rank == 0 else ""):
             raise CheckpointError(problem)
-        is_checked = self._place.is_in_store and not state.continues_run
+        is_checked = self._folder.is_in_store and not state.continues_run
         if is_checked and (problem := distributed.from_rank_zero(self._taken(state))):
             raise FileExistsError(problem)
         self._publisher.open(state)
@@ -246,7 +250,7 @@ class CheckpointSaver(Callback):
 
     def before_load(self, state: State, logger: Logger) -> None:
         """Raises FileExistsError where destinations have checkpoints of another run under these names."""
-        if state.continues_run or self._overwrite or self._place.is_in_store:
+        if state.continues_run or self._overwrite or self._folder.is_in_store:
             return
         problem = self._folder.taken_at_destinations(state, logger) if state.rank == 0 else ""
         # All ranks raise, so that none waits for another.
@@ -275,7 +279,7 @@ class CheckpointSaver(Callback):
         if (error := self._folder.open(state)) is not None:
             return error
         # A store was asked at `INIT`.
-        is_checked = not self._place.is_in_store or state.continues_run
+        is_checked = not self._folder.is_in_store or state.continues_run
         if self._kept.is_resumed or self._kept.now.local or not is_checked:
             return None
         problem = self._taken(state)
@@ -297,7 +301,7 @@ class CheckpointSaver(Callback):
 
         No collective; what it returns must be given to `agree` on all ranks.
         """
-        if self._auto is None or self._options.rank != 0:
+        if self._auto is None or self._rank != 0:
             return False
         return self._auto.is_due(lambda: self._writing.pending is None and self._publisher.has_arrived())
 
@@ -324,7 +328,7 @@ class CheckpointSaver(Callback):
         self._kept.look_for_metric(state)
         # Destinations have a limit of their own for the end of a run.
         seconds = self._close_seconds
-        if not self._place.is_in_store:
+        if not self._folder.is_in_store:
             seconds = min(seconds, _DESTINATION_SECONDS)
         started = time.monotonic()
         is_said = False
@@ -376,7 +380,7 @@ class CheckpointSaver(Callback):
             logger,
             save.summary,
             weights_only=self._weights_only,
-            is_of_rank=self._place.is_sharded,
+            is_of_rank=self._folder.is_sharded,
         )
         self._writing.begin(checkpoint, save, state, logger)
         self._kept.saved_at = state.timestamp
@@ -388,7 +392,7 @@ class CheckpointSaver(Callback):
         """Returns whether to save now; before that, ends older checkpoints if it must."""
         if self._writing.pending is not None:
             is_busy = not self._writing.is_done()
-            if is_busy and self._options.how.when_busy == "skip" and not is_last:
+            if is_busy and self._how.when_busy == "skip" and not is_last:
                 self.counts.skipped += 1
                 self._writing.look_for_delay()
                 return False
@@ -401,17 +405,17 @@ class CheckpointSaver(Callback):
 
     def _next(self, state: State, logger: Logger) -> Save:
         """Returns the checkpoint to save now, which is one of those that are kept from here on."""
-        place, folder, remote = self._place, self._folder.path(state), self._folder.remote(state)
-        name, identifier = place.name(state), secrets.token_hex(16)
-        remote_name = f"{place.destination_folder(state)}/{name}" if remote is None else name
+        folder, remote = self._folder.path(state), self._folder.remote(state)
+        name, identifier = self._folder.name(state), secrets.token_hex(16)
+        remote_name = f"{self._folder.destination_folder(state)}/{name}" if remote is None else name
         new = SavedCheckpoint(
             str(folder / name),
             remote_name if remote is None else remote.store.uri(name),
-            shards=state.world_size if place.is_sharded else 0,
+            shards=state.world_size if self._folder.is_sharded else 0,
             identifier=identifier,
         )
         before = self._kept.add(new, state)
-        pointer = place.pointer_name(state)
+        pointer = self._folder.pointer_name(state)
         return Save(
             folder / name,
             remote_name,

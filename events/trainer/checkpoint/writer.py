@@ -35,7 +35,7 @@ from events.errors import CheckpointError
 from .files import AbandonedError, Written, sweep_file, write_checkpoint
 from .snapshot import SnapshotBuffer, StateSnapshot, rebuild
 
-__all__ = ["CheckpointWriter", "Request", "in_thread"]
+__all__ = ["BackgroundWriter", "Request", "in_thread"]
 
 _log = logging.getLogger("events")
 
@@ -104,7 +104,7 @@ class Request:
         )
 
 
-class CheckpointWriter:
+class BackgroundWriter:
     """Writes one snapshot at a time; the lock guards the process and the connection to it.
 
     No call waits for the process to answer for longer than a few seconds: it may be stopped, or wait for a

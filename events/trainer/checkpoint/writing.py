@@ -1,4 +1,4 @@
-"""How a checkpoint is written: `WholeWriting`, one file by rank 0; `ShardedWriting`, a part by each rank.
+"""How a checkpoint is written: `FileWriter`, one file by rank 0; `ShardWriter`, a part by each rank.
 
 Both copy the state in the training thread and have it written in the background (`writer`). Once it is
 complete on the disk, on all ranks, they hand it to the `Publisher`, at the next batch. One is written at a
@@ -30,9 +30,9 @@ from .plain import plain_values
 from .publisher import CheckpointCounts, Publisher, Save
 from .sharded import ShardPlan, ShardRequest, WrittenShard, complete, files_of, write_shard
 from .snapshot import NotEnoughMemoryError, SnapshotBuffer, StateSnapshot, outline_of
-from .writer import CheckpointWriter, Request, in_thread
+from .writer import BackgroundWriter, Request, in_thread
 
-__all__ = ["CheckpointWriting", "ShardedWriting", "WholeWriting", "WritingOptions"]
+__all__ = ["CheckpointWriting", "FileWriter", "ShardWriter"]
 
 _log = logging.getLogger("events")
 
@@ -75,23 +75,6 @@ class CheckpointWriting:
             raise ValueError(f"when_busy must be 'wait' or 'skip', got {self.when_busy!r}.")
 
 
-@attrs.frozen
-class WritingOptions:
-    """How checkpoints are written, and by whom.
-
-    Attributes:
-        how: as the user says it.
-        close_seconds: that of `CheckpointSaver`.
-        rank: this rank.
-        is_first_here: whether it is the first on its machine.
-    """
-
-    how: CheckpointWriting
-    close_seconds: float
-    rank: int = 0
-    is_first_here: bool = True
-
-
 @attrs.define(eq=False)
 class _Pending:
     """A checkpoint that is being written.
@@ -119,7 +102,7 @@ class _Pending:
         return not self.given_up.is_set()
 
 
-class _Writing(ABC):
+class _StateWriter(ABC):
     """What both ways have in common: the copy, the limit of time, and what becomes of an error.
 
     Attributes:
@@ -128,23 +111,38 @@ class _Writing(ABC):
         seconds: how long training waits for a file.
 
     Args:
-        options: how.
-        publisher: gets each checkpoint that is complete.
-        counts: what happened.
+        how: the options of the user.
+        close_seconds: how long `close` may wait.
+        publisher: takes each complete checkpoint.
+        counts: counts what happens.
+        rank: this rank.
+        is_first_here: whether it is the first rank of its machine.
     """
 
-    def __init__(self, options: WritingOptions, publisher: Publisher, counts: CheckpointCounts) -> None:
+    def __init__(
+        self,
+        how: CheckpointWriting,
+        close_seconds: float,
+        publisher: Publisher,
+        counts: CheckpointCounts,
+        *,
+        rank: int = 0,
+        is_first_here: bool = True,
+    ) -> None:
         self.pending: _Pending | None = None
         self.waiting: _Pending | None = None
-        self.seconds = max(options.close_seconds, _LEAST_SECONDS)
-        self._options = options
+        self.seconds = max(close_seconds, _LEAST_SECONDS)
+        self._how = how
+        self._close_seconds = close_seconds
+        self._rank = rank
+        self._is_first_here = is_first_here
         self._publisher = publisher
         self._counts = counts
         self._buffer: SnapshotBuffer | None = None
         # For the one that waits, once a save had to wait; it and the other change places.
         self._spare: SnapshotBuffer | None = None
         self._spare_ready: concurrent.futures.Future[Any] | None = None
-        self._writer: CheckpointWriter | None = None
+        self._writer: BackgroundWriter | None = None
         # What was given up, and may still be read from the buffer by a thread that waits for its disk.
         self._stuck: concurrent.futures.Future[Any] | None = None
         self._removal: concurrent.futures.Future[Any] | None = None
@@ -156,8 +154,7 @@ class _Writing(ABC):
 
     def limit(self, seconds: float) -> None:
         """Lets everything from here on take so long at most."""
-        self.seconds = seconds
-        self._options = attrs.evolve(self._options, close_seconds=seconds)
+        self.seconds = self._close_seconds = seconds
 
     @property
     @abstractmethod
@@ -166,7 +163,7 @@ class _Writing(ABC):
 
     def prepare(self, state: State) -> None:
         """Makes memory for the copy, and starts the process that writes, before the first save needs them."""
-        if self._buffer is not None or not self._options.how.asynchronous or not self.takes_part:
+        if self._buffer is not None or not self._how.asynchronous or not self.takes_part:
             return
         try:
             values: Any = {
@@ -244,7 +241,7 @@ class _Writing(ABC):
         if self.pending is not None and not self.pending.future.done():
             self._give_up(self.pending)
         self.pending = self.waiting = None
-        seconds = self._options.close_seconds
+        seconds = self._close_seconds
         if self._removal is not None and not self._has_come(self._removal, "old ones to be removed", seconds):
             _log.error("Old checkpoints were not removed within %.0f s.", seconds)
         writer, self._writer = self._writer, None
@@ -262,7 +259,7 @@ class _Writing(ABC):
         if pending is None or pending.is_late:
             return
         seconds = time.monotonic() - pending.started
-        pending.is_late = seconds > self._options.close_seconds
+        pending.is_late = seconds > self._close_seconds
         if pending.is_late:
             _log.warning(
                 "Checkpoint %s is not written after %.0f s; others are left out until it is.",
@@ -317,7 +314,7 @@ class _Writing(ABC):
     def _start(self, values: Any, pending: _Pending) -> None:
         if self._refuse_if_stuck(pending):
             return
-        if self._options.how.asynchronous:
+        if self._how.asynchronous:
             buffer, writer = self._parts()
             try:
                 snapshot, wait = buffer.take(values)
@@ -339,9 +336,9 @@ class _Writing(ABC):
         if not has_come:
             self._give_up(pending)
 
-    def _parts(self) -> tuple[SnapshotBuffer, CheckpointWriter]:
+    def _parts(self) -> tuple[SnapshotBuffer, BackgroundWriter]:
         if self._buffer is None or self._writer is None:
-            self._buffer, self._writer = SnapshotBuffer(), CheckpointWriter(self._options.how.process_bytes)
+            self._buffer, self._writer = SnapshotBuffer(), BackgroundWriter(self._how.process_bytes)
         return self._buffer, self._writer
 
     def _has_come(self, future: "concurrent.futures.Future[Any]", what: str, seconds: float) -> bool:
@@ -412,13 +409,13 @@ class _Writing(ABC):
             )
 
 
-class WholeWriting(_Writing):
+class FileWriter(_StateWriter):
     """Writes a checkpoint as one file, which has what is of all ranks; rank 0 does."""
 
     @property
     def takes_part(self) -> bool:
         """Whether this is rank 0."""
-        return self._options.rank == 0
+        return self._rank == 0
 
     def has_room(self) -> bool:
         """Returns whether a checkpoint can be copied while another is written.
@@ -442,7 +439,7 @@ class WholeWriting(_Writing):
 
     def close(self, state: State, logger: Logger) -> None:
         """Waits for the file and for the one after it, up to `close_seconds`, and hands them on."""
-        seconds = self._options.close_seconds
+        seconds = self._close_seconds
         end = time.monotonic() + seconds
         while (pending := self.pending) is not None:
             if self._has_come(pending.future, str(pending.save.path), max(0.0, end - time.monotonic())):
@@ -475,12 +472,11 @@ class WholeWriting(_Writing):
         return {pending.save.path.name: pending.future.result().crc32}
 
 
-class ShardedWriting(_Writing):
+class ShardWriter(_StateWriter):
     """Writes a checkpoint as a folder of shards: each rank its own, then rank 0 the manifest."""
 
-    def __init__(self, options: WritingOptions, publisher: Publisher, counts: CheckpointCounts) -> None:
-        super().__init__(options, publisher, counts)
-        self._rank = options.rank
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
         self._plan = ShardPlan(self._rank)
 
     @property
@@ -531,7 +527,7 @@ class ShardedWriting(_Writing):
             error = error or CheckpointError("; ".join(failures))
         # All have ended: nothing is written there any more.
         surplus = ((save.path, save.identifier),) if failures else save.surplus if pending.shards else ()
-        if self._options.is_first_here and surplus:
+        if self._is_first_here and surplus:
             self._removal = in_thread("checkpoint-removal", lambda: remove_checkpoints(surplus))
         if failures or pending.shards:
             return error, True

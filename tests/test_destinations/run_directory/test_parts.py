@@ -24,14 +24,13 @@ from destinations.history.csv_file import CsvSnapshot
 from destinations.history.sealed import Part
 from destinations.history.snapshot import last_rows, metric_columns, take_snapshot
 from destinations.run_directory import read_rows
-from destinations.run_directory.blocks import block_of_rows
+from destinations.run_directory.blocks import block_of_rows, indexed_files
 from destinations.run_directory.conversion import convert_parts
 from destinations.run_directory.drain import JournalDrain
 from destinations.run_directory.journal import Journal
 from destinations.run_directory.layout import journal_path, part_numbers, part_path, parts_path
 from destinations.run_directory.metrics_csv import MetricsCsv, RowFormatter
 from destinations.run_directory.parquet import ENTRY_ROWS, ParquetRows, rows_entry
-from destinations.run_directory.part_index import indexed_files
 from destinations.runs import open_runs
 from destinations.runs.content.follow import Follower
 from destinations.runs.content.rank_reader import RankReader

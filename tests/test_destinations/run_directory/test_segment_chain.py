@@ -10,7 +10,7 @@ import pytest
 from destinations.history.rows import Call
 from destinations.run_directory import frames, segments
 from destinations.run_directory.drain import JournalDrain
-from destinations.run_directory.frames import MAGIC, encode_frame, follows_frame, keys_frame
+from destinations.run_directory.frames import MAGIC, encode_frame, keys_frame
 from destinations.run_directory.layout import segment_path, segment_paths
 from destinations.run_directory.metrics_csv import MetricsCsv
 from destinations.run_directory.segments import (
@@ -34,7 +34,7 @@ def row(step, schema=0):
 
 def segment(*steps, place=None):
     """Returns a segment with some rows, which follows a place, if one is given."""
-    first = b"" if place is None else follows_frame(*place)
+    first = b"" if place is None else encode_frame(("follows", *place))
     return MAGIC + first + keys_frame(0, ("a",)) + b"".join(map(row, steps))
 
 

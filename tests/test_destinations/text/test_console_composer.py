@@ -43,10 +43,10 @@ def test_prints_each_batch_under_its_header():
     ]
 
 
-@pytest.mark.parametrize("interval", [1, 3])
-@pytest.mark.parametrize("interval_unit", ["ba", "ep"])
-@pytest.mark.parametrize("length", [9, 10])
-@pytest.mark.parametrize("length_unit", ["ba", "ep"])
+@pytest.mark.parametrize(
+    ("interval", "interval_unit", "length", "length_unit"),
+    [(1, "ba", 9, "ba"), (3, "ba", 10, "ep"), (3, "ep", 10, "ba"), (3, "ep", 10, "ep")],
+)
 def test_prints_the_first_every_nth_and_the_rest(interval, interval_unit, length, length_unit):
     """Blocks come after the first batch or epoch, after each multiple, and at the end of fit for what is left over."""
     batches_per_epoch = 3
@@ -165,18 +165,12 @@ def test_the_header_of_an_unknown_length_has_no_total():
     [
         (1e-5, "1e-05"),
         (0.00012345678, "0.00012345678"),
-        (0.001, "0.001"),
         (0.0012345678, "0.001235"),
         (0.6931471805599453, "0.6931"),
-        (2.302585092994046, "2.3026"),
-        (123456.78912345, "123456.7891"),
         (123456.789, "123456.789"),
-        (12345678.9, "12345678.9"),
         (3.0, "3.0"),
         (3, "3"),
         (True, "True"),
-        (-1e-9, "-1e-09"),
-        (0.0, "0.0"),
         (math.nan, "nan"),
         (-math.inf, "-inf"),
     ],

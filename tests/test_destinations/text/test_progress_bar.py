@@ -72,11 +72,6 @@ def test_totals_are_known_from_the_second_epoch_on():
     assert lines == ["Epoch 1/3: 3 batch", "Epoch 2/3: 100% 3/3", "Epoch 3/3: 100% 3/3"]
 
 
-def test_a_total_in_batches_needs_no_length():
-    """With max_duration in batches the total is there from the start."""
-    assert final_lines(max_duration="4ba", knows_length=False) == ["Train: 100% 4/4"]
-
-
 def test_a_bar_over_the_whole_run_learns_its_total():
     """One bar over epochs of unknown length has a total when the first is over."""
     bar = ProgressBar(stream=io.StringIO(), whole_run=True, line_seconds=0, clock=Clock())

@@ -478,15 +478,6 @@ def test_captures_lines_of_both_streams(folder, capsys):
     assert capsys.readouterr() == ("one\ntwo\nout: rest\nno endafter close\n", "err: half, whole\n")
 
 
-def test_nothing_is_captured_before_init(folder, capsys):
-    """Making one has no effect on the streams."""
-    before = sys.stdout, sys.stderr
-
-    TextFile("log.txt", capture_stdout=True, capture_stderr=True)
-
-    assert (sys.stdout, sys.stderr) == before
-
-
 def test_a_progress_bar_is_captured_as_its_last_state(folder, capsys):
     """Carriage returns overwrite, as on a terminal.
 
@@ -871,23 +862,6 @@ def test_is_uploaded_at_the_ends_of_epochs_and_at_close():
         ("mine/logs/0.txt", True, 10),
         ("mine/logs/0.txt", True, 11),
     ]
-
-
-def test_is_not_uploaded_unasked():
-    """Without a remote name nothing is uploaded."""
-    store = CountsUploads()
-    run = DryRun(TextFile("log.txt"), store)
-    run.init()
-
-    run.fit()
-    run.close()
-
-    assert store.uploads == []
-
-
-def test_takes_no_uploads():
-    """A file that others upload is not its own to take."""
-    assert TextFile("log.txt").can_upload_files() is False
 
 
 @pytest.mark.parametrize(

@@ -108,8 +108,8 @@ def test_the_usual_port_may_be_taken(root):
 @pytest.mark.parametrize(
     ("missing", "text"),
     [
-        ("starlette", 'pip install "training-destinations[viewer]"'),
-        ("uvicorn", 'pip install "training-destinations[viewer]"'),
+        ("starlette", "pip install starlette uvicorn"),
+        ("uvicorn", "pip install starlette uvicorn"),
     ],
 )
 def test_a_missing_package_is_named_with_what_to_install(root, missing, text):

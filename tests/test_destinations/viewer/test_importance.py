@@ -137,7 +137,7 @@ def test_without_scikit_learn_the_extra_is_named(monkeypatch):
 
     found = importance_of(columns, [loss_of(columns, at) for at in range(LEAST_RUNS)])
 
-    assert 'pip install "training-destinations[importance]"' in found["problem"]
+    assert "pip install scikit-learn" in found["problem"]
     assert (found["runs"], found["score"], found["fields"]) == (LEAST_RUNS, None, [])
 
 

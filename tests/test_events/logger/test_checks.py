@@ -1,6 +1,5 @@
 """What can be logged and what cannot, told at the call by shape, with a message that helps."""
 
-import io
 import pathlib
 
 import numpy as np
@@ -32,12 +31,11 @@ def picture_file(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("shape", "channels_last"),
     [
-        *(((8, 6), last) for last in (False, True)),
-        *(((channels, 8, 6), False) for channels in (1, 3, 4)),
-        *(((2, channels, 8, 6), False) for channels in (1, 3, 4)),
-        *(((8, 6, channels), True) for channels in (1, 3, 4)),
-        *(((2, 8, 6, channels), True) for channels in (1, 3, 4)),
-        ((1, 1), False),
+        ((8, 6), False),
+        ((1, 8, 6), False),
+        ((2, 3, 8, 6), False),
+        ((8, 6, 4), True),
+        ((2, 8, 6, 3), True),
     ],
 )
 def test_images_of_these_shapes_are_taken(logger, make, shape, channels_last):
@@ -62,17 +60,13 @@ def test_images_may_be_pictures_and_paths(logger, images):
             r"images 'x' must have shape \(H, W\), \(C, H, W\) or \(N, C, H, W\), got \(3,\)\.",
         ),
         (np.zeros(3), True, r"must have shape \(H, W\), \(H, W, C\) or \(N, H, W, C\), got \(3,\)\."),
-        (np.zeros((1, 2, 3, 4, 5)), False, r"got \(1, 2, 3, 4, 5\)"),
         (np.zeros((3, 0, 6)), False, r"got \(3, 0, 6\)"),
-        (np.zeros(()), False, r"got \(\)"),
         (np.zeros((8, 6, 3)), False, r"must have 1, 3 or 4 channels .* got 8 .* Pass channels_last=True\."),
         (np.zeros((3, 8, 6)), True, r"must have 1, 3 or 4 channels .* got 6 .* Pass channels_last=False\."),
         (np.zeros((5, 8, 6)), False, r"got 5 in shape \(5, 8, 6\)\. Give a batch of grey images a channel"),
         ([], False, "must have at least one image, got an empty list"),
         ([IMAGE, np.zeros(3)], False, r"image 1 of images 'x' must have shape"),
         (None, False, "must be arrays, tensors, PIL images or paths, got NoneType"),
-        (5, False, "got int"),
-        ([[0, 1]], False, "got int"),
     ],
 )
 def test_what_is_no_image_is_refused(logger, images, channels_last, complaint):
@@ -86,10 +80,7 @@ def test_what_is_no_image_is_refused(logger, images, channels_last, complaint):
     [
         (IMAGE, np.zeros((8, 6), dtype=int)),
         (IMAGE, np.zeros((1, 8, 6), dtype=int)),
-        (IMAGE, [np.zeros((8, 6), dtype=int)]),
         (PICTURE, torch.zeros(8, 6)),
-        (np.zeros((8, 6)), np.zeros((8, 6))),
-        (np.zeros((2, 3, 8, 6)), np.zeros((2, 8, 6))),
         (np.zeros((2, 3, 8, 6)), [np.zeros((8, 6)), torch.zeros(8, 6)]),
         ([IMAGE, np.zeros((1, 4, 5))], [np.zeros((8, 6)), np.zeros((4, 5))]),
         (["a.png", IMAGE], [np.zeros((8, 6)), np.zeros((8, 6))]),
@@ -115,10 +106,8 @@ def test_masks_follow_the_channel_order_of_their_images(logger):
         ),
         ({"pred": np.zeros((2, 8, 6))}, r"must have one mask for each of 1 images, got 2"),
         ({"pred": np.zeros(8)}, r"must have shape \(H, W\) or \(N, H, W\), got \(8,\)"),
-        ({"pred": None}, r"must have shape \(H, W\) or \(N, H, W\), got NoneType"),
         ({"good": np.zeros((8, 6)), "bad": np.zeros((8, 5))}, r"mask 'bad' of 'x'"),
         (np.zeros((8, 6)), r"masks of 'x' must be a dict from mask name to mask, got ndarray"),
-        ([np.zeros((8, 6))], r"must be a dict from mask name to mask, got list"),
     ],
 )
 def test_masks_that_do_not_fit_are_refused(logger, masks, complaint):
@@ -131,9 +120,7 @@ def test_masks_that_do_not_fit_are_refused(logger, masks, complaint):
     "audio",
     [
         np.zeros(10),
-        np.zeros((2, 10), dtype=np.int16),
-        torch.zeros(1, 10),
-        "a.wav",
+        torch.zeros(2, 10),
         pathlib.Path("a.wav"),
         b"RIFF",
     ],
@@ -158,7 +145,7 @@ def test_sounds_of_these_shapes_are_taken(logger, audio, rate):
         ([0.0, 0.1], 8000, "got list"),
         *(
             (np.zeros(5), rate, "audio 'x' must have a sample rate of at least 1 Hz, got ")
-            for rate in (0, -1, 8000.0, "8000", True, None)
+            for rate in (0, 8000.0, True)
         ),
     ],
 )
@@ -171,11 +158,8 @@ def test_what_is_no_sound_is_refused(logger, audio, rate, complaint):
 @pytest.mark.parametrize(
     ("video", "fps"),
     [
-        *((np.zeros((2, channels, 8, 6)), 30) for channels in (1, 3, 4)),
         (torch.zeros(2, 3, 8, 6), 29.97),
-        (np.zeros((2, 3, 8, 6)), np.int64(24)),
-        (np.zeros((2, 3, 8, 6)), np.float32(24)),
-        ("a.mp4", None),
+        (np.zeros((2, 1, 8, 6)), np.int64(24)),
         (pathlib.Path("a.mp4"), None),
         (b"mp4", None),
     ],
@@ -198,7 +182,7 @@ def test_videos_of_these_shapes_are_taken(logger, video, fps):
         (None, 30, "got NoneType"),
         *(
             (np.zeros((2, 3, 8, 6)), fps, r"video 'x' must have frames per second, got fps=.*Write fps=30")
-            for fps in (None, 0, -1, float("nan"), float("inf"), "30", True)
+            for fps in (None, 0, float("nan"), True)
         ),
     ],
 )
@@ -208,10 +192,14 @@ def test_what_is_no_video_is_refused(logger, video, fps, complaint):
         logger.log_video(video, fps, "x")
 
 
-@pytest.mark.parametrize("values", [np.zeros((2, 3)), torch.zeros(4), [1, 2.5], (1,), np.float32(1)])
 @pytest.mark.parametrize(
-    "bins",
-    [64, 1, np.int64(8), [0, 1, 2], (0.0, 0.5), np.linspace(0, 1, 5), torch.linspace(0, 1, 5)],
+    ("values", "bins"),
+    [
+        (np.zeros((2, 3)), 64),
+        (torch.zeros(4), np.int64(8)),
+        ([1, 2.5], [0, 1, 2]),
+        (np.float32(1), torch.linspace(0, 1, 5)),
+    ],
 )
 def test_histograms_of_these_values_and_bins_are_taken(logger, values, bins):
     """Numbers may have any shape; bins are a number, or edges that rise."""
@@ -222,16 +210,14 @@ def test_histograms_of_these_values_and_bins_are_taken(logger, values, bins):
     ("values", "bins", "complaint"),
     [
         (None, 64, "histogram 'x' must have an array or list of numbers, got NoneType"),
-        ("abc", 64, "got str"),
         ([], 64, "must have at least one value, got an empty list"),
         (np.zeros((0, 3)), 64, r"must have at least one value, got shape \(0, 3\)"),
         ([1], 0, "must have at least one bin, got bins=0"),
-        ([1], -3, "got bins=-3"),
         *(
             ([1], bins, "must have a number of bins or increasing edges, got bins=")
             for bins in (
-                *(None, True, 10.5, "abc", [], [1], [2, 1], [1, 1], [0, float("nan"), 1], ["a", "b"]),
-                *(np.zeros((2, 2)), np.array(5), torch.tensor([1, 0])),
+                *(None, True, 10.5, "abc", [1], [1, 1], [0, float("nan"), 1], ["a", "b"]),
+                np.zeros((2, 2)),
             )
         ),
     ],
@@ -247,7 +233,6 @@ def test_what_is_no_histogram_is_refused(logger, values, bins, complaint):
     [
         (np.zeros((5, 3)), None),
         (torch.zeros(2, 5, 3), None),
-        (np.zeros((5, 3)), np.zeros((5, 3))),
         (np.zeros((5, 3)), torch.zeros(5, 4)),
         (np.zeros((2, 5, 3)), np.zeros((2, 5, 4))),
     ],
@@ -263,13 +248,10 @@ def test_points_of_these_shapes_are_taken(logger, points, colors):
         (np.zeros((5, 2)), None, r"point cloud 'x' must have shape \(N, 3\) or \(B, N, 3\), got \(5, 2\)"),
         (np.zeros(3), None, r"got \(3,\)"),
         (np.zeros((0, 3)), None, r"got \(0, 3\)"),
-        (np.zeros(()), None, r"got "),
         ([[0, 0, 0]], None, "got list"),
         (np.zeros((5, 3)), np.zeros((4, 3)), r"must have colours of shape \(5, 3\), got \(4, 3\)"),
-        (np.zeros((5, 3)), np.zeros((5, 2)), r"got \(5, 2\)"),
         (np.zeros((2, 5, 3)), np.zeros((5, 3)), r"must have colours of shape \(2, 5, 3\), got \(5, 3\)"),
         (np.zeros((5, 3)), "red", "got str"),
-        (np.zeros((5, 3)), np.float32(1), "must have colours"),
     ],
 )
 def test_what_is_no_point_cloud_is_refused(logger, points, colors, complaint):
@@ -307,11 +289,8 @@ def test_tables_of_these_shapes_are_taken(logger, columns, rows):
         (["a"], [[1, 2]], "must have 1 values in each row, got 2 in row 0"),
         ("ab", [[1, 2]], "must have a list of strings as its columns, got 'ab'"),
         (["a", 1], [[1, 2]], "must have strings as its columns"),
-        (5, [], "must have a list of strings as its columns, got 5"),
         (["a"], ["x"], "must have a list for each row, got 'x' as row 0"),
-        (["a"], [5], "must have a list for each row, got 5 as row 0"),
         (["b"], [{"a": 1}], "table must have the column 'b', got 'a'"),
-        (["a"], 5, "must have a list of rows, got int"),
         (["a"], {"a": 1}, "must have a list of values for each column, got int for 'a'"),
         ({"a": "xy"}, None, "must have a list of values for each column, got str for 'a'"),
         ({"a": [1], "b": [1, 2]}, None, "must have columns of the same length, got 'a': 1, 'b': 2"),
@@ -325,14 +304,14 @@ def test_what_is_no_table_is_refused(logger, columns, rows, complaint):
         logger.log_table(columns, rows, "x")
 
 
-@pytest.mark.parametrize("text", [None, 5, b"x", ["x"], io.StringIO("x")])
+@pytest.mark.parametrize("text", [None, b"x"])
 def test_what_is_no_text_is_refused(logger, text):
     """The message says what was given."""
     with pytest.raises(RecordError, match=f"text 'x' must be a string, got {type(text).__name__}"):
         logger.log_text(text, "x")
 
 
-@pytest.mark.parametrize("traces", [None, "x", [("a", 1)], {1: 2}])
+@pytest.mark.parametrize("traces", ["x", {1: 2}])
 def test_traces_without_names_are_refused(logger, traces):
     """They are a dict from name to value."""
     with pytest.raises(RecordError, match="traces must be a dict from name to value, got"):

@@ -189,17 +189,6 @@ def test_a_handler_may_unregister_itself_and_others(registered):
     assert calls == ["once", "always", "always"]
 
 
-def test_a_handler_may_register(registered):
-    """A handler registered by a handler receives the next event."""
-    late = []
-    registered(lambda event: registered(late.append) if event.name == "first" else None)
-
-    monitor.log_event(an_event("first"))
-    monitor.log_event(an_event("second"))
-
-    assert [event.name for event in late] == ["second"]
-
-
 def test_unregistering_twice_does_nothing(registered):
     """Others stay registered."""
     calls = []
@@ -212,18 +201,6 @@ def test_unregistering_twice_does_nothing(registered):
     monitor.log_event(an_event())
 
     assert (len(calls), len(other)) == (0, 1)
-
-
-def test_the_same_function_may_be_registered_twice(registered):
-    """Each registration has its own handle."""
-    calls = []
-    first, _ = registered(calls.append), registered(calls.append)
-    monitor.log_event(an_event())
-
-    monitor.unregister_event_handler(first)
-    monitor.log_event(an_event())
-
-    assert len(calls) == 3
 
 
 @pytest.mark.parametrize("handler", [None, 3, "print"])

@@ -65,17 +65,6 @@ def test_a_window_has_every_aggregation(heard):
     assert abs((datetime.now(UTC) - heard[0].timestamp).total_seconds()) < 60
 
 
-def test_value_is_the_last_one(heard):
-    """A Stat with only VALUE logs an event."""
-    stat = Stat("lr", [Aggregation.VALUE], HOUR)
-    stat.add(0.1)
-    stat.add(0.2)
-
-    stat.flush()
-
-    assert heard.data == [{"lr.value": 0.2}]
-
-
 def test_count_and_get_are_those_of_the_open_window(heard):
     """Zero before the first sample, and again when the window was logged."""
     stat = Stat("x", [Aggregation.SUM, Aggregation.COUNT], HOUR)
@@ -436,17 +425,6 @@ def test_a_custom_log_that_raises_is_reported_once(caplog):
     assert caplog.text.count("window of stat 'x' could not be logged") == 1
 
 
-def test_a_custom_log_replaces_the_handlers(heard):
-    """They are not called."""
-    events = []
-    stat = Stat("x", [Aggregation.COUNT], HOUR, log=events.append)
-    stat.add(1.0)
-
-    stat.flush()
-
-    assert (len(events), heard) == (1, [])
-
-
 @pytest.mark.parametrize(
     "value",
     [2, True, np.float32(2), np.float64(2), np.int64(2), torch.tensor(2), torch.tensor([2.0]), Fraction(2)],
@@ -720,13 +698,3 @@ def test_a_forked_child_begins_empty_and_does_not_freeze(in_child):
         "False {'x.sum': 10.0}",
         "True {'x.sum': 1.0}",
     ]
-
-
-def test_the_events_are_monitor_events(heard):
-    """What a Stat logs is what `log_event` takes."""
-    stat = Stat("x", [Aggregation.SUM], HOUR)
-    stat.add(1.0)
-
-    stat.flush()
-
-    assert [type(event) for event in heard] == [MonitorEvent]

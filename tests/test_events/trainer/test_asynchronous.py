@@ -20,7 +20,7 @@ from destinations import Artifacts, LoggerDestination
 from events import Callback, CheckpointError, CheckpointSaver, CheckpointWriting, read_checkpoint
 from events.trainer.checkpoint.files import AbandonedError, sweep
 from events.trainer.checkpoint.snapshot import SnapshotBuffer
-from events.trainer.checkpoint.writer import CheckpointWriter, Request
+from events.trainer.checkpoint.writer import BackgroundWriter, Request
 from tests.effort import times
 from tests.test_events.trainer.conftest import dataset
 from tests.waiting import open_files, until
@@ -385,7 +385,7 @@ class TestAWriterThatHangs:
 
     def test_what_is_not_wanted_any_more_never_appears(self, tmp_path):
         """It does not appear where its thread goes on later, either."""
-        buffer, writer = SnapshotBuffer(), CheckpointWriter(1 << 30)
+        buffer, writer = SnapshotBuffer(), BackgroundWriter(1 << 30)
         snapshot, _ = buffer.take({"weight": torch.ones(3)})
         goes_on, given_up = threading.Event(), threading.Event()
 

@@ -142,7 +142,7 @@ def check_sender(what: str, answer: dict[str, Any]) -> None:
 
 
 def check_removed(what: str, answer: dict[str, Any]) -> None:
-    """Raises StoreError for a removal that no S3 server carried out: they answer 204, or with their headers."""
+    """Raises StoreError for a removal that no S3 server did; they answer 204, or with their headers."""
     if answer.get("ResponseMetadata", {}).get("HTTPStatusCode") != _NO_CONTENT:
         check_sender(what, answer)
 

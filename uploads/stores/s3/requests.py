@@ -35,8 +35,8 @@ _CRC32_BYTES = 4
 class PartBody:
     """A request body: a part of a file that is read while it is sent.
 
-    Its pieces are larger than urllib3's 16 KiB, because each one takes the interpreter's lock. After a deadline
-    it raises, so that a server that reads too slowly is given up.
+    Its pieces are larger than urllib3's 16 KiB, because each one takes the interpreter's lock. After a
+    deadline it raises, so that a server that reads too slowly is given up.
 
     Args:
         body: The file.

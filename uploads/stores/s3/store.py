@@ -1,7 +1,7 @@
 """Store on S3, or a server with its protocol, through boto3's client.
 
-It doesn't use boto3's managed upload, which can't put create-only, reopens the file's name for every part, and
-needs an executor that refuses work at interpreter exit.
+It doesn't use boto3's managed upload, which can't put create-only, reopens the file's name for every part,
+and needs an executor that refuses work at interpreter exit.
 """
 
 import contextlib
@@ -203,7 +203,7 @@ class S3Store:
     def _keep_checksums(
         self, left: tuple[Checksum, ...], refusal: StoreError | None, *, in_parts: bool
     ) -> None:
-        """Keeps the kinds that remain to try; only a refused kind is logged, because an ignored one is replaced."""
+        """Keeps the kinds that remain to try; logs a refused kind, but not an ignored one."""
         with self._lock:
             is_new = 0 < len(left) < len(self._checksums[in_parts])
             if is_new:

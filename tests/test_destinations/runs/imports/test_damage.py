@@ -220,6 +220,23 @@ def test_damage_is_found_or_does_not_matter(form):
             assert_right_or_said(form, folder)
 
 
+def test_source_that_disappears_while_it_is_read_is_reported(form, tmp_path):
+    """The import ends with a failure, and does not mark the run as imported."""
+    form, folder, file = form
+
+    def remove_source(*_):
+        file.unlink(missing_ok=True)
+
+    report = import_runs(
+        place_of(form, folder), tmp_path / "runs", source=form.source, progress=remove_source
+    )
+    form.write(file, TRUTH)
+    again = import_runs(place_of(form, folder), tmp_path / "runs", source=form.source)
+
+    assert report.failures
+    assert (again.values, again.unchanged, again.failures) == (len(TRUTH), 0, [])  # noqa: PD011  # a report
+
+
 @pytest.mark.parametrize("name", ["tensorboard", "wandb", "csv", "tsv", "chart"])
 def test_what_is_written_while_it_is_read_comes_with_the_next_import(tmp_path, name):
     """The first import has the rows that were there, and knows no more."""
