@@ -3,7 +3,6 @@
 import contextlib
 import hashlib
 import os
-import re
 import threading
 import time
 import uuid
@@ -16,6 +15,8 @@ from typing import Any
 import attrs
 
 from .disk import (
+    IRREGULAR,
+    NO_FLOCK,
     closing,
     crc32_of_both,
     is_open_file,
@@ -44,6 +45,7 @@ _TRIES_WITHOUT_PROGRESS = 8
 _MAX_POINTER_BYTES = 4096
 # A smaller download ends before anyone reads its bar.
 _BYTES_OF_A_BAR = 1 << 20
+_MAX_PARTIALS = 20
 _LEAF_CHARACTERS = 50  # At most 200 of the 255 bytes of a name.
 _MODE = 0o666  # Less the umask.
 
@@ -162,12 +164,12 @@ def _new_file(destination: Path, *, overwrite: bool) -> Iterator[int]:
     """Yields the descriptor of a new file, which becomes the destination when the block ends.
 
     Until then it is called `.NAME.NUMBER.partial`. If the process is killed, the next download to the same
-    destination removes it.
+    destination reuses that file.
     """
-    _sweep(destination)
-    descriptor, partial = _locked(destination)
+    descriptor, partial = _partial_of(destination)
     with closing(descriptor):
         try:
+            os.ftruncate(descriptor, 0)
             yield descriptor
             if overwrite:
                 rename(partial, str(destination))
@@ -181,34 +183,24 @@ def _new_file(destination: Path, *, overwrite: bool) -> Iterator[int]:
             raise
 
 
-def _partial_of(destination: Path) -> str:
-    return str(destination.with_name(f".{destination.name[:_LEAF_CHARACTERS]}.{uuid.uuid4().hex}.partial"))
-
-
-def _locked(destination: Path) -> tuple[int, str]:
-    """Creates a partial file that no other download to the same destination removes."""
-    while True:
-        partial = _partial_of(destination)
-        descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _MODE)
-        try:
-            is_ours = try_lock(descriptor) and is_open_file(descriptor)(partial)
-        except OSError:  # Without locks nothing is swept either.
-            is_ours = True
-        if is_ours:
-            return descriptor, partial
-        os.close(descriptor)  # It was swept before it was locked.
-
-
-def _sweep(destination: Path) -> None:
-    """Removes partial files that killed processes left of downloads to this destination."""
-    is_partial = re.compile(re.escape(f".{destination.name[:_LEAF_CHARACTERS]}.") + r"[0-9a-f]{32}\.partial")
-    left: list[str] = []
-    with contextlib.suppress(OSError), os.scandir(destination.parent) as listing:
-        left = [item.path for item in listing if is_partial.fullmatch(item.name)]
-    for path in left:
-        with contextlib.suppress(OSError), closing(open_regular(path)) as descriptor:
-            if try_lock(descriptor):
-                remove_if(path, is_open_file(descriptor))
+def _partial_of(destination: Path) -> tuple[int, str]:
+    """Returns a locked partial file: the first that no other download is writing."""
+    leaf = f".{destination.name[:_LEAF_CHARACTERS]}."
+    for number in range(_MAX_PARTIALS):
+        partial = str(destination.with_name(f"{leaf}{number}.partial"))
+        with contextlib.suppress(PermissionError, *IRREGULAR):  # It belongs to somebody else.
+            descriptor = open_regular(partial, os.O_RDWR | os.O_CREAT, _MODE)
+            try:
+                # Its download may have ended between the two calls and given it its name.
+                if try_lock(descriptor) and is_open_file(descriptor)(partial):
+                    return descriptor, partial
+            except OSError as error:
+                if error.errno not in NO_FLOCK:
+                    os.close(descriptor)
+                    raise
+            os.close(descriptor)
+    partial = str(destination.with_name(f"{leaf}{uuid.uuid4().hex}.partial"))  # Without locks.
+    return open_regular(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL, _MODE), partial
 
 
 def _exists(destination: Path) -> FileExistsError:
