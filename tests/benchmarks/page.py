@@ -1,8 +1,8 @@
 """Measures what people wait for in a browser: `python -m tests.benchmarks page`; needs Chromium and playwright.
 
-In a sweep of 200 runs of 2,000 steps and 8 metrics, it measures the bytes of a first visit and of an open page, the
-charts of 100 runs, twice, a run of 3,000 metrics, and each task of `tests.ten_tasks`, from the first click until the
-result is on screen.
+A sweep of 200 runs of 2,000 steps and 8 metrics: bytes of a first visit and of an open page, the charts of 100 runs,
+first and again, a run of 3,000 metrics, and the seconds of each task of `tests.ten_tasks`. Seconds are from the
+first click until the result is on screen.
 """
 
 import shutil
