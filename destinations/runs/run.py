@@ -1,4 +1,4 @@
-"""`Run`: reads one run, its record as of the last scan and the content of its folder as of now.
+"""`RecordedRun`: reads one run, its record as of the last scan and the content of its folder as of now.
 
 Readers never write into a run, and keep no file open. Importing this module does not import numpy; reading
 metrics does.
@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, overload
 
 import attrs
 
+from destinations.history.chain import Chain
+from destinations.history.fork import Parent, find_parents, parents_of
 from destinations.history.sessions import SESSIONS, read_lines, read_sessions, session_path
 from destinations.kinds import RecordAccess
 from destinations.run_directory.layout import (
@@ -40,7 +42,6 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Collection, Iterator, Mapping
 
-    from destinations.history.fork import Parent
     from destinations.history.rows import MetricRow
     from destinations.kinds.tables import Table
     from destinations.run_directory.blocks import Block
@@ -54,7 +55,7 @@ if TYPE_CHECKING:
     from .index.bucket import BucketCopy
     from .verify import Finding
 
-__all__ = ["Branch", "MetricSummary", "Run"]
+__all__ = ["Branch", "MetricSummary", "RecordedRun", "Run"]
 
 
 # No file of a run is called so.
@@ -138,11 +139,11 @@ class _Recorded(RecordAccess):
         return self.record.hparams
 
 
-class Run(_Recorded):
+class RecordedRun(_Recorded):
     """A run to read from.
 
     ```python
-    run = open_runs("runs")["digits"]  # or Run.open("runs/digits"), without any index
+    run = open_runs("runs")["digits"]  # or RecordedRun.open("runs/digits"), without any index
     run.series("loss").value
     ```
 
@@ -172,7 +173,7 @@ class Run(_Recorded):
         self._copy = copy
 
     @classmethod
-    def open(cls, path: str | Path) -> Run:
+    def open(cls, path: str | Path) -> RecordedRun:
         """Opens the run in a folder, without any index.
 
         Raises:
@@ -190,16 +191,16 @@ class Run(_Recorded):
         fields = {**found.fields, "heartbeat_at": found.heartbeat_at, "problem": found.problem}
         return cls(RunRecord(path=folder, **fields))
 
-    def reload(self) -> Run:
+    def reload(self) -> RecordedRun:
         """Returns the run with a record read from its folder now.
 
         Raises:
             RunNotFoundError: the folder is gone.
         """
-        return Run(Run.open(self.path).record, clock=self._clock, copy=self._copy)
+        return RecordedRun(RecordedRun.open(self.path).record, clock=self._clock, copy=self._copy)
 
     def __repr__(self) -> str:
-        return f"Run({self.run_id!r}, {self.shown_status}, {str(self.path)!r})"
+        return f"RecordedRun({self.run_id!r}, {self.shown_status}, {str(self.path)!r})"
 
     # Its files.
 
@@ -207,8 +208,6 @@ class Run(_Recorded):
     def path(self) -> Path:
         """The folder of the run; of one in a store, that of its copy, with what is new."""
         if self._copy is not None:
-            from destinations.history.fork import find_parents
-
             self._copy.bring(self._record.path)
             for parent in find_parents(self._record.path):
                 self._copy.bring(parent.path)
@@ -226,9 +225,9 @@ class Run(_Recorded):
         return self._copy
 
     @property
-    def as_listed(self) -> Run:
+    def as_listed(self) -> RecordedRun:
         """The run as its documents show it: of one in a bucket, no rows or records are brought here."""
-        return self if self._copy is None else Run(self.record, clock=self._clock)
+        return self if self._copy is None else RecordedRun(self.record, clock=self._clock)
 
     def file(self, relative: str) -> Path:
         """Returns a file of the run, which need not exist; of one in a store it is brought here.
@@ -246,8 +245,6 @@ class Run(_Recorded):
 
     def place_of(self, name: str) -> tuple[Path, str]:
         """Returns the folder of the run, or of the parent that `name_of` has named, and the path in it."""
-        from destinations.history.fork import parents_of
-
         start, _, rest = name.removeprefix(_OF_PARENTS).partition("/")
         for parent in parents_of(self._record.path) if name.startswith(_OF_PARENTS) else ():
             if parent.run_id == start:
@@ -256,8 +253,6 @@ class Run(_Recorded):
 
     def name_of(self, path: Path) -> str:
         """Returns the path of a file in the folder of the run; of a file of a parent, a name for `file`."""
-        from destinations.history.fork import parents_of
-
         for parent in () if path.is_relative_to(self._record.path) else parents_of(self._record.path):
             if path.is_relative_to(parent.path):
                 return f"{_OF_PARENTS}{parent.run_id}/{path.relative_to(parent.path).as_posix()}"
@@ -282,7 +277,7 @@ class Run(_Recorded):
         """Whether its trainer or one of its writers is alive."""
         return self.alive or any(one.alive for one in self.writer_runs())
 
-    def writer_runs(self) -> list[Run]:
+    def writer_runs(self) -> list[RecordedRun]:
         """Returns what each of `writers` has written, as runs of their own; without those that just begin."""
         found = []
         for name in self.writers:
@@ -368,8 +363,6 @@ class Run(_Recorded):
 
         Its `problem` says why it cannot be read, where that is so.
         """
-        from destinations.history.fork import find_parents
-
         return next(iter(find_parents(self.path, self.end)), None)
 
     # Branches.
@@ -398,7 +391,6 @@ class Run(_Recorded):
         Raises:
             OSError: the sessions or an index cannot be read.
         """
-        from destinations.history.chain import Chain
         from destinations.history.row_chain import RowChain
         from destinations.run_directory.documents import hyperparameter_files
 
@@ -472,7 +464,7 @@ class Run(_Recorded):
         """
         return writers_of(self.path)
 
-    def writer(self, name: str) -> Run:
+    def writer(self, name: str) -> RecordedRun:
         """Returns what one writer has written, as a run of its own.
 
         Raises:
@@ -480,7 +472,7 @@ class Run(_Recorded):
             RunNotFoundError: it has not begun to write.
         """
         (stream,) = streams_of(self.path, name)
-        return Run(Run.open(stream.folder).record, clock=self._clock, copy=self._copy)
+        return RecordedRun(RecordedRun.open(stream.folder).record, clock=self._clock, copy=self._copy)
 
     # Metrics.
 
@@ -499,11 +491,12 @@ class Run(_Recorded):
         Raises:
             MetricNotFoundError: no rank has the metric; the message suggests the closest.
         """
+        ranks = self._ranks_with_metrics()
         if name is None:
-            return self._ranks_with_metrics()
+            return ranks
         from .content.ranks import read_ranks
 
-        return read_ranks(name, self._ranks_with_metrics(), lambda one, rank: self.series(one, rank, ""))
+        return read_ranks(name, ranks, lambda one, rank: self.series(one, rank, ""))
 
     def flights(self) -> list[Flight]:
         """Returns what the `FlightRecorder` of each rank wrote in the folder of the run, by rank."""
@@ -744,10 +737,9 @@ class Run(_Recorded):
         return ranks_of(self.path)
 
     def _is_written_now(self) -> bool:
-        try:
+        with contextlib.suppress(RunNotFoundError):
             return self.reload().is_written
-        except RunNotFoundError:
-            return False
+        return False
 
     def _heartbeat_at(self) -> float | None:
         # Lightning's CSVLogger has no heartbeat but its rows.
@@ -763,8 +755,12 @@ class Run(_Recorded):
         return max((at for at in beats if at is not None), default=None)
 
 
-class Branch(Run):
-    """A run as one of its sessions had it; see `Run.branch`.
+Run = RecordedRun
+"""The former name of `RecordedRun`."""
+
+
+class Branch(RecordedRun):
+    """A run as one of its sessions had it; see `RecordedRun.branch`.
 
     It has the rows and records of that session and of the sessions that it continued, and those that named
     writers logged until the next session began. Status, hyperparameters and environment are the session's.
@@ -774,7 +770,7 @@ class Branch(Run):
         line: of the session.
     """
 
-    def __init__(self, run: Run, line: Mapping[str, Any]) -> None:
+    def __init__(self, run: RecordedRun, line: Mapping[str, Any]) -> None:
         from .content.sources import own_folders
 
         super().__init__(run.record, clock=run._clock, copy=run.copy)  # noqa: SLF001  # same module
@@ -806,7 +802,6 @@ class Branch(Run):
 
     @property
     def hyperparameters(self) -> dict[str, Any]:
-        from destinations.history.chain import Chain
         from destinations.run_directory.documents import hyperparameters_of
 
         lines = self.sessions

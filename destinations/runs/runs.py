@@ -36,7 +36,7 @@ from .index.root import Root
 from .index.scan import RUNNING, ScanChange, ScanReport
 from .order import MISSING, label_of, same_values, sort_rows
 from .record import FIELDS, Extremes, RunRecord, flat_record, is_terminal
-from .run import Run
+from .run import RecordedRun
 from .summary import read_extremes
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ _LAST_CHARACTER = "\U0010ffff"
 _DESCENDING_GROUPS = frozenset({"summary"})
 
 Result = TypeVar("Result")
-RunLike = str | os.PathLike[str] | Run | RunRecord
+RunLike = str | os.PathLike[str] | RecordedRun | RunRecord
 
 
 @attrs.frozen
@@ -110,7 +110,7 @@ class BestRun:
         step: where it was first logged; None if unknown.
     """
 
-    run: Run
+    run: RecordedRun
     value: float
     step: int | None
 
@@ -194,7 +194,7 @@ class Runs:
         descending: bool | None = None,
         archived: bool | None = False,
         limit: int | None = None,
-    ) -> list[Run]:
+    ) -> list[RecordedRun]:
         """Returns the runs that match.
 
         Args:
@@ -420,7 +420,7 @@ class Runs:
             raise MetricNotFoundError(str(field), names)
         return [(root, root.index.compile(node, order, now=now, archived=archived)) for root in self._roots]
 
-    def __getitem__(self, wanted: str | os.PathLike[str]) -> Run:
+    def __getitem__(self, wanted: str | os.PathLike[str]) -> RecordedRun:
         """Returns one run.
 
         Args:
@@ -432,7 +432,7 @@ class Runs:
         """
         return self._run(self._find(wanted))
 
-    def get(self, wanted: str | os.PathLike[str]) -> Run | None:
+    def get(self, wanted: str | os.PathLike[str]) -> RecordedRun | None:
         """Returns one run, as `runs[wanted]` does, or None if there is none.
 
         Raises:
@@ -446,7 +446,7 @@ class Runs:
     def __len__(self) -> int:
         return self._with_retry(lambda: sum(root.index.count() for root in self._roots))
 
-    def __iter__(self) -> Iterator[Run]:
+    def __iter__(self) -> Iterator[RecordedRun]:
         """Yields all runs, also archived ones, newest first."""
         return iter(self.query(archived=None))
 
@@ -509,8 +509,8 @@ class Runs:
         Args:
             name: of the metric.
             runs: which ones; None for all.
-            rank: as for `Run.series`.
-            writer: as for `Run.series`.
+            rank: as for `RecordedRun.series`.
+            writer: as for `RecordedRun.series`.
 
         Raises:
             RunNotFoundError: no run matches.
@@ -586,7 +586,7 @@ class Runs:
         display_name: str | None = None,
         archived: bool | None = None,
         based_on: Mapping[str, Any] | None = None,
-    ) -> Run:
+    ) -> RecordedRun:
         """Writes edits to `edits.json` in the folder of a run, and returns the edited run.
 
         The run's own files are not touched, so it may be edited while it is being written. None leaves a
@@ -634,7 +634,7 @@ class Runs:
             if changed:
                 edit_run(record.path, root.own_tags(path), **changed, based_on=based_on, clock=self._clock)
                 root.refresh(path)
-            return Run(self._find(record.path), clock=self._clock)
+            return RecordedRun(self._find(record.path), clock=self._clock)
 
     def close(self) -> None:
         """Closes the indexes; idempotent."""
@@ -677,7 +677,7 @@ class Runs:
     # Finding one.
 
     def _find(self, wanted: RunLike) -> RunRecord:
-        if isinstance(wanted, Run):
+        if isinstance(wanted, RecordedRun):
             wanted = wanted.record
         if isinstance(wanted, RunRecord):
             wanted = wanted.path
@@ -733,9 +733,9 @@ class Runs:
 
     # Internal.
 
-    def _run(self, record: RunRecord) -> Run:
+    def _run(self, record: RunRecord) -> RecordedRun:
         copy = next((one for one in self.copies if record.path.is_relative_to(one.folder)), None)
-        return Run(record, clock=self._clock, copy=copy)
+        return RecordedRun(record, clock=self._clock, copy=copy)
 
     def _fetch(self, found: Sequence[tuple[Root, int]]) -> list[RunRecord | None]:
         """Returns the records of runs, in this order; None for one that was removed meanwhile."""
@@ -801,10 +801,10 @@ def _more_tests(alive: bool | None, hparams: Mapping[str, Any] | None) -> Iterat
             )
 
 
-class _RunList(list[Run]):
+class _RunList(list[RecordedRun]):
     """Runs that were found, as a list that a notebook shows as a table."""
 
-    def __init__(self, origin: Runs, found: Iterable[Run]) -> None:
+    def __init__(self, origin: Runs, found: Iterable[RecordedRun]) -> None:
         super().__init__(found)
         self._origin = origin
 

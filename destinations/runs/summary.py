@@ -52,7 +52,7 @@ def computed_summary(run_dir: Path, rank: int, end: str | None = None) -> dict[s
 
 
 def read_extremes(run_dir: str, metric: str) -> Extremes:
-    """Returns the smallest and largest value of a metric of a run, each with its step; as `Run.summary`."""
+    """Returns a metric's min and max, each with its step, as `RecordedRun.summary` has them."""
     if writers_of(run_dir):
         found = summary_of(Path(run_dir), 0).get(metric)
     elif metrics := _summary_document(run_dir, 0):

@@ -46,7 +46,7 @@ from destinations.runs.index.index import Index
 from destinations.runs.index.root import Root
 from destinations.runs.index.scan import ScanChange, ScanReport
 from destinations.runs.record import Extremes, RunRecord, Scalar, sound_value
-from destinations.runs.run import MetricSummary, Run
+from destinations.runs.run import MetricSummary, RecordedRun
 from destinations.runs.runs import Result, RunLike, Runs
 
 from .tables import COLUMNS, PARTITIONS, Location, TableVersions, delta_errors, load, scalar_of
@@ -108,7 +108,7 @@ class SqlResult:
         return pd.DataFrame(list(self.rows), columns=list(self.columns))
 
 
-class DatasetRun(Run):
+class DatasetRun(RecordedRun):
     """A run of a dataset: its record, its metrics, its texts and tables, and links to its other records.
 
     Its path is the folder that it was read from, which need not be there any more; so media may be gone.
@@ -141,11 +141,11 @@ class DatasetRun(Run):
         query = "SELECT DISTINCT writer FROM metrics WHERE run_id = ? AND writer != '' ORDER BY 1"
         return [name for (name,) in self._dataset.sql(query, [self.run_id]).rows]
 
-    def writer(self, name: str) -> Run:
+    def writer(self, name: str) -> RecordedRun:
         """Raises `RunNotFoundError`: a dataset has the record of the run, and not those of its writers."""
         raise RunNotFoundError(f"{self.run_id}/{name}")
 
-    def writer_runs(self) -> list[Run]:
+    def writer_runs(self) -> list[RecordedRun]:
         """Returns none; see `writer`."""
         return []
 
@@ -175,7 +175,7 @@ class DatasetRun(Run):
         return [name for (name,) in self._dataset.sql(query, [self.run_id, rank]).rows]
 
     def series(self, name: str, rank: int = 0, writer: str | None = None) -> "Series":
-        """Returns all values of a metric; as `Run.series`, but for the epoch."""
+        """Returns all values of a metric; as `RecordedRun.series`, but for the epoch."""
         if writer is not None and writer not in (writers := ["", *self.writers]):
             raise WriterNotFoundError(writer, writers[1:])
         found = self._dataset.series(name, [self], rank, writer)
@@ -452,7 +452,7 @@ class Dataset(Runs):
             pieces.setdefault(ids[start], []).append((writers[start], one))
         return {run_id: merged_by_step(every) for run_id, every in pieces.items()}
 
-    def edit(self, run: RunLike, *, based_on: Mapping[str, Any] | None = None, **changes: Any) -> Run:
+    def edit(self, run: RunLike, *, based_on: Mapping[str, Any] | None = None, **changes: Any) -> RecordedRun:
         """Edits a run in the dataset, and returns it; see `Runs.edit`.
 
         The folder of the run stays as it is, and need not be there. Tags stay added or removed when the run
@@ -630,7 +630,7 @@ class Dataset(Runs):
             yield RunRecord(path=Path(path), run_id=run_id, **groups, **values)
 
     def _find(self, wanted: Any) -> RunRecord:
-        if isinstance(wanted, Run | RunRecord):
+        if isinstance(wanted, RecordedRun | RunRecord):
             wanted = wanted.run_id
         return super()._find(str(wanted))
 
