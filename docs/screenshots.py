@@ -24,7 +24,7 @@ IMAGES = Path(__file__).resolve().parent / "images"
 # Learning rate, dropout and seed.
 SETTINGS = list(itertools.product((3e-3, 1e-2, 3e-2, 1e-1), (0.1, 0.3, 0.5), (1, 2)))
 CHOSEN = [(1e-2, 0.3, 1), (3e-3, 0.3, 1), (3e-2, 0.1, 1), (1e-1, 0.5, 1)]
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 DRAWN_MS = 1500
 MEDIA_ARE_THERE = """() => [...document.querySelectorAll('.images .of-run')].every((run) => {
     const pictures = [...run.querySelectorAll('.picture')];
