@@ -30,7 +30,7 @@ import attrs
 
 from destinations.runs.errors import CheckpointNotFoundError
 from destinations.runs.files import clean_text, number_of, read_object, read_object_file, whole_of
-from destinations.runs.run import Run
+from destinations.runs.run import RecordedRun
 from uploads import Store, UploadError, download_file, open_store
 from uploads.disk import ABSENT, IRREGULAR, crc32_of, fsync_path, open_regular, read_regular, rename_new
 
@@ -91,7 +91,7 @@ class Checkpoint:
     shards: Mapping[str, tuple[int, int]] = attrs.field(factory=dict)
 
 
-def list_checkpoints(place: Run | str, warn: Callable[[str], None]) -> list[Checkpoint]:
+def list_checkpoints(place: RecordedRun | str, warn: Callable[[str], None]) -> list[Checkpoint]:
     """Returns checkpoints, the newest first; of one name, that on this machine before that in a store.
 
     Args:
@@ -99,7 +99,7 @@ def list_checkpoints(place: Run | str, warn: Callable[[str], None]) -> list[Chec
         warn: called with a message about a folder, a store or a pointer that cannot be read. A checkpoint
             that cannot be read has a `problem`.
     """
-    if isinstance(place, Run):
+    if isinstance(place, RecordedRun):
         folders, uris = _places(place)
     else:
         folders, uris = ([], [place]) if "://" in place else ([Path(place)], [])
@@ -277,7 +277,7 @@ def _check_members(archive: zipfile.ZipFile, size: int) -> None:
         raise zipfile.BadZipFile("its members are larger than the file")
 
 
-def _places(run: Run) -> tuple[list[Path], list[str]]:
+def _places(run: RecordedRun) -> tuple[list[Path], list[str]]:
     """Returns the folders and the URIs where a run has checkpoints."""
     folders = [run.path / "checkpoints"]
     sidecar = read_object_file(run.path / "sidecar.json")

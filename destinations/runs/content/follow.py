@@ -52,7 +52,7 @@ def follow_rows(
     last: int | None = None,
     wanted: Collection[str] = (),
 ) -> Iterator[MetricRow]:
-    """Yields existing rows, then new ones, of all writers; see `Run.follow`.
+    """Yields existing rows, then new ones, of all writers; see `RecordedRun.follow`.
 
     Args:
         run_dir: the folder of the run.

@@ -202,7 +202,7 @@ def run_blocks(
 
 
 def dataframe_of(blocks: Iterable[Block], *, has_writers: bool) -> Any:
-    """Returns rows as a `pandas.DataFrame`, see `Run.to_dataframe`.
+    """Returns rows as a `pandas.DataFrame`, see `RecordedRun.to_dataframe`.
 
     Args:
         blocks: the rows.

@@ -115,7 +115,7 @@ def values_where(
 ) -> Iterator[Series]:
     """Yields the values of a metric that fulfil a condition, oldest first, some at a time.
 
-    Those of several writers are merged by step, as in `Run.series`, and come at once.
+    Those of several writers are merged by step, as in `RecordedRun.series`, and come at once.
 
     Args:
         run_dir: the folder of the run.

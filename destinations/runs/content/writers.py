@@ -4,7 +4,7 @@ import attrs
 
 from destinations.runs.errors import RunsError
 from destinations.runs.record import is_alive, status_of
-from destinations.runs.run import Run
+from destinations.runs.run import RecordedRun
 from destinations.runs.streams import Stream, reported
 
 from .series import count_rows
@@ -31,7 +31,7 @@ class WriterState:
     seen_at: float | None = None
 
 
-def writer_states(run: Run, now: float) -> list[WriterState]:
+def writer_states(run: RecordedRun, now: float) -> list[WriterState]:
     """Returns how the writers of a run stand, by name.
 
     Args:
@@ -41,7 +41,7 @@ def writer_states(run: Run, now: float) -> list[WriterState]:
     return [_state_of(run, Stream(run.path, name), now) for name in run.writers]
 
 
-def _state_of(run: Run, stream: Stream, now: float) -> WriterState:
+def _state_of(run: RecordedRun, stream: Stream, now: float) -> WriterState:
     state = WriterState(stream.writer)
     with reported(stream):
         state = attrs.evolve(state, rows=count_rows(stream.folder))
