@@ -204,7 +204,7 @@ class Part:
     def check(self, *, is_whole: bool = True) -> str | None:
         """Returns what can't be read of the part, see `damage`.
 
-        A matching checksum is enough.
+        If its recorded checksum matches, the part isn't parsed.
 
         Args:
             is_whole: whether to read the whole file; otherwise only its size is compared.
