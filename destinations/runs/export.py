@@ -24,7 +24,7 @@ from destinations.run_directory.layout import OWN_COLUMNS, header_line, strict_j
 
 from .files import clean_text, number_of, written_beside
 from .record import FIELDS, flat_record
-from .run import Branch, Run
+from .run import Branch, RecordedRun
 from .streams import Stream
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ Destination = str | PathLike[str] | IO[str] | IO[bytes]
 
 
 def export_runs(
-    runs: "Iterable[Run | RunRecord]",
+    runs: "Iterable[RecordedRun | RunRecord]",
     destination: Destination,
     *,
     format: ExportFormat | None = None,  # the word
@@ -89,7 +89,7 @@ def export_runs(
     from destinations.run_directory.parquet import distinct_names
 
     now = clock()
-    rows = [flat_record(run.record if isinstance(run, Run) else run, now) for run in runs]
+    rows = [flat_record(run.record if isinstance(run, RecordedRun) else run, now) for run in runs]
     names = dict.fromkeys(name for name, field in FIELDS.items() if field.is_recorded)
     for group in ("hparams.", "summary."):
         names.update(dict.fromkeys(name for row in rows for name in row if name.startswith(group)))
@@ -103,14 +103,14 @@ def export_runs(
 
 
 def export_metrics(
-    runs: Iterable[Run],
+    runs: Iterable[RecordedRun],
     destination: Destination,
     *,
     format: ExportFormat | None = None,  # the word
     metrics: Collection[str] | None = None,
     rank: int = 0,
     overwrite: bool = False,
-    on_damaged: Callable[[Run, Exception], object] | None = None,
+    on_damaged: Callable[[RecordedRun, Exception], object] | None = None,
 ) -> int:
     """Writes a row for each value: `run_id`, `metric`, `step`, `time`, `value`. Returns the number of rows.
 
@@ -162,7 +162,7 @@ def export_metrics(
 
 
 def export_rows(
-    run: Run,
+    run: RecordedRun,
     destination: Destination,
     *,
     format: ExportFormat | None = None,  # the word
@@ -172,10 +172,10 @@ def export_rows(
     """Writes the rows of a run with a column for each metric, like one complete `metrics.csv`.
 
     ```python
-    from destinations.runs import Run
+    from destinations.runs import RecordedRun
     from destinations.runs.export import export_rows
 
-    print(export_rows(Run.open("runs/digits"), "digits.csv"))  # 4
+    print(export_rows(RecordedRun.open("runs/digits"), "digits.csv"))  # 4
     ```
 
     The file has the rows of closed parts, of the CSV and of the journal, in this order. CSV and JSON lines
@@ -197,7 +197,7 @@ def export_rows(
         FileExistsError: the file exists, and `overwrite` is False.
         OSError: a file of the run cannot be read.
     """
-    if type(run) not in {Run, Branch}:
+    if type(run) not in {RecordedRun, Branch}:
         raise ValueError(f"run {run.run_id} belongs to a dataset, which has no rows. Use export_metrics.")
     import pyarrow as pa
 
@@ -243,8 +243,8 @@ def _cells_of(row: "MetricRow") -> dict[str, Any]:
 
 
 def _blocks_of(
-    runs: Iterable[Run], rank: int, on_damaged: Callable[[Run, Exception], object] | None
-) -> "Iterator[tuple[Run, Block]]":
+    runs: Iterable[RecordedRun], rank: int, on_damaged: Callable[[RecordedRun, Exception], object] | None
+) -> "Iterator[tuple[RecordedRun, Block]]":
     """Yields the blocks of runs. If a writer can't be read, the others still are."""
     for run in runs:
         for writer in ("", *run.writers):
@@ -254,11 +254,11 @@ def _blocks_of(
                 (on_damaged or _warn_of)(run, error)
 
 
-def _warn_of(run: Run, error: Exception) -> None:
+def _warn_of(run: RecordedRun, error: Exception) -> None:
     _log.warning("metrics of run %s in %s cannot be read completely: %s", run.run_id, run.path, error)
 
 
-def _points_of(schema: Any, run: Run, block: "Block", metrics: Collection[str] | None) -> Any:
+def _points_of(schema: Any, run: RecordedRun, block: "Block", metrics: Collection[str] | None) -> Any:
     """Returns the values of a block as a table of points, row by row."""
     import numpy as np
     import pyarrow as pa

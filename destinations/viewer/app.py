@@ -17,7 +17,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from destinations.runs import BudgetError, EditError, MetricNotFoundError, Run, RunNotFoundError, RunsError
+from destinations.runs import (
+    BudgetError,
+    EditError,
+    MetricNotFoundError,
+    RecordedRun,
+    RunNotFoundError,
+    RunsError,
+)
 from destinations.runs.budget import Budget, Limits, points_each
 from destinations.runs.views import RunView
 from uploads import exposition
@@ -148,7 +155,7 @@ class App:
     def _groups(self, request: Request) -> Any:
         return self.catalog.groups(_view(request), columns=_columns(request))
 
-    def _run(self, request: Request) -> Run:
+    def _run(self, request: Request) -> RecordedRun:
         return self.catalog.run(request.path_params["id"])
 
     async def _edit(self, request: Request) -> Response:
@@ -225,7 +232,7 @@ class App:
 
     # Curves.
 
-    def _asked_runs(self, request: Request, most: int) -> list[tuple[str, Run | None]]:
+    def _asked_runs(self, request: Request, most: int) -> list[tuple[str, RecordedRun | None]]:
         ids = list(dict.fromkeys(request.query_params.getlist("run")))
         if not 1 <= len(ids) <= most:
             raise ValueError(f"run must be given 1 to {most} times, got {len(ids)}.")

@@ -18,7 +18,7 @@ from destinations.kinds.audio import open_sound
 from destinations.kinds.kind import Kind
 from destinations.kinds.point_clouds import read_points
 from destinations.run_directory.layout import SIDECAR
-from destinations.runs import BudgetError, Run
+from destinations.runs import BudgetError, RecordedRun
 from destinations.runs.budget import spend
 from destinations.runs.commands.show import differing_fields
 from destinations.runs.content.flight import describe_flights
@@ -59,7 +59,7 @@ _COLUMN_BYTES = 1 << 10
 _CLOUD_FACTOR = 3
 
 
-def details(catalog: Catalog, run: Run) -> dict[str, Any]:
+def details(catalog: Catalog, run: RecordedRun) -> dict[str, Any]:
     """Returns the answer of `/api/runs/ID`."""
     record = run.record
     unreadable: list[dict[str, Any]] = []
@@ -108,11 +108,11 @@ def details(catalog: Catalog, run: Run) -> dict[str, Any]:
     return {**answer, "errors": [*errors, *unreadable]}
 
 
-def _writers(run: Run, now: float) -> list[dict[str, Any]]:
+def _writers(run: RecordedRun, now: float) -> list[dict[str, Any]]:
     return [attrs.asdict(one) for one in writer_states(run, now)]
 
 
-def _summary(run: Run) -> dict[str, Any]:
+def _summary(run: RecordedRun) -> dict[str, Any]:
     """Returns the statistics of metrics, and their orders by each column of a table of them."""
     found = {name: attrs.asdict(one) for name, one in statistics_of(run).items()}
     columns = {
@@ -122,7 +122,7 @@ def _summary(run: Run) -> dict[str, Any]:
     return {"summary": plain(found), "summary_orders": orders}
 
 
-def _branches(run: Run) -> list[dict[str, Any]]:
+def _branches(run: RecordedRun) -> list[dict[str, Any]]:
     return [
         {
             "branch": one.name,
@@ -135,7 +135,7 @@ def _branches(run: Run) -> list[dict[str, Any]]:
     ]
 
 
-def _checkpoints(run: Run) -> list[dict[str, Any]]:
+def _checkpoints(run: RecordedRun) -> list[dict[str, Any]]:
     """Returns the checkpoints in the folder of the run, and the newest one that its record names."""
     found = [
         {
@@ -170,7 +170,7 @@ def _checkpoints(run: Run) -> list[dict[str, Any]]:
     return found
 
 
-def _artifacts(run: Run) -> list[dict[str, Any]]:
+def _artifacts(run: RecordedRun) -> list[dict[str, Any]]:
     """Returns the newest file of each name of each writer."""
     newest = {one.path: one for one in run.artifacts()}
     return [
@@ -188,7 +188,7 @@ def _artifacts(run: Run) -> list[dict[str, Any]]:
 
 
 def _errors(
-    run: Run, sidecar: Mapping[str, Any], sessions: Sequence[Mapping[str, Any]]
+    run: RecordedRun, sidecar: Mapping[str, Any], sessions: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
     errors = []
     problems = [run.record.problem] if run.record.problem else []
@@ -225,7 +225,7 @@ def _errors(
     return plain(errors)  # type: ignore[no-any-return]  # of a list, a list
 
 
-def _errors_of_writers(run: Run) -> list[dict[str, Any]]:
+def _errors_of_writers(run: RecordedRun) -> list[dict[str, Any]]:
     return [
         {**error, "text": f"writer {one.path.name}: {error['text']}"}
         for one in run.writer_runs()
@@ -236,7 +236,7 @@ def _errors_of_writers(run: Run) -> list[dict[str, Any]]:
 # The log.
 
 
-def _flight(run: Run) -> dict[str, Any]:
+def _flight(run: RecordedRun) -> dict[str, Any]:
     """Returns what the flight recorders wrote: a line for each group of ranks, and the first stacks."""
     flights = run.flights()
     ranks = [
@@ -262,7 +262,7 @@ def _flight(run: Run) -> dict[str, Any]:
     return plain(found)  # type: ignore[no-any-return]  # of a dict, a dict
 
 
-def _time(run: Run) -> dict[str, Any] | None:
+def _time(run: RecordedRun) -> dict[str, Any] | None:
     """Returns on what the time of the run was spent, and its last faults; None where no ledger wrote."""
     report = run.time_report()
     if report is None:
@@ -276,7 +276,7 @@ def _time(run: Run) -> dict[str, Any] | None:
     return plain(kept)  # type: ignore[no-any-return]  # of a dict, a dict
 
 
-def log(run: Run, name: str = "", offset: int = 0, limit: int = LOG_BYTES) -> dict[str, Any]:
+def log(run: RecordedRun, name: str = "", offset: int = 0, limit: int = LOG_BYTES) -> dict[str, Any]:
     """Returns the answer of `/api/runs/ID/log`.
 
     Args:
@@ -305,7 +305,7 @@ def log(run: Run, name: str = "", offset: int = 0, limit: int = LOG_BYTES) -> di
     return {"file": name, "text": text, "offset": start, "next": start + end, "size": size}
 
 
-def _logs(run: Run) -> list[Path]:
+def _logs(run: RecordedRun) -> list[Path]:
     return [
         path
         for folder in (run.path, run.path / "logs")
@@ -336,7 +336,7 @@ def _files_in(folder: Path, suffixes: Sequence[str], limit: int, *, with_folders
 # Media.
 
 
-def _media_index(run: Run) -> dict[str, dict[str, list[int | None]]]:
+def _media_index(run: RecordedRun) -> dict[str, dict[str, list[int | None]]]:
     """Returns the steps of each name of each kind."""
     index: dict[str, dict[str, list[int | None]]] = {}
     for kind in run.record_counts():
@@ -354,7 +354,7 @@ def _media_index(run: Run) -> dict[str, dict[str, list[int | None]]]:
 
 
 def media(
-    run: Run,
+    run: RecordedRun,
     kind: str,
     name: str,
     *,
@@ -388,7 +388,7 @@ def plain_items(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def _item(run: Run, kind: Kind, one: Any) -> dict[str, Any]:
+def _item(run: RecordedRun, kind: Kind, one: Any) -> dict[str, Any]:
     def file_of(path: Path) -> str:
         return run.name_of(path)
 
@@ -407,7 +407,7 @@ def _evenly(items: Sequence[Any], limit: int) -> list[Any]:
 
 
 def table(
-    run: Run, name: str, step: int | None = None, *, offset: int = 0, limit: int = 1000
+    run: RecordedRun, name: str, step: int | None = None, *, offset: int = 0, limit: int = 1000
 ) -> dict[str, Any]:
     """Returns the answer of `/api/runs/ID/table`.
 
@@ -431,7 +431,7 @@ def table(
     }
 
 
-def points(run: Run, file: str, limit: int = 50_000) -> dict[str, Any]:
+def points(run: RecordedRun, file: str, limit: int = 50_000) -> dict[str, Any]:
     """Returns the answer of `/api/runs/ID/points`.
 
     Raises:
@@ -450,7 +450,7 @@ def points(run: Run, file: str, limit: int = 50_000) -> dict[str, Any]:
     return {"x": x, "y": y, "z": z, "colors": shades, "total": total}
 
 
-def wave(run: Run, file: str, count: int = 1000) -> dict[str, Any]:
+def wave(run: RecordedRun, file: str, count: int = 1000) -> dict[str, Any]:
     """Returns the answer of `/api/runs/ID/wave`.
 
     Raises:
@@ -476,7 +476,7 @@ def wave(run: Run, file: str, count: int = 1000) -> dict[str, Any]:
 # Several runs.
 
 
-def compare(runs: Sequence[tuple[str, Run]], cache: ColumnCache) -> dict[str, Any]:
+def compare(runs: Sequence[tuple[str, RecordedRun]], cache: ColumnCache) -> dict[str, Any]:
     """Returns the answer of `/api/compare`.
 
     Args:
@@ -496,7 +496,7 @@ def compare(runs: Sequence[tuple[str, Run]], cache: ColumnCache) -> dict[str, An
     }
 
 
-def _part(one: Run, other: Run, cache: ColumnCache) -> dict[str, Any]:
+def _part(one: RecordedRun, other: RecordedRun, cache: ColumnCache) -> dict[str, Any]:
     """Returns the first step at which each metric of both runs differs, and how many were not read."""
     others = set(other.metric_names())
     names = [name for name in one.metric_names() if name in others]

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from destinations.runs import Run, Runs, open_runs
+from destinations.runs import RecordedRun, Runs, open_runs
 from destinations.runs.budget import Limits
 
 from .app import App
@@ -38,8 +38,8 @@ _ALL_ADDRESSES = ("0.0.0.0", "::")  # noqa: S104  # compared with what the user 
 _log = logging.getLogger("destinations")
 
 
-def view_run(run: Run, *, port: int | None = None) -> "Viewer":
-    """Serves the page of one run; see `Run.view`.
+def view_run(run: RecordedRun, *, port: int | None = None) -> "Viewer":
+    """Serves the page of one run; see `RecordedRun.view`.
 
     ```python
     with open_runs("runs") as runs, view_run(runs["digits"]) as viewer:

@@ -20,7 +20,7 @@ import attrs
 
 from destinations.kinds import kind_of
 from destinations.kinds.media import MEDIA_INDEX
-from destinations.runs import Run, RunRecord, RunsError
+from destinations.runs import RecordedRun, RunRecord, RunsError
 from destinations.runs.commands.fields import OWN_FIELDS
 from destinations.runs.files import read_object_file
 from destinations.runs.views import RunView
@@ -313,7 +313,7 @@ class Site:
         files = {path.relative_to(self._folder).as_posix(): _size_and_digest(path) for path in written}
         (self._folder / _FILES).write_text(json.dumps(files, indent=0), encoding="utf-8")
 
-    def _write_run(self, run_id: str, run: Run, cache: ColumnCache) -> None:
+    def _write_run(self, run_id: str, run: RecordedRun, cache: ColumnCache) -> None:
         detail = details.details(self._catalog, run)
         self._add(f"run/{run_id}", detail)
         for name in detail["logs"]:
@@ -338,7 +338,7 @@ class Site:
             return
         self._add(key, found)
 
-    def _media(self, run_id: str, run: Run, kind: str, name: str) -> dict[str, Any]:
+    def _media(self, run_id: str, run: RecordedRun, kind: str, name: str) -> dict[str, Any]:
         """Copies the files of a name as far as they fit, and returns the answer for these."""
         answer = details.media(run, kind, name, limit=_MEDIA_PER_NAME)
         about = kind_of(plural=kind)
@@ -360,7 +360,7 @@ class Site:
                     self._try(f"wave/{run_id}/{file}", details.wave, run, file)
         return {**answer, "items": kept}
 
-    def _copy(self, run_id: str, run: Run, files: Sequence[str]) -> bool:
+    def _copy(self, run_id: str, run: RecordedRun, files: Sequence[str]) -> bool:
         """Copies files of a run that belong together; returns whether they fit and could be read."""
         with contextlib.ExitStack() as opened:
             readers = []
@@ -388,7 +388,7 @@ class Site:
             self._report.media_bytes += size
         return True
 
-    def _write_comparisons(self, runs: Sequence[tuple[str, Run]], cache: ColumnCache) -> None:
+    def _write_comparisons(self, runs: Sequence[tuple[str, RecordedRun]], cache: ColumnCache) -> None:
         if len(runs) > _MAX_COMPARED:
             self._report.left_out.append(f"comparisons of more than {_MAX_COMPARED} runs")
             return

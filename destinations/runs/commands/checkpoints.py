@@ -5,7 +5,7 @@ from pathlib import Path
 
 import attrs
 
-from destinations.runs import Run
+from destinations.runs import RecordedRun
 from destinations.runs.content.checkpoints import Checkpoint, choose, copy_checkpoint, list_checkpoints
 
 from .running import EXIT_OK, UsageError, find_runs
@@ -80,7 +80,7 @@ def _get(name: str, which: str, options: argparse.Namespace, session: CommandCon
     return EXIT_OK
 
 
-def _place(name: str, options: argparse.Namespace, session: CommandContext) -> Run | str:
+def _place(name: str, options: argparse.Namespace, session: CommandContext) -> RecordedRun | str:
     """Returns a run, or the URI of a folder of checkpoints as it is."""
     return name if "://" in name else find_runs([name], options, session)[0]
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import attrs
 
-from destinations.runs import DatasetError, Run
+from destinations.runs import DatasetError, RecordedRun
 from destinations.runs.export import ExportFormat, export_metrics, export_rows, export_runs
 
 from .listing import selection_of
@@ -28,7 +28,7 @@ def export(options: argparse.Namespace, session: CommandContext) -> int:
     target = session.screen.data_stream() if output is None else output
     damaged: list[str] = []
 
-    def on_damaged(run: Run, error: Exception) -> None:
+    def on_damaged(run: RecordedRun, error: Exception) -> None:
         damaged.append(f"metrics of run {run.run_id} in {run.place} cannot be read completely: {error}")
 
     if options.rows and len(runs) != 1:
@@ -50,7 +50,7 @@ def export(options: argparse.Namespace, session: CommandContext) -> int:
     return EXIT_INCOMPLETE if damaged else EXIT_OK
 
 
-def _selected(options: argparse.Namespace, session: CommandContext) -> Sequence[Run]:
+def _selected(options: argparse.Namespace, session: CommandContext) -> Sequence[RecordedRun]:
     if options.run_name:
         if options.where or options.tag or options.status:
             raise UsageError("give either run names or --where, --tag and --status, not both.")

@@ -31,7 +31,7 @@ from destinations.run_directory.layout import (
     lock_name,
     metrics_name,
 )
-from destinations.runs import Run, RunNotFoundError, RunRecord, is_alive, open_runs
+from destinations.runs import RecordedRun, RunNotFoundError, RunRecord, is_alive, open_runs
 from destinations.runs.files import json_lines
 from destinations.runs.index.bucket import BucketCopy
 from destinations.runs.own_files import FOLDERS, KNOWN, LOCK
@@ -186,7 +186,7 @@ def _candidates(records: list[RunRecord], older_than: float, now: float) -> Iter
             continue
         reason = None
         try:
-            if _is_written(Run(record), now) or (reason := _why_deletable(record)) is None:
+            if _is_written(RecordedRun(record), now) or (reason := _why_deletable(record)) is None:
                 continue
             size, touched_at = _size_and_time(record.path)
         except OSError as error:
@@ -325,13 +325,13 @@ def _size_and_time(folder: Path) -> tuple[int, float]:
     return size, touched_at
 
 
-def _is_written(run: Run, now: float) -> bool:
+def _is_written(run: RecordedRun, now: float) -> bool:
     """Returns whether its trainer or one of its writers is alive."""
     records = (one.record for one in (run, *run.writer_runs()))
     return any(is_alive(record.status, record.heartbeat_at, now) for record in records)
 
 
-def _require_ended(run: Run, now: float) -> None:
+def _require_ended(run: RecordedRun, now: float) -> None:
     if _is_written(run, now):
         raise _WrittenError
 
@@ -437,7 +437,7 @@ def _rm_of_dataset(dataset: "Dataset", options: argparse.Namespace, session: Com
 
 
 @contextlib.contextmanager
-def _refusing(run: Run) -> Iterator[None]:
+def _refusing(run: RecordedRun) -> Iterator[None]:
     try:
         yield
     except _WrittenError as error:
@@ -499,9 +499,9 @@ def _id_in(folder: Path) -> str | None:
     return found
 
 
-def _run_in(folder: Path) -> Run:
+def _run_in(folder: Path) -> RecordedRun:
     try:
-        return Run.open(folder)
+        return RecordedRun.open(folder)
     except RunNotFoundError:
         raise _KeptError("it is no longer a run") from None
 

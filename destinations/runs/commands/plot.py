@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from destinations.runs import MetricNotFoundError, Run, RunNotFoundError
+from destinations.runs import MetricNotFoundError, RecordedRun, RunNotFoundError
 from destinations.runs.notebook import draw, lines_of, require_matplotlib
 from destinations.text.formatting import cut, one_line, pad, short, shortened
 
@@ -93,7 +93,7 @@ def _matching(given: str, known: Sequence[str]) -> list[str]:
     return [given] if given in known else [name for name in known if fnmatch.fnmatchcase(name, given)]
 
 
-def _selected_runs(options: argparse.Namespace, session: CommandContext) -> list[Run]:
+def _selected_runs(options: argparse.Namespace, session: CommandContext) -> list[RecordedRun]:
     with open_selected(options, session) as opened:
         check_filter(options.where, opened, session)
         runs = opened.query(**selection_of(options))
@@ -105,7 +105,7 @@ def _selected_runs(options: argparse.Namespace, session: CommandContext) -> list
     return runs
 
 
-def _metrics_of(given: Sequence[str], runs: Sequence[Run], session: CommandContext) -> list[str]:
+def _metrics_of(given: Sequence[str], runs: Sequence[RecordedRun], session: CommandContext) -> list[str]:
     """Returns the names of the metrics: those given, and those that match a pattern."""
     known = list(dict.fromkeys(name for run in runs for name in run.metric_names()))
     names: list[str] = []
@@ -121,7 +121,12 @@ def _metrics_of(given: Sequence[str], runs: Sequence[Run], session: CommandConte
 
 
 def _series_of(
-    metric: str, runs: list[Run], options: argparse.Namespace, session: CommandContext, *, is_named: bool
+    metric: str,
+    runs: list[RecordedRun],
+    options: argparse.Namespace,
+    session: CommandContext,
+    *,
+    is_named: bool,
 ) -> list[Series]:
     series: list[Series] = []
     for run in runs:

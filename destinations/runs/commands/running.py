@@ -10,8 +10,8 @@ from pathlib import Path
 from destinations.runs import (
     DatasetError,
     FilterError,
+    RecordedRun,
     RootError,
-    Run,
     RunNotFoundError,
     Runs,
     RunsError,
@@ -136,7 +136,9 @@ def open_selected(options: argparse.Namespace, session: CommandContext) -> Runs:
     return runs
 
 
-def find_runs(names: Sequence[str], options: argparse.Namespace, session: CommandContext) -> list[Run]:
+def find_runs(
+    names: Sequence[str], options: argparse.Namespace, session: CommandContext
+) -> list[RecordedRun]:
     """Returns runs by id, id prefix, name or path; if all are paths of run folders, no root is scanned.
 
     With `--branch`, each is as that session had it.
@@ -154,7 +156,7 @@ def find_runs(names: Sequence[str], options: argparse.Namespace, session: Comman
     return found if branch is None else [run.branch(branch) for run in found]
 
 
-def at_path(name: str) -> Run | None:
+def at_path(name: str) -> RecordedRun | None:
     """Returns the run at a path with a "/", or at a URI, or None."""
     if "://" in name:
         with open_runs(name) as runs:
@@ -163,6 +165,6 @@ def at_path(name: str) -> Run | None:
     if os.sep not in name:
         return None
     try:
-        return Run.open(name)
+        return RecordedRun.open(name)
     except RunNotFoundError:
         return None

@@ -18,7 +18,7 @@ import attrs
 
 from destinations.runs.errors import DatasetError, RunsError
 from destinations.runs.index.scan import ScanReport
-from destinations.runs.run import Run
+from destinations.runs.run import RecordedRun
 from uploads import Store, one_line, open_store
 
 from .reading import DatasetRun
@@ -112,7 +112,7 @@ class CompactReport:
 
 
 def compact(
-    runs: Iterable[Run],
+    runs: Iterable[RecordedRun],
     dest: str | os.PathLike[str],
     *,
     store_options: dict[str, Any] | None = None,
@@ -253,7 +253,7 @@ def _foreign_names(location: Location, store: Store, missing: Sequence[str]) -> 
 class _Item:
     """A run to write, with its row in the dataset."""
 
-    run: Run
+    run: RecordedRun
     content: Content
     place: str
     record_state: str
@@ -273,7 +273,7 @@ class _Item:
             yield self.before
 
 
-def _time_of(run: Run) -> float:
+def _time_of(run: RecordedRun) -> float:
     return run.updated_at or 0.0
 
 
@@ -287,7 +287,7 @@ class _Compaction:
     def __init__(
         self,
         writer: DatasetWriter,
-        runs: Sequence[Run],
+        runs: Sequence[RecordedRun],
         damaged: dict[Path, str],
         *,
         removes_gone: bool,
@@ -375,9 +375,9 @@ class _Compaction:
         rows = self.writer.snapshot.arrow("runs").to_table(columns=[*columns, "part", "shelf"]).to_pylist()
         return {row["run_id"]: row for row in rows}
 
-    def _ended(self) -> dict[str, Run]:
+    def _ended(self) -> dict[str, RecordedRun]:
         """Returns the newest readable run of each id; counts the others."""
-        newest: dict[str, Run] = {}
+        newest: dict[str, RecordedRun] = {}
         counts, duplicates = Counter(alive=0, deleted=0, empty=0), []
         for run in sorted(self._runs, key=_time_of):
             path = run.record.path

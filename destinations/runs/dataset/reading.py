@@ -46,7 +46,7 @@ from destinations.runs.index.index import Index
 from destinations.runs.index.root import Root
 from destinations.runs.index.scan import ScanChange, ScanReport
 from destinations.runs.record import Extremes, RunRecord, Scalar, sound_value
-from destinations.runs.run import MetricSummary, Run
+from destinations.runs.run import MetricSummary, RecordedRun
 from destinations.runs.runs import Result, RunLike, Runs
 
 from .tables import COLUMNS, PARTITIONS, Location, TableVersions, delta_errors, load, scalar_of
@@ -108,7 +108,7 @@ class SqlResult:
         return pd.DataFrame(list(self.rows), columns=list(self.columns))
 
 
-class DatasetRun(Run):
+class DatasetRun(RecordedRun):
     """A run of a dataset: its record, metrics, texts and tables, and links to its other records.
 
     Its path is the folder it was read from. That folder and its media may be gone.
@@ -141,11 +141,11 @@ class DatasetRun(Run):
         query = "SELECT DISTINCT writer FROM metrics WHERE run_id = ? AND writer != '' ORDER BY 1"
         return [name for (name,) in self._dataset.sql(query, [self.run_id]).rows]
 
-    def writer(self, name: str) -> Run:
+    def writer(self, name: str) -> RecordedRun:
         """Raises `RunNotFoundError`: a dataset has no records of writers."""
         raise RunNotFoundError(f"{self.run_id}/{name}")
 
-    def writer_runs(self) -> list[Run]:
+    def writer_runs(self) -> list[RecordedRun]:
         """Returns an empty list; see `writer`."""
         return []
 
@@ -175,7 +175,7 @@ class DatasetRun(Run):
         return [name for (name,) in self._dataset.sql(query, [self.run_id, rank]).rows]
 
     def series(self, name: str, rank: int = 0, writer: str | None = None) -> "Series":
-        """Returns all values of a metric, like `Run.series` but without epochs."""
+        """Returns all values of a metric, like `RecordedRun.series` but without epochs."""
         if writer is not None and writer not in (writers := ["", *self.writers]):
             raise WriterNotFoundError(writer, writers[1:])
         found = self._dataset.series(name, [self], rank, writer)
@@ -450,7 +450,7 @@ class Dataset(Runs):
             pieces.setdefault(ids[start], []).append((writers[start], one))
         return {run_id: merged_by_step(every) for run_id, every in pieces.items()}
 
-    def edit(self, run: RunLike, *, based_on: Mapping[str, Any] | None = None, **changes: Any) -> Run:
+    def edit(self, run: RunLike, *, based_on: Mapping[str, Any] | None = None, **changes: Any) -> RecordedRun:
         """Edits a run in the dataset, and returns it; see `Runs.edit`.
 
         The folder of the run is not changed, and may be gone. Added and removed tags survive later
@@ -628,7 +628,7 @@ class Dataset(Runs):
             yield RunRecord(path=Path(path), run_id=run_id, **groups, **values)
 
     def _find(self, wanted: Any) -> RunRecord:
-        if isinstance(wanted, Run | RunRecord):
+        if isinstance(wanted, RecordedRun | RunRecord):
             wanted = wanted.run_id
         return super()._find(str(wanted))
 

@@ -25,7 +25,7 @@ from destinations.runs.content.series import run_blocks
 from destinations.runs.content.sources import ranks_of
 from destinations.runs.files import json_lines
 from destinations.runs.record import RunRecord, is_terminal
-from destinations.runs.run import MetricSummary, Run
+from destinations.runs.run import MetricSummary, RecordedRun
 from destinations.runs.streams import Stream, by_time, streams_of
 from destinations.runs.summary import computed_summary
 from uploads.disk import ABSENT, closing, open_regular, read_regular, require_readable
@@ -66,7 +66,7 @@ class Content:
     has_metrics: bool
 
     @classmethod
-    def of(cls, run: Run, before: Mapping[str, Any] | None = None) -> "Content":
+    def of(cls, run: RecordedRun, before: Mapping[str, Any] | None = None) -> "Content":
         """Returns the content of a run. For a run in a bucket, it comes from the listing, without reading.
 
         Args:
@@ -93,23 +93,23 @@ class Content:
         return cls(state, stamp, size, any(map(_is_of_metrics, stamps)))
 
     @classmethod
-    def _listed(cls, run: Run, listed: Sequence[tuple[str, int, str | None]]) -> "Content":
+    def _listed(cls, run: RecordedRun, listed: Sequence[tuple[str, int, str | None]]) -> "Content":
         if not listed or not all(version for *_, version in listed):
             # The store lists no versions, so the bytes must be compared.
             with opened(run) as brought:
-                return attrs.evolve(cls.of(Run(brought.record)), stamp="")
+                return attrs.evolve(cls.of(RecordedRun(brought.record)), stamp="")
         has_metrics = any(_is_of_metrics(name) for name, *_ in listed)
         return cls(_digest(listed), "", sum(size for _, size, _ in listed), has_metrics)
 
 
 @contextlib.contextmanager
-def opened(run: Run) -> Iterator[Run]:
+def opened(run: RecordedRun) -> Iterator[RecordedRun]:
     """Opens a run for reading; a run in a bucket is in a temporary folder meanwhile."""
     if run.copy is None:
         yield run
         return
     with run.copy.borrowed(run.record.path) as (folder, copy):
-        yield Run(Run.open(folder).record, copy=copy)
+        yield RecordedRun(RecordedRun.open(folder).record, copy=copy)
 
 
 def _is_of_metrics(name: str) -> bool:
@@ -153,7 +153,7 @@ def text_of(path: Path | str) -> str:
 # Values.
 
 
-def values_of(run: Run, run_id: str, part: int) -> Iterator[Any]:
+def values_of(run: RecordedRun, run_id: str, part: int) -> Iterator[Any]:
     """Yields the values of a run as record batches, one for each block of rows."""
     for stream in streams_of(run.path):
         for rank in ranks_of(stream.folder) if stream.writer else run.ranks():
@@ -196,7 +196,7 @@ def _values_of_block(run_id: str, rank: int, block: Block, first_row: int, part:
 # The other tables.
 
 
-def summary_of(run: Run, record: RunRecord) -> dict[str, MetricSummary]:
+def summary_of(run: RecordedRun, record: RunRecord) -> dict[str, MetricSummary]:
     """Returns the statistics of each metric. For a killed run, they are computed from its rows.
 
     The summary file of a killed run is a few seconds older than its rows.
@@ -211,10 +211,10 @@ def summary_row(metric: MetricSummary) -> dict[str, Any]:
     return found | {name: float(value) for name, value in numbers.items()}
 
 
-def record_rows(run: Run, place: str) -> Iterator[dict[str, Any]]:
+def record_rows(run: RecordedRun, place: str) -> Iterator[dict[str, Any]]:
     """Yields the texts and tables of a run, and links to its files, as rows of `records`.
 
-    Damaged lines are left out, as in `Run.records`.
+    Damaged lines are left out, as in `RecordedRun.records`.
 
     Args:
         run: the run whose folder is read.
@@ -237,7 +237,7 @@ def _lines(stream: Stream, index: str) -> Iterator[tuple[str, Line]]:
     return ((stream.writer, line) for at, line in enumerate(lines) if at > deleted.get(line.name, -1))
 
 
-def _record_row(run: Run, line: Line, kind: Kind, place: str) -> dict[str, Any]:
+def _record_row(run: RecordedRun, line: Line, kind: Kind, place: str) -> dict[str, Any]:
     fields, link = dict(line.fields), None
     content = str(fields.pop("text", "")) if kind is TEXT else None
     with contextlib.suppress(KeyError, ValueError):

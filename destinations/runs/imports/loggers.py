@@ -7,7 +7,7 @@ from destinations.runs.index.foreign import METRICS
 from destinations.runs.move.stored import StoredRun
 from destinations.runs.move.stream import Record, SourceRun
 from destinations.runs.open import open_runs
-from destinations.runs.run import Run
+from destinations.runs.run import RecordedRun
 
 from .source import Source, SourceError, unique_id, unreadable_run
 from .tables import TABLE, stamp_of
@@ -28,7 +28,7 @@ def _runs(place: str, _: Mapping[str, str]) -> list[SourceRun]:
     return [*map(_run_of, found), *damaged]
 
 
-def _run_of(run: Run) -> SourceRun:
+def _run_of(run: RecordedRun) -> SourceRun:
     stored = StoredRun(run)
     stored.is_over = not run.is_written
     stored.refresh()

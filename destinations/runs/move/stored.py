@@ -24,7 +24,7 @@ from destinations.runs.content.rank_reader import RankReader
 from destinations.runs.content.sources import Branch, branches_of, ranks_of
 from destinations.runs.errors import RunNotFoundError
 from destinations.runs.files import json_lines, number_of, read_object_file, whole_of
-from destinations.runs.run import Run
+from destinations.runs.run import RecordedRun
 from destinations.runs.streams import Stream, by_time, reported, streams_of
 
 from .ledger import ReadPosition
@@ -55,7 +55,9 @@ class StoredRun:
         is_over: whether to use the recorded status of the run; otherwise the status is "preempted".
     """
 
-    def __init__(self, run: Run, position: ReadPosition | None = None, *, abandoned: bool = False) -> None:
+    def __init__(
+        self, run: RecordedRun, position: ReadPosition | None = None, *, abandoned: bool = False
+    ) -> None:
         self.run = run
         self.settled_at: float | None = None
         self.is_over = True
@@ -86,7 +88,7 @@ class StoredRun:
             yield record
 
 
-def _source_of(run: Run) -> SourceRun:
+def _source_of(run: RecordedRun) -> SourceRun:
     """Returns a run or writer as a source, without reading it."""
     return SourceRun(
         run.run_id,
@@ -99,7 +101,7 @@ def _source_of(run: Run) -> SourceRun:
     )
 
 
-def _update(about: SourceRun, run: Run, *, is_over: bool) -> None:
+def _update(about: SourceRun, run: RecordedRun, *, is_over: bool) -> None:
     record = run.record
     about.created_at = run.created_at or 0.0
     about.hyperparameters = run.hyperparameters

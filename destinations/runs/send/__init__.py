@@ -25,7 +25,7 @@ from destinations.runs.move.ledger import ReadPosition, SendingError, SentLedger
 from destinations.runs.move.sink import RecordClock
 from destinations.runs.move.stored import RewoundError, StoredRun
 from destinations.runs.move.stream import MoveReport
-from destinations.runs.run import Run
+from destinations.runs.run import RecordedRun
 from destinations.text.formatting import plain
 
 from .replay import replay
@@ -35,7 +35,7 @@ __all__ = ["SendingError", "TargetError", "send"]
 
 
 def send(
-    run: Run,
+    run: RecordedRun,
     target: str,
     *,
     follow: bool = False,
@@ -126,7 +126,7 @@ def send(
                 starts_over = True
 
 
-def _facts_of(run: Run, *, abandoned: bool) -> dict[str, Any]:
+def _facts_of(run: RecordedRun, *, abandoned: bool) -> dict[str, Any]:
     """Returns a fingerprint of everything sent besides rows and records."""
     try:
         now = run.reload()
@@ -142,7 +142,7 @@ def _facts_of(run: Run, *, abandoned: bool) -> dict[str, Any]:
 
 
 def _is_current(
-    run: Run, position: ReadPosition, facts: dict[str, Any], known: dict[str, Any], abandoned: bool
+    run: RecordedRun, position: ReadPosition, facts: dict[str, Any], known: dict[str, Any], abandoned: bool
 ) -> bool:
     """Returns whether the target has all rows, records and facts. It may have extra branches."""
     if facts != {name: known.get(name) for name in facts} | (

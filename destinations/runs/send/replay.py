@@ -16,7 +16,7 @@ from destinations.runs.move.sink import DestinationSink, MakeDestination, Record
 from destinations.runs.move.stored import RewoundError, StoredRun
 from destinations.runs.move.stream import MoveReport
 from destinations.runs.record import is_alive
-from destinations.runs.run import Run
+from destinations.runs.run import RecordedRun
 
 __all__ = ["RecordClock", "RewoundError", "replay"]
 
@@ -27,7 +27,7 @@ _SHARE_OF_READING = 0.1
 
 
 def replay(
-    run: Run,
+    run: RecordedRun,
     destination: Any,
     *,
     clock: RecordClock | None = None,
@@ -91,7 +91,7 @@ def replay(
     return report
 
 
-def _is_written(run: Run, now: float) -> bool:
+def _is_written(run: RecordedRun, now: float) -> bool:
     """Returns whether the trainer of a run, or one of its writers, is alive."""
     records = (one.record for one in (run, *run.writer_runs()))
     return any(is_alive(record.status, record.heartbeat_at, now) for record in records)

@@ -26,7 +26,7 @@ from destinations.runs.move.sink import MakeDestination
 from destinations.runs.move.stream import SourceRun
 from destinations.runs.own_files import FOLDERS, KNOWN
 from destinations.runs.record import RunRecord
-from destinations.runs.run import Run
+from destinations.runs.run import RecordedRun
 from destinations.runs.streams import Stream, streams_of, writers_of
 from destinations.trackers.names import short_hash
 from destinations.trackers.target import SentRun, Target
@@ -137,7 +137,7 @@ class Place:
         """Removes the earlier copy, so that everything can be sent again."""
         self.target.restart()
 
-    def finish(self, run: Run) -> None:
+    def finish(self, run: RecordedRun) -> None:
         """Adds the files that can't be logged through a destination."""
 
 
@@ -263,7 +263,7 @@ class RunPlace(FolderPlace):
                     "which were not sent. Move them elsewhere, or choose another folder."
                 )
 
-    def finish(self, run: Run) -> None:
+    def finish(self, run: RecordedRun) -> None:
         """Copies the environment and sessions of the original run, and the files of abandoned rows."""
         from destinations.history.sessions import SESSIONS, SESSIONS_FOLDER
         from destinations.run_directory.layout import ENVIRONMENT
