@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Self
 import attrs
 
 from destinations.run_directory.layout import OWN_COLUMNS, header_line, parse_header, part_path
-
 from uploads.disk import closing, crc32_of, open_regular
 
 from .csv_file import CsvSnapshot, last_rows_of_file, open_existing
@@ -203,7 +202,9 @@ class Part:
         )
 
     def check(self, *, is_whole: bool = True) -> str | None:
-        """Returns what can't be read of the part, see `damage`. A part with its recorded checksum isn't parsed.
+        """Returns what can't be read of the part, see `damage`.
+
+        A part with its recorded checksum isn't parsed.
 
         Args:
             is_whole: whether to read the whole file; otherwise only its size is compared.

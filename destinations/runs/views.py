@@ -1,8 +1,8 @@
 """Views of runs: which runs are shown, and how; saved by name in `views.json` beside the runs.
 
-A view has the fields of the page's address: `where`, `q`, `without`, `archived`, `sort`, `group`, `column`, `run`,
-`off`, and others that only the page uses, such as its colours. The page writes the file; `--view NAME` of a command
-reads it.
+A view has the fields of the page's address: `where`, `q`, `without`, `archived`, `sort`, `group`, `column`,
+`run`, `off`, and others that only the page uses, such as its colours.
+The page writes the file; `--view NAME` of a command reads it.
 """
 
 import os
