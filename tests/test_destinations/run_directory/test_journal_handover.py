@@ -112,7 +112,7 @@ def test_a_file_in_the_way_of_the_next_segment_is_left_alone(tmp_path):
     assert written.close() == rows(range(100))
 
 
-def test_a_spare_that_was_prepared_spares_the_training_thread_a_file(tmp_path):
+def test_the_training_thread_uses_the_prepared_spare(tmp_path):
     """It is the next segment; one that is too small for a wide row is discarded."""
     made = []
     written = Written(tmp_path, make_segment=lambda *one: made.append(one) or MappedSegment(*one))
@@ -152,7 +152,7 @@ def test_rows_with_known_names_are_written_by_the_fast_path(tmp_path):
     assert [one.step for one in read_rows(tmp_path)] == [0, 1, 2]
 
 
-def test_of_many_full_segments_the_newest_stay_open(tmp_path):
+def test_only_the_newest_full_segments_stay_open(tmp_path):
     """Rows in them are not lost with a deleted folder, and descriptors are bounded; the others are read by name."""
     written = Written(tmp_path)
     step = 0
@@ -182,7 +182,7 @@ def test_a_journal_that_stopped_accepting_counts_what_it_drops(tmp_path):
 
 
 @pytest.mark.parametrize("end", ["stop_accepting", "close", "start_new_segment", "abandon_in_child"])
-def test_a_row_that_is_being_written_at_the_end_is_not_written_after_it(tmp_path, end):
+def test_a_row_is_not_written_after_the_journal_has_ended(tmp_path, end):
     """By another thread, which has looked up its names: what is drained, or another run's by now, stays as it is."""
     ends = []
 
@@ -201,7 +201,7 @@ def test_a_row_that_is_being_written_at_the_end_is_not_written_after_it(tmp_path
     assert written.on_disk() == rows(range(3))
 
 
-def test_values_that_cannot_be_written_are_counted_one_by_one(tmp_path):
+def test_unwritable_values_are_counted_one_by_one(tmp_path):
     """A name that no reader could take is refused; an integer beyond 64 bits is a float, and a step is none."""
     refused = []
     written = Written(tmp_path, on_refused=lambda kind, message: refused.append(kind))
@@ -360,7 +360,7 @@ def test_rows_that_a_full_disk_cannot_take_are_held_counted_and_written_first(tm
     assert written.close() == rows(range(101))
 
 
-def test_of_rows_that_do_not_fit_into_memory_the_last_are_dropped_and_counted(tmp_path, monkeypatch):
+def test_rows_that_do_not_fit_into_memory_are_dropped_and_counted(tmp_path, monkeypatch):
     """Those that are held stay; once written, there is as much room as before."""
     monkeypatch.setattr(journal_module, "PENDING_BYTES", 10 * (100 + 32 * 2))
     make = NoneOnFullDisk()

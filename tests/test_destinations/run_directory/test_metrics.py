@@ -281,7 +281,7 @@ def test_an_empty_call_is_no_row(drive, tmp_path):
     assert [row.step for row in read_rows(tmp_path / "run")] == [1]
 
 
-def test_what_is_no_number_is_refused_at_the_call(drive, tmp_path):
+def test_a_value_that_is_not_a_number_raises_at_the_call(drive, tmp_path):
     """A value that is no number raises, and the next row is fine."""
     run = drive().fit()
 
@@ -295,7 +295,7 @@ def test_what_is_no_number_is_refused_at_the_call(drive, tmp_path):
     assert read_series(tmp_path / "run", "a") == [(1, 1.0)]
 
 
-def test_what_is_logged_before_init_is_written_then(tmp_path, drive):
+def test_records_logged_before_init_are_written_at_init(tmp_path, drive):
     """Records that come early wait for the folder to be opened."""
     destination = RunDirectory(tmp_path / "run")
     destination.log_metrics({"early": 1.0}, 0)
@@ -414,7 +414,7 @@ def test_a_subclass_sees_every_call(drive, tmp_path):
     assert [row.metrics for row in read_rows(tmp_path / "run")] == [{"a": 3.0, "b": 4}] * 3
 
 
-def test_whatever_follows_whatever_is_told_apart(drive, tmp_path):
+def test_values_of_any_type_may_follow_each_other(drive, tmp_path):
     """Floats, integers, booleans, tensors, text and many elements may follow each other under one name."""
     torch = pytest.importorskip("torch")
     numbers = [1.5, 7, True, 2**62, torch.tensor(2.5), torch.tensor(3), torch.tensor(False), float("inf")]  # noqa: FBT003

@@ -254,7 +254,7 @@ NUMBERS = [1.5, float("nan"), float("inf"), True, -0.0, 7, 2**53 + 1, 1 / 3, 10*
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_an_index_is_that_of_the_rows_of_its_part(tmp_path, seed):
+def test_an_index_matches_the_rows_of_its_part(tmp_path, seed):
     """Whatever rows there are, merged, late, without a step or of any numbers, each entry is that of its rows."""
     source = random.Random(seed)
     writer = Writer(tmp_path, part_bytes=120_000)
@@ -477,7 +477,7 @@ def test_parts_of_earlier_versions_are_converted(tmp_path, written):
         assert rows.version == 2
 
 
-def test_names_that_are_not_used_any_more_are_not_columns_of_the_next_part(tmp_path):
+def test_unused_names_are_not_columns_of_the_next_part(tmp_path):
     """The file that follows a part has the columns that several rows of the part had."""
     writer = Writer(tmp_path, part_bytes=1500)
     writer.log([0], once=1.0)
@@ -574,7 +574,7 @@ class KilledAtTruncate(Failing):
         raise KeyboardInterrupt
 
 
-def test_what_a_position_covers_is_not_written_again(tmp_path):
+def test_rows_that_a_position_covers_are_not_written_again(tmp_path):
     """Where the folder cannot be synced after position.json has its name, its rows count: they are not cut off."""
     disk = KilledAtTruncate()
     writer = Writer(tmp_path, 1 << 20, disk)
@@ -616,7 +616,7 @@ class OfNoSize(RunDirectory):
     _part_bytes = None
 
 
-def test_an_error_of_ours_in_the_writer_thread_is_said_at_the_end(tmp_path):
+def test_our_own_error_in_the_writer_thread_is_reported_at_the_end(tmp_path):
     """The status and the error are in the sidecar, and the rows in the journal."""
     run = Run([OfNoSize(tmp_path / "run")], run_name="x")
     run.log_metrics({"loss": 0.5}, 0)
@@ -646,7 +646,7 @@ def test_rows_come_once_to_a_reader_while_parts_are_closed(tmp_path):
         assert steps == list(range(count))
 
 
-def test_a_part_that_is_deleted_during_the_run_is_a_loss_that_is_said(tmp_path, caplog):
+def test_a_part_deleted_during_the_run_is_reported_as_lost(tmp_path, caplog):
     """Rows of a part that another program removed are counted, and the run says so at its end."""
     with WrittenInParts(tmp_path / "run", flush_seconds=1000) as run:
         for step in range(300):
@@ -718,7 +718,7 @@ def test_a_copy_whose_parts_were_copied_later_has_each_row_once(tmp_path, suffix
 
 
 @pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
-def test_what_is_no_file_is_no_part(tmp_path, make):
+def test_only_a_regular_file_is_a_part(tmp_path, make):
     """A folder, a FIFO or a link with the name of a later part is left alone."""
     writer = Writer(tmp_path)
     writer.log_and_drain(range(100))
@@ -741,7 +741,7 @@ def test_the_epoch_is_a_metric_that_a_condition_finds(written):
     assert list(itertools.chain.from_iterable(found)) == [396, 397, 398, 399]
 
 
-def test_a_folder_of_the_version_before_is_continued(tmp_path):
+def test_a_folder_of_the_previous_version_is_continued(tmp_path):
     """A position without a number of parts is that of a run in one file."""
     writer = Writer(tmp_path)
     writer.log(range(5))

@@ -87,7 +87,7 @@ def test_statistics_follow_the_branch_that_counts(drive, tmp_path):
     }
 
 
-def test_statistics_that_are_gone_are_those_of_all_rows_again(drive, tmp_path):
+def test_missing_statistics_are_computed_from_all_rows(drive, tmp_path):
     """Without `summary.json`, or with one that is not of this file; also of a file that is read in pieces."""
     first = drive().fit()
     # Each row has the greatest value of one metric, so that none is read wrongly unseen.
@@ -207,7 +207,7 @@ def test_a_session_that_ends_in_its_first_step_replaces_what_it_logged(drive, tm
     assert [value for _, value in read_series(tmp_path / "run", "loss")] == [0.0, 1.0, 2.0, 3.0, 104.0]
 
 
-def test_training_that_says_no_place_adds_to_the_end(drive, tmp_path, caplog):
+def test_training_without_a_place_appends(drive, tmp_path, caplog):
     """Nothing is left behind, also where steps come twice; one line names the call that leaves them."""
     first = drive().fit()
     log_steps(first, range(10), 0.0)
@@ -253,7 +253,7 @@ def test_training_from_the_beginning_again_abandons_everything(drive, tmp_path, 
         assert steps_left(tmp_path / "run") == [[*range(10)]]
 
 
-def test_what_users_and_viewers_wrote_survives(drive, tmp_path):
+def test_edits_by_users_and_viewers_survive(drive, tmp_path):
     """Creation time, id, tags, notes, hyperparameters and a viewer's own fields outlive a session, and a live edit too."""
     first = drive(tags=["a"], notes="first", run_id="mine")
     first.logger.log_hyperparameters({"model": {"width": 4}})
@@ -318,7 +318,7 @@ def test_a_second_run_of_one_process_is_kept_beside_the_first(tmp_path, caplog):
     ]
 
 
-def test_what_is_done_with_a_folder_that_holds_a_completed_run(tmp_path, caplog):
+def test_if_exists_decides_about_a_completed_run(tmp_path, caplog):
     """It is refused, continued, or left alone, as asked; by default, a name beside it is taken."""
 
     def log(value, **options):
@@ -746,7 +746,7 @@ def test_a_csv_without_a_first_line_is_begun_again(drive, tmp_path, content):
 
 
 @pytest.mark.parametrize("name", ["file", "file/below"])
-def test_a_path_that_is_a_file_is_refused_at_once(tmp_path, name):
+def test_a_path_that_is_a_file_raises_at_once(tmp_path, name):
     """The constructor refuses a path at which no folder can be."""
     (tmp_path / "file").write_text("x")
 
@@ -781,13 +781,13 @@ def test_a_folder_that_another_rank_makes_meanwhile_is_not_refused(tmp_path, mon
         ({"flush_seconds": 0}, "flush_seconds must be more than 0"),
     ],
 )
-def test_an_argument_that_is_none_is_refused(tmp_path, options, message):
+def test_invalid_arguments_raise(tmp_path, options, message):
     """Bad arguments raise in the constructor."""
     with pytest.raises(ValueError, match=message):
         RunDirectory(tmp_path / "run", **options)
 
 
-def test_tags_that_are_one_string_are_refused(tmp_path):
+def test_a_string_as_tags_raises(tmp_path):
     """A string is not taken for a list of letters."""
     with pytest.raises(TypeError, match=r"Write tags=\['a'\]"):
         RunDirectory(tmp_path / "run", tags="a")

@@ -67,7 +67,7 @@ def test_segments_that_follow_each_other_count(tmp_path):
     assert end_of_journal(tmp_path) == (2, len(two))
 
 
-def test_what_comes_after_a_gap_is_left_out_until_a_segment_follows(tmp_path):
+def test_segments_after_a_gap_are_skipped_until_one_follows(tmp_path):
     """The second is of rows that came after lost ones.
 
     The third is of a session that found the first one's end.
@@ -84,7 +84,7 @@ def test_what_comes_after_a_gap_is_left_out_until_a_segment_follows(tmp_path):
     assert steps_in(tmp_path) == ([1, 2, 3], (3, len(three)))
 
 
-def test_what_is_left_out_is_counted_as_damage_once(tmp_path):
+def test_skipped_segments_are_counted_as_damage_once(tmp_path):
     """In bytes, however often it is met; the rows before it are in the CSV."""
     one = segment(1, 2, place=START)
     two = segment(4, place=(1, len(one)))
@@ -121,7 +121,7 @@ def test_reading_continues_inside_a_segment(tmp_path):
 
 
 @pytest.mark.parametrize("data", [b"", b"\0" * 100, MAGIC[:-1]])
-def test_what_is_no_segment_follows_nothing(tmp_path, data):
+def test_a_file_that_is_not_a_segment_follows_nothing(tmp_path, data):
     """One example is a segment whose beginning the disk never got."""
     write(tmp_path, s1=data)
 
