@@ -28,7 +28,7 @@ def strict(path):
 
 
 def test_the_sidecar_has_the_fields_of_stable_pretraining_and_ours(drive, tmp_path):
-    """It has schema version 1 with all fields, hyperparameters flat and dotted, and the receipt."""
+    """It has schema version 1 with all fields, flat hyperparameters with dotted names, and `overhead`."""
     clock = map(float, itertools.count(1000))
     run = drive(tags=["t"], notes="n", clock=clock.__next__).fit()
     run.logger.log_hyperparameters(
@@ -57,7 +57,7 @@ def test_the_sidecar_has_the_fields_of_stable_pretraining_and_ours(drive, tmp_pa
 
 
 def test_the_sidecar_has_the_duration_of_a_call(drive, tmp_path):
-    """Some calls are timed, and their median and 99th percentile are in the sidecar."""
+    """The sidecar has the median and 99th percentile of timed calls."""
     run = drive(flush_seconds=0.001).fit()
 
     for step in range(2000):
@@ -80,7 +80,7 @@ def test_the_overhead_of_a_run_without_metrics_is_zero(drive, tmp_path):
 
 
 def test_a_summary_counts_non_finite_values_apart(drive, tmp_path):
-    """A NaN that comes first leaves least, greatest and mean to the finite values."""
+    """After a leading NaN, min, max, and mean cover the finite values."""
     run = drive().fit()
 
     for step, value in enumerate([math.nan, 2.0, -1.0, math.inf, 5.0, -math.inf, 0.0]):
@@ -114,7 +114,7 @@ def test_a_summary_counts_non_finite_values_apart(drive, tmp_path):
 
 
 def test_statistics_of_blocks_equal_those_of_single_values():
-    """Many rows at once, one at a time, and integers that no float holds give the same."""
+    """Blocks, single rows, and integers that no float holds give the same statistics."""
     rows = [
         (float(index % 7), 2**62 - index if index > 90 else index, math.nan if index % 5 == 0 else -index)
         for index in range(100)
@@ -216,7 +216,7 @@ def test_the_heartbeat_beats_while_nothing_is_logged(drive, tmp_path):
 
 
 def test_files_follow_the_umask(drive, tmp_path):
-    """No file of a run is private to its owner because it was written aside and renamed."""
+    """Temporary files don't leave files of a run private to their owner."""
     old = os.umask(0o022)
     try:
         run = drive().fit()
@@ -232,7 +232,7 @@ def test_files_follow_the_umask(drive, tmp_path):
 
 
 def test_the_folder_contains_nothing_unexpected(drive, tmp_path):
-    """A run of metrics and hyperparameters leaves eight files and two of its session, none hidden, none half written."""
+    """A run with metrics and hyperparameters leaves eight files and two for its session, none hidden or partial."""
     run = drive().fit()
     run.logger.log_hyperparameters({"lr": 0.1})
     run.log({"a": 1.0}, 0)
@@ -257,7 +257,7 @@ def test_the_folder_contains_nothing_unexpected(drive, tmp_path):
 
 
 def test_other_ranks_write_nothing_by_default(drive, tmp_path):
-    """Rank 1 makes no folder, and takes records without a word."""
+    """Rank 1 creates no folder, and accepts records silently."""
     run = drive(rank=1).fit()
 
     run.log({"a": 1.0}, 0)
@@ -269,7 +269,7 @@ def test_other_ranks_write_nothing_by_default(drive, tmp_path):
 
 
 def test_metrics_that_only_another_rank_has_are_reported(drive, caplog):
-    """A rank of a pipeline that has the loss learns how to keep it; one that logs what rank 0 logs hears nothing."""
+    """A warning says how to keep a pipeline rank's loss; metrics that rank 0 logs too cause none."""
     first = drive().fit()
     alike, alone = drive(rank=1).fit(), drive(rank=2).fit()
     for step in range(3):
@@ -287,7 +287,7 @@ def test_metrics_that_only_another_rank_has_are_reported(drive, caplog):
 
 
 def test_each_rank_has_its_own_csv_with_all_ranks(drive, tmp_path):
-    """With all_ranks, ranks write side by side, and none into another's file."""
+    """With all_ranks, each rank writes only its own file."""
     first, second = drive(all_ranks=True).fit(), drive(rank=1, all_ranks=True).fit()
 
     first.log({"a": 1.0}, 0)
@@ -313,7 +313,7 @@ def test_each_rank_has_its_own_csv_with_all_ranks(drive, tmp_path):
 
 
 def test_a_rank_that_begins_after_rank_0_has_completed_writes_its_rows(drive, tmp_path):
-    """Rank 0 alone looks whether a completed run is in the way: other ranks may be slow ones of that run."""
+    """Only rank 0 checks for a completed run, because other ranks may be slow ranks of that run."""
     first = drive(all_ranks=True, if_exists="auto").fit()
     first.log({"a": 1.0}, 0)
     first.close()
@@ -332,7 +332,7 @@ def test_a_rank_that_begins_after_rank_0_has_completed_writes_its_rows(drive, tm
     "text", [f"a: 1{':1' * 5000}\n", f"a: {'[' * 5000}\n", "a: *b\n"], ids=["base 60", "nested", "alias"]
 )
 def test_unreadable_hyperparameters_are_replaced(drive, tmp_path, text):
-    """A resumed run whose `hparams.yaml` is damaged, or would take minutes to read, writes those of this session."""
+    """A resumed run replaces a `hparams.yaml` that is damaged or would take minutes to read."""
     drive().fit().close()
     (tmp_path / "run" / "hparams.yaml").write_text(text)
 
@@ -344,7 +344,7 @@ def test_unreadable_hyperparameters_are_replaced(drive, tmp_path, text):
 
 
 def test_long_lists_of_hyperparameters_stay_one_value():
-    """Ten thousand numbers are not ten thousand fields."""
+    """Ten thousand numbers don't become ten thousand fields."""
     flat = flat_hyperparameters({"a": list(range(101)), "b": [1, {"c": None}]})
 
     assert flat == {"a": json.dumps(list(range(101))), "b.0": 1, "b.1.c": None}
@@ -373,7 +373,7 @@ def test_files_are_kept_with_size_and_hash(drive, tmp_path):
 
 
 def test_files_are_left_to_a_destination_that_takes_them(drive, tmp_path):
-    """Where another destination takes files, none is kept here, unless asked for."""
+    """If another destination takes files, none is kept here unless requested."""
     source = tmp_path / "model.pt"
     source.write_bytes(b"weights")
     left = drive(others=[TakesFiles()]).fit()
