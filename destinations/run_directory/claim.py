@@ -278,10 +278,10 @@ class Claim:
         if not session.pieces:
             left = max(left, _FIRST_SIGN_SECONDS)
         _log.warning(
-            "%s has not been closed by process %s on %s. Watching %.0f s for a sign that it still writes.",
-            redact_text(self.uri),
+            "process %s on %s has not closed %s. Waiting %.0f s to see whether it is still writing.",
             about.get("pid", "?"),
             about.get("host", "?"),
+            redact_text(self.uri),
             left,
         )
         while left > 0:
@@ -318,7 +318,7 @@ class Claim:
     def _unreachable(self, error: Exception) -> RunPathError:
         return RunPathError(
             f"the run in {redact_text(self.uri)!r} cannot be opened: {redact_text(str(error))}. "
-            "Mend that, or write to a local folder."
+            "Fix this, or write to a local folder."
         )
 
 

@@ -189,7 +189,7 @@ class Mirror:
             if not self._has_failed:
                 self._has_failed = True
                 _log.error(
-                    "the run is not sent to %s (%s: %s). It is written here, and sent when that is mended.",
+                    "cannot upload the run to %s (%s: %s). It is written here, and uploaded once this works.",
                     redact_text(self._claim.uri),
                     type(error).__name__,
                     redact_text(str(error)),

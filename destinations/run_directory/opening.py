@@ -193,7 +193,7 @@ class Silence:
             _log.warning(
                 "%s is logged in a forked process, such as a worker of a DataLoader, and is not written: "
                 "only the process that began the run writes to %s. Return it from the worker, and log it "
-                "there. Said once.",
+                "there. Reported once.",
                 what,
                 where,
             )

@@ -370,8 +370,8 @@ class RankWriter:
         """Logs how many rows no longer belong to the run, and schedules new statistics."""
         if rows:
             _log.warning(
-                "run folder %s: training continues from an earlier place; %d rows beyond it stay on disk, "
-                "and do not belong to the run any more.",
+                "run folder %s: training continues from an earlier place; %d later rows stay on disk as a "
+                "branch.",
                 self._run_dir,
                 rows,
             )

@@ -6,7 +6,6 @@ import zlib
 import pytest
 
 from destinations.history.sums import (
-from tests.effort import times
     BlockSums,
     CheckedBlocks,
     Sums,
@@ -15,6 +14,7 @@ from tests.effort import times
     summed_line,
     sums_path,
 )
+from tests.effort import times
 
 HEADER = b"step,epoch,time,loss\n"
 

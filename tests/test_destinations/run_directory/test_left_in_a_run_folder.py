@@ -38,4 +38,4 @@ def test_rows_that_no_longer_count_are_reported(drive, tmp_path, caplog):
     again.close()
 
     assert steps_left(tmp_path / "run") == [[*range(10, 30)]]
-    assert "training continues from an earlier place; 20 rows beyond it stay on disk" in caplog.text
+    assert "training continues from an earlier place; 20 later rows stay on disk as a branch" in caplog.text
