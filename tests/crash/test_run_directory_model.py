@@ -381,9 +381,9 @@ def kill_after_an_error(scenario, number, quick_path):
 )
 def test_an_error_of_the_disk_and_then_a_kill_lose_no_row(quick_path, scenario):
     """Whichever operation of a drain fails, the next drain goes on, and rows are there once at each change since."""
-    number = random.Random(scenario.__name__).randrange(times(29, 1))
+    number = random.Random(scenario.__name__).randrange(times(58, 1))
     while kill_after_an_error(scenario, number, quick_path):
-        number += times(29, 1)
+        number += times(58, 1)
     assert number > 50
 
 
