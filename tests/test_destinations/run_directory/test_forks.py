@@ -300,7 +300,7 @@ def test_a_forked_run_is_deleted_only_with_its_forks_or_by_force(digits, tmp_pat
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     write_fork(digits.parent / "fork", "digits@2", loss=0.5)
 
-    why = "fork was forked from it, and has its rows from there"
+    why = "fork was forked from it and needs its rows"
     assert cli.main(["runs", "rm", str(digits), "--yes"]) == 2
     assert why in capsys.readouterr().err
     assert cli.main(["runs", "archive", "digits", "--root", str(digits.parent)]) == 0
