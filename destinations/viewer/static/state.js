@@ -17,6 +17,7 @@ const LISTS = [
   "class",
   "open",
   "fold",
+  "join",
   "at",
   "brush",
 ];
@@ -43,6 +44,7 @@ const DEFAULTS = {
   pin: [],
   hide: [],
   open: [],
+  join: [],
   zoom: [],
   band: "",
   outliers: "",
