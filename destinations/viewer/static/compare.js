@@ -111,7 +111,7 @@ export function showCompare(root) {
       await Promise.all(
         names.slice(0, MOST_METRICS_AT_STEP).map(async (name) => {
           const metric = name.slice("summary.".length);
-          const series = await readSeries({ runs: ids, metric, x: "step", from, to: step });
+          const series = await readSeries({ runs: ids, metrics: [metric], x: "step", from, to: step });
           const lastOf = ({ x, y }) => y[x.findLastIndex((one) => step === undefined || one <= step)];
           const values = series.map((one) => [one.run, lastOf(one)]).filter(([, value]) => value != null);
           return /** @type {[string, any]} */ ([name, Object.fromEntries(values.toReversed())]);

@@ -107,7 +107,7 @@ def test_a_page_without_its_runs_says_why(served, console, view):
     opened = served(two_runs)
     page = opened.page
     opened.go(f"{view}?run=gone")
-    said = {"charts": "These runs are not there", "media": "no run has the id, name or path 'gone'"}[view]
+    said = {"charts": "These runs don't exist", "media": "no run has the id, name or path 'gone'"}[view]
     page.wait_for_selector(f'.empty:has-text("{said}")')
     one = opened.id_of("one")
     page.context.clear_cookies()
