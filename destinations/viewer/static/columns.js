@@ -1,4 +1,4 @@
-/** The runs that Explore shows and their columns: values, the order of words, and where each lies on an axis. */
+/** The runs of Explore and their columns: values, the order of words, and positions on axes. */
 
 import { listFields, listRuns } from "./data.js";
 import { formatApart, formatNumber, formatTime, shorten } from "./dom.js";
@@ -12,7 +12,7 @@ export const MOST_TICKS = 12;
 /** Stops of a scale. */
 export const STOPS = [0, 0.25, 0.5, 0.75, 1];
 
-/** Whether an axis is logarithmic: as chosen, "0" or "1", or else where its positive values span two decades. */
+/** Whether an axis is logarithmic: as chosen ("0" or "1"), or if its values are positive and span two decades. */
 export function isLog(chosen, values) {
   if (chosen !== "") return chosen === "1";
   const numbers = values.filter((value) => typeof value === "number");
@@ -22,19 +22,19 @@ export function isLog(chosen, values) {
   );
 }
 
-/** Returns a text for each of some different values; those that would look alike are told apart. */
+/** Returns a text for each value; different values have different texts. */
 export function labelsOf(values) {
   const texts = formatApart(values);
   return new Map(values.map((value, at) => [value, texts[at]]));
 }
 
-/** Returns the name of a column without that of its group. */
+/** Returns the name of a column without its group. */
 export function bare(name) {
   return shorten(name.replace(/^(summary|hparams)\./, ""), 60);
 }
 
 export function valueIn(row, name) {
-  // What is none has no place on an axis.
+  // None has no place on an axis.
   return (name === "created_at" || name === "status" ? row[name] : row.values[name]) ?? undefined;
 }
 
@@ -44,12 +44,12 @@ export function textIn(row, name) {
   return name === "created_at" ? formatTime(value) : shorten(formatNumber(value), 40);
 }
 
-/** Returns the columns that the link names. */
+/** Returns the columns named in the link. */
 function asked() {
   return [state.sx, state.sy, state.sc].filter((name) => /^(hparams|summary)\./.test(name));
 }
 
-/** Returns the place of a metric among those that say most. */
+/** Returns the rank of a metric; the most telling ones come first. */
 function rank(name) {
   return (
     [/(val|test|eval).*acc/i, /acc/i, /(val|test|eval).*loss/i, /loss|reward|score/i].findIndex((kind) =>
@@ -65,11 +65,11 @@ function axisOfNumbers(values, isTime) {
   const isLogAxis = isLog("", values);
   const to = isLogAxis ? Math.log10 : (value) => value;
   const from = isLogAxis ? (value) => 10 ** value : (value) => value;
-  // Halves: of two numbers at opposite ends of what a double holds, the distance is infinite.
+  // The distance of two huge numbers of opposite signs would be infinite, so both are halved first.
   const share = (value) => (to(value) / 2 - to(low) / 2) / (to(high) / 2 - to(low) / 2);
   const place = (value) =>
     typeof value === "number" && Number.isFinite(value) ? (high / 2 > low / 2 ? share(value) : 0.5) : null;
-  // At the values themselves, unless they would lie on one another.
+  // Ticks are at the values themselves, unless they would overlap.
   const few = [...new Set(values)].sort((one, other) => one - other);
   const isFew =
     few.length <= MOST_TICKS &&
@@ -91,12 +91,12 @@ function axisOfWords(words) {
   return { place, ticks: words.slice(0, 20).map((word) => [place(word), shorten(labels.get(word), 14)]) };
 }
 
-/** What the plots know. It asks through its view, and tells when there is something new to draw. */
+/** Loads the data of the plots through its view, and reports what has arrived. */
 export class RunColumns {
   /**
-   * @param {View} view that they belong to.
-   * @param {{arrived: () => void, complain: (error: Error | null) => void}} told that runs have come, in order; and
-   *   what is wrong with what was asked, null for nothing.
+   * @param {View} view
+   * @param {{arrived: () => void, complain: (error: Error | null) => void}} told `arrived` draws the new data;
+   *   `complain` shows an error, or clears it for null.
    */
   constructor(view, told) {
     this.view = view;
@@ -104,19 +104,19 @@ export class RunColumns {
     this.fields = [];
     this.rows = [];
     this.total = 0;
-    /** The columns that the rows have. */
+    /** The columns of the loaded rows. */
     this.loaded = new Set();
-    /** The values of columns of words, as the server sorts them. */
+    /** The values of columns of words, in the server's order. */
     this.orders = new Map();
   }
 
-  /** Asks for the columns, and for the runs that match. */
+  /** Loads the columns and the matching runs. */
   load() {
     return this.view.ask(
       async (isOld) => {
         const { fields } = await listFields();
         if (!isOld()) this.fields = fields;
-        // Of more names than an answer has columns: those of the link, and some of both kinds.
+        // An answer has a bound on its columns: take those of the link first, then some of both kinds.
         const known = [...this.hparams.slice(0, MOST_COLUMNS / 2), ...this.metrics, ...this.hparams];
         const names = [...new Set([...asked().filter((name) => known.includes(name)), ...known])];
         const columns = names.slice(0, MOST_COLUMNS);
@@ -133,7 +133,7 @@ export class RunColumns {
     );
   }
 
-  /** Asks in which order the words of an axis come, where that is not known yet, and tells that it has come. */
+  /** Loads the order of the words of each axis if it's unknown, and reports that it has arrived. */
   async sortWords() {
     const { rows } = this;
     const names = [...new Set([this.chosen().sx, state.sc, ...this.axes()])].filter(
@@ -143,7 +143,7 @@ export class RunColumns {
       names.map((name) =>
         listRuns({ ...viewQuery(), columns: [name], sort: name, limit: MOST_SHOWN }).then(
           (answer) => answer.rows,
-          // Without an order they come as the runs do.
+          // Without an order, words come in the order of the runs.
           () => rows,
         ),
       ),
@@ -154,7 +154,7 @@ export class RunColumns {
     this.told.arrived();
   }
 
-  /** Whether the rows have the columns that the link names. */
+  /** Whether the rows have the columns named in the link. */
   get hasAsked() {
     return asked().every((name) => this.loaded.has(name));
   }
@@ -172,7 +172,7 @@ export class RunColumns {
     return found.map(({ name }) => name);
   }
 
-  /** Returns the chosen column, or the one that says most: a hyperparameter that differs, a metric of evaluation. */
+  /** Returns the chosen columns; by default, a hyperparameter that differs and a metric of evaluation. */
   chosen() {
     const { hparams } = this;
     const varied = hparams.filter((name) => new Set(this.rows.map((row) => row.values[name])).size > 1);
@@ -185,13 +185,13 @@ export class RunColumns {
     };
   }
 
-  /** Returns the columns of parallel coordinates. */
+  /** Returns the axes of the parallel coordinates. */
   axes() {
     const every = this.everyAxis();
     return [...every.slice(0, Math.min(MOST_AXES_SHOWN, every.length) - 1), every.at(-1)].filter(Boolean);
   }
 
-  /** Returns the columns that could be axes: that of the plot first, the metric last. */
+  /** Returns all possible axes: the x axis of the plot first, the metric last. */
   everyAxis() {
     const { sx, sy, varied } = this.chosen();
     const first = varied.includes(sx) ? [sx] : [];
@@ -211,7 +211,7 @@ export class RunColumns {
     return (this.orders.get(name) ?? [...there]).filter((value) => value !== undefined && there.has(value));
   }
 
-  /** Returns where values lie on an axis, from 0 to 1, null for nowhere, and its ticks: places and texts. */
+  /** Returns a function from a value to its place on an axis, 0 to 1 or null, and the ticks as places and texts. */
   axisOf(name) {
     const values = this.rows
       .map((row) => valueIn(row, name))
@@ -221,7 +221,7 @@ export class RunColumns {
       : axisOfWords(this.wordsOf(name));
   }
 
-  /** Returns a function that says whether a run lies outside of a range that is chosen now on an axis. */
+  /** Returns a function that says whether a run lies outside a chosen range. */
   outside() {
     const ranges = this.axes()
       .map((name) => ({ name, range: numbersOf("brush", name) ?? [0, 1] }))

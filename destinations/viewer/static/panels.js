@@ -1,4 +1,4 @@
-/** The panels of the page of a run: what it was, what it left, and what it cost. */
+/** The panels of a run's page: settings, files, errors and costs. */
 
 import { fileUrl, isExported } from "./data.js";
 import { el, formatAge, formatBytes, formatDuration, formatNumber, formatTime, shorten } from "./dom.js";
@@ -8,11 +8,11 @@ import { faultTable } from "./time.js";
 const WRAPPED = { "white-space": "pre-wrap", "overflow-wrap": "anywhere" };
 
 /**
- * Returns the panels of a run, from top to bottom: the title of each, what it holds, and a class if it has one.
+ * Returns the panels of a run from top to bottom, each with a title, content, and optionally a class.
  *
  * @param {string} id
  * @param {Object<string, any>} detail
- * @param {HTMLElement | null} metrics what the panel of metrics holds; without it there is none.
+ * @param {HTMLElement | null} metrics the content of the panel of metrics, if there is one.
  */
 export function panelsOf(id, detail, metrics) {
   const { problem, errors, flight, time, writers, sessions, branches, checkpoints, artifacts } = detail;
@@ -156,7 +156,7 @@ function checkpointsOf(id, checkpoints) {
   );
 }
 
-/** Returns the name of a file as a link to it, where the server has it. */
+/** Returns the name of a file, as a link if the server has the file. */
 function linked(id, { file, name }) {
   const text = shorten(name, 120);
   return file && !isExported ? el("a", { class: "link", href: fileUrl(id, file), download: "" }, text) : text;
@@ -183,7 +183,7 @@ function artifactsOf(id, artifacts) {
   );
 }
 
-/** Returns what is known of host and process by name, without what other panels show; the time first. */
+/** Returns the environment of host and process by name, without what other panels show; the time comes first. */
 function environmentOf({ packages, git, time, ...others }) {
   const pairs = flatten(others);
   if (time) pairs.unshift(["time", formatTime(time)]);

@@ -76,8 +76,8 @@ def test_compare_shows_what_differs_and_where_runs_part(opened):
     loss = page.locator('[data-panel="Metrics"] tr', has_text="loss")
     assert loss.locator(".best-value").all_inner_texts() == ["0.005000"], "the smaller loss is marked"
     assert loss.locator(".apart").all_inner_texts() == ["+0.005000"]
-    assert "part at step 0, in loss" in " ".join(page.inner_text('[data-panel="Parting"]').split())
-    page.get_by_label("Same ones too").check()
+    assert "diverge at step 0, in loss" in " ".join(page.inner_text('[data-panel="Parting"]').split())
+    page.get_by_label("Same in all").check()
     alike = page.locator('[data-panel="Same in all"] tr:not(.section)').all_inner_texts()
     assert [row.split() for row in alike] == [["seed", "1", "1"], ["model", "small", "small"]]
 
