@@ -133,7 +133,7 @@ class Guard:
         return None
 
     def _entry(self, scope: Scope) -> Response | None:
-        """Returns None if the request has the token; otherwise a redirect that sets the cookie, or a refusal."""
+        """Returns None if the request has the token; otherwise a redirect with the cookie, or a refusal."""
         parameters = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
         given = [value for name, value in parameters if name == "token"]
         if given and scope["path"] == "/" and scope["method"] in _READS and self._is_token(given[-1]):

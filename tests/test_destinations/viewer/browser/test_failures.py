@@ -86,7 +86,7 @@ OTHER_REQUESTS = [
 
 
 @pytest.mark.parametrize(("pattern", "status", "view", "shown"), [*REQUESTS, *times([], OTHER_REQUESTS)])
-def test_a_request_that_fails_once_costs_a_moment(served, console, pattern, status, view, shown):
+def test_a_request_that_fails_once_is_repeated(served, console, pattern, status, view, shown):
     """What a view needs is asked for again by itself when a request has failed, whichever it was."""
     opened = served(two_runs)
     ids = {name: opened.id_of(name) for name in ("one", "two")}
@@ -102,7 +102,7 @@ def test_a_request_that_fails_once_costs_a_moment(served, console, pattern, stat
 
 
 @pytest.mark.parametrize("view", ["charts", "media"])
-def test_a_view_says_why_nothing_is_known_of_its_runs(served, console, view):
+def test_a_view_says_why_its_runs_are_unknown(served, console, view):
     """A link to runs that are gone, and a link without the token, say so; not that the runs have nothing."""
     opened = served(two_runs)
     page = opened.page
@@ -120,7 +120,7 @@ def test_a_view_says_why_nothing_is_known_of_its_runs(served, console, view):
     console.clear()
 
 
-def test_a_link_without_its_token_says_what_to_do(served, console):
+def test_a_link_without_a_token_says_what_to_do(served, console):
     """A browser that has no token is told in words, as a page; after the address with it, the link works."""
     opened = served(two_runs)
     page = opened.page
@@ -141,7 +141,7 @@ def test_a_link_without_its_token_says_what_to_do(served, console):
     console.clear()
 
 
-def test_a_server_that_is_silent_is_said_to_be_offline(served, console):
+def test_a_silent_server_is_shown_as_offline(served, console):
     """A question for changes that nothing answers, as after a sleep, is given up after a minute."""
     opened = served(two_runs)
     page = opened.page
@@ -158,7 +158,7 @@ def test_a_server_that_is_silent_is_said_to_be_offline(served, console):
     console.clear()
 
 
-def test_a_run_that_is_deleted_is_said_to_be_gone(served, console):
+def test_a_deleted_run_is_shown_as_gone(served, console):
     """Where a folder is deleted while its page, or its chart, is shown, the page says so; if it returns, it is shown."""
     opened = served(two_runs)
     page = opened.page
@@ -181,7 +181,7 @@ def test_a_run_that_is_deleted_is_said_to_be_gone(served, console):
     console.clear()
 
 
-def test_numbers_at_the_edges_of_a_double_are_drawn(served):
+def test_extreme_doubles_are_drawn(served):
     """The greatest and the least numbers, and metrics without a finite one, leave a chart that works; smoothed and banded too."""
 
     def write(root):

@@ -12,7 +12,7 @@ def row(opened, name):
     return opened.page.locator(f'.grid-row[data-run="{opened.id_of(name)}"]')
 
 
-def test_a_link_has_the_selection_of_the_moment(opened):
+def test_a_link_has_the_current_selection(opened):
     """A run that is opened after others were selected leaves them selected, also where its row was drawn before."""
     page = opened.page
     row(opened, "alpha").locator(".pick input").check()
@@ -23,7 +23,7 @@ def test_a_link_has_the_selection_of_the_moment(opened):
     opened.until("() => document.querySelectorAll('.grid-row.chosen').length === 1")
 
 
-def test_a_run_that_was_taken_out_stays_out(opened):
+def test_a_removed_run_stays_out(opened):
     """The links beside charts lead to what is selected now, and keep how charts are shown."""
     page = opened.page
     alpha, beta = opened.id_of("alpha"), opened.id_of("beta")
@@ -76,7 +76,7 @@ def test_the_focus_stays_where_the_keyboard_left_it(opened):
         ("sort=nonsense&unknown=1&constructor=2", "nonsense"),
     ],
 )
-def test_a_link_to_a_column_that_is_gone_shows_the_table_without_it(opened, query, left):
+def test_a_link_to_a_missing_column_shows_the_table_without_it(opened, query, left):
     """An old link does not lead to an empty table, and what of it is left out is said."""
     opened.go(f"runs?{query}")
     opened.page.wait_for_selector(".filter-error:visible")
@@ -91,7 +91,7 @@ def test_a_link_to_no_run_shows_the_table(opened):
 
 
 @pytest.mark.parametrize("name", ["1~2~y", "~loss", "e~z", "50%/#?&=\n"])
-def test_a_zoom_is_that_of_the_metric_of_this_name(opened, name):
+def test_a_zoom_belongs_to_the_metric_of_its_name(opened, name):
     """Names that look like numbers of a zoom, or like parts of a URL, have a zoom of their own."""
     found = opened.page.evaluate(
         """async (name) => {
@@ -156,7 +156,7 @@ def test_the_url_has_the_last_of_many_changes(opened):
     assert page.input_value("#smooth") == "0.1"
 
 
-def test_a_panel_is_used_by_the_keyboard(opened):
+def test_the_keyboard_uses_a_panel(opened):
     """Escape gives the focus back to the button of a panel, and a panel that the focus leaves closes."""
     page = opened.page
     button = page.locator("#group")

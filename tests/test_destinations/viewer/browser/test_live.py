@@ -28,7 +28,7 @@ sys.stdin.read()
 """
 
 
-def test_a_live_run_grows_by_what_is_new(tmp_path, new_page):
+def test_a_live_run_grows_by_its_new_rows(tmp_path, new_page):
     """Rows that are logged appear in the chart, and answers have only new rows; a later metric gets its chart, a later image is shown."""
     server = pytest.importorskip("destinations.viewer.server")
     root = tmp_path / "runs"
@@ -137,7 +137,7 @@ def test_the_page_says_when_the_server_is_gone(tmp_path, new_page, console):
     console.clear()
 
 
-def test_what_a_resume_has_left_stays_where_its_run_grows(tmp_path, new_page):
+def test_rows_left_by_a_resume_stay_while_the_run_grows(tmp_path, new_page):
     """The dotted line of the rows that were left is still there after new rows."""
     server = pytest.importorskip("destinations.viewer.server")
     root = tmp_path / "runs"
@@ -182,7 +182,7 @@ def live(tmp_path, new_page):
             opened.page.close()
 
 
-def test_the_page_of_a_live_run_keeps_what_is_typed_in_it(live):
+def test_the_page_of_a_live_run_keeps_typed_text(live):
     """Where the run logs, its page shows it, and what is typed, sorted and has the focus stays."""
     opened, run = live
     page = opened.page

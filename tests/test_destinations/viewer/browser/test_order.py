@@ -70,7 +70,7 @@ def test_the_table_is_shown_in_whatever_order_answers_arrive(run_root, tmp_path,
         page.close()
 
 
-def test_charts_are_those_of_the_runs_that_are_selected_last(tmp_path, new_page):
+def test_charts_show_the_last_selection(tmp_path, new_page):
     """What a run has that is selected no more, and answers late, is not shown."""
     server = pytest.importorskip("destinations.viewer.server")
     root = tmp_path / "runs"
@@ -110,7 +110,7 @@ def test_explore_shows_the_runs_of_the_last_filter(opened):
     assert page.evaluate("document.querySelector('#scatter').data[0].x") == [0.01]
 
 
-def test_words_on_an_axis_come_in_the_order_of_the_table(tmp_path, new_page):
+def test_words_on_an_axis_follow_the_order_of_the_table(tmp_path, new_page):
     """Numbers come before texts, by size, as `sort` of the server has them; an order of their texts would differ."""
     server = pytest.importorskip("destinations.viewer.server")
     root = tmp_path / "runs"
@@ -134,7 +134,7 @@ def test_words_on_an_axis_come_in_the_order_of_the_table(tmp_path, new_page):
         opened.page.close()
 
 
-def test_a_log_is_that_of_the_file_that_is_chosen_last(tmp_path, new_page):
+def test_a_log_shows_the_last_chosen_file(tmp_path, new_page):
     """The text of the file of before, which comes late, is dropped."""
     server = pytest.importorskip("destinations.viewer.server")
     root = tmp_path / "runs"
@@ -188,7 +188,7 @@ def told_of(page, act):
         act()
 
 
-def test_rows_that_are_told_of_while_others_are_asked_for_appear(live):
+def test_rows_announced_during_a_request_appear(live):
     """The last rows of a run are drawn, although they were told of while an earlier answer was on its way."""
     opened, run = live
     page = opened.page
@@ -210,7 +210,7 @@ def test_rows_that_are_told_of_while_others_are_asked_for_appear(live):
     assert opened.traces("loss")[opened.id_of("live")]["y"] == [float(step) for step in range(7)]
 
 
-def test_rows_are_drawn_once_where_a_run_is_selected_meanwhile(live):
+def test_rows_are_drawn_once_if_a_run_is_selected_meanwhile(live):
     """What was asked for as new rows, and arrives after all rows were asked for again, is not added to them."""
     opened, run = live
     page = opened.page
@@ -234,7 +234,7 @@ def test_rows_are_drawn_once_where_a_run_is_selected_meanwhile(live):
     assert lines[opened.id_of("other")]["y"] == [-1.0] * 5
 
 
-def test_a_chart_that_is_changed_before_its_values_have_arrived_is_drawn(viewer, new_page):
+def test_a_chart_changed_before_its_values_arrive_is_drawn(viewer, new_page):
     """A button that is pressed while the values are asked for leaves the chart whole."""
     page = new_page()
     late = Held(page, "**/api/series?*")

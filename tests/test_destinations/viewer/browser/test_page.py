@@ -28,7 +28,7 @@ def show(opened, view):
     opened.page.locator(last[view]).first.wait_for(state="attached")
 
 
-def test_run_page_shows_what_a_run_was_and_left(opened):
+def test_the_page_of_a_run_shows_settings_metrics_and_costs(opened):
     """It has hyperparameters, metrics with their extremes, sessions, and what logging cost."""
     page = opened.page
     show(opened, "run")
@@ -67,7 +67,7 @@ def test_a_run_page_begins_with_its_curves(opened):
     opened.until("(id) => location.hash.startsWith('#/charts') && location.hash.includes(`run=${id}`)", alpha)
 
 
-def test_compare_shows_what_differs_and_where_runs_part(opened):
+def test_compare_shows_what_differs_and_where_runs_diverge(opened):
     """It shows the hyperparameters that differ, the best value and each distance from the first run, and the step."""
     page = opened.page
     show(opened, "compare")
@@ -410,7 +410,7 @@ def noted(tmp_path, new_page):
         opened.page.close()
 
 
-def test_the_page_of_a_run_keeps_lines_links_files_and_shows_the_log_beside(noted):
+def test_the_page_of_a_run_keeps_lines_and_links_files_beside_the_log(noted):
     """The lines of a note stay, a checkpoint is downloaded by its name, and the log stands at the side."""
     page = noted.page
     assert "one\ntwo\nthree" in page.inner_text(".run-facts >> nth=1")
@@ -422,7 +422,7 @@ def test_the_page_of_a_run_keeps_lines_links_files_and_shows_the_log_beside(note
     assert log["y"] < 400
 
 
-def test_a_run_is_made_a_favourite(noted):
+def test_a_star_makes_a_run_a_favourite(noted):
     """The star adds a tag, by which filters and the shell find the run, and takes it away again."""
     page = noted.page
     for label, tags in [("Favourite", ["favourite"]), ("Remove from favourites", [])]:

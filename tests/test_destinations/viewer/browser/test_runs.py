@@ -236,7 +236,7 @@ def own(run_root, tmp_path, new_page):
         opened.page.close()
 
 
-def test_a_first_run_is_shown_where_there_was_none(own):
+def test_the_first_run_appears(own):
     """A run that comes to match the filter is shown in a table that had no row."""
     page = own.page
     own.go("runs?where=%22new%22%20in%20tags")
@@ -296,7 +296,7 @@ def test_edit(own):
     assert (edits["notes"], edits["added_tags"]) == ("diverged\nat 50", ["size:1,2", "new"])
 
 
-def test_rows_that_did_not_change_stay_in_the_document(own):
+def test_unchanged_rows_stay_in_the_document(own):
     """Where a run changes, only its row is drawn again: a click on another is not lost."""
     page = own.page
     beta, alpha = own.id_of("beta"), own.id_of("alpha")
