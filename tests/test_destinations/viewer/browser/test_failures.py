@@ -14,7 +14,7 @@ pytestmark = pytest.mark.xdist_group("browser")
 
 
 def fail_once(page, pattern, status):
-    """Answers the first request for a pattern with an error, or cuts its connection where the status is None."""
+    """Answers the first request for a pattern with an error, or cuts its connection if the status is None."""
     failed = []
 
     def answer(route):
@@ -87,7 +87,7 @@ OTHER_REQUESTS = [
 
 @pytest.mark.parametrize(("pattern", "status", "view", "shown"), [*REQUESTS, *times([], OTHER_REQUESTS)])
 def test_a_request_that_fails_once_is_repeated(served, console, pattern, status, view, shown):
-    """What a view needs is asked for again by itself when a request has failed, whichever it was."""
+    """A view repeats a failed request by itself."""
     opened = served(two_runs)
     ids = {name: opened.id_of(name) for name in ("one", "two")}
     page = opened.page
@@ -103,7 +103,7 @@ def test_a_request_that_fails_once_is_repeated(served, console, pattern, status,
 
 @pytest.mark.parametrize("view", ["charts", "media"])
 def test_a_view_says_why_its_runs_are_unknown(served, console, view):
-    """A link to runs that are gone, and a link without the token, say so; not that the runs have nothing."""
+    """A link to deleted runs and a link without the token say what is wrong."""
     opened = served(two_runs)
     page = opened.page
     opened.go(f"{view}?run=gone")
@@ -142,7 +142,7 @@ def test_a_link_without_a_token_says_what_to_do(served, console):
 
 
 def test_a_silent_server_is_shown_as_offline(served, console):
-    """A question for changes that nothing answers, as after a sleep, is given up after a minute."""
+    """The page gives up an unanswered request for changes after a minute, as after a sleep."""
     opened = served(two_runs)
     page = opened.page
     page.clock.install()
@@ -159,7 +159,7 @@ def test_a_silent_server_is_shown_as_offline(served, console):
 
 
 def test_a_deleted_run_is_shown_as_gone(served, console):
-    """Where a folder is deleted while its page, or its chart, is shown, the page says so; if it returns, it is shown."""
+    """If a folder is deleted, the page of the run and its chart say so; if it returns, they show it."""
     opened = served(two_runs)
     page = opened.page
     gone = opened.id_of("one")
@@ -182,7 +182,7 @@ def test_a_deleted_run_is_shown_as_gone(served, console):
 
 
 def test_extreme_doubles_are_drawn(served):
-    """The greatest and the least numbers, and metrics without a finite one, leave a chart that works; smoothed and banded too."""
+    """Extreme numbers and metrics without finite values leave a working chart, even smoothed or in bands."""
 
     def write(root):
         for at in range(2):

@@ -13,7 +13,7 @@ def row(opened, name):
 
 
 def test_a_link_has_the_current_selection(opened):
-    """A run that is opened after others were selected leaves them selected, also where its row was drawn before."""
+    """Opening a run keeps the selection of others."""
     page = opened.page
     row(opened, "alpha").locator(".pick input").check()
     row(opened, "beta").locator(".name a").click()
@@ -24,7 +24,7 @@ def test_a_link_has_the_current_selection(opened):
 
 
 def test_a_removed_run_stays_out(opened):
-    """The links beside charts lead to what is selected now, and keep how charts are shown."""
+    """The links beside charts lead to the current selection, and keep the settings of charts."""
     page = opened.page
     alpha, beta = opened.id_of("alpha"), opened.id_of("beta")
     opened.go(f"charts?run={alpha}&run={beta}")
@@ -38,7 +38,7 @@ def test_a_removed_run_stays_out(opened):
 
 
 def test_skip_to_content_keeps_the_view(opened):
-    """The first link of the page moves the focus to the content, and leaves the view as it is."""
+    """The first link of the page moves the focus to the content and keeps the view."""
     page = opened.page
     opened.go(f"charts?run={opened.id_of('alpha')}&smooth=0.5")
     opened.drawn("loss")
@@ -50,7 +50,7 @@ def test_skip_to_content_keeps_the_view(opened):
 
 
 def test_the_focus_stays_where_the_keyboard_left_it(opened):
-    """A control that is drawn again when it is used keeps the focus; the content has it in another view."""
+    """A redrawn control keeps the focus; in a new view, the content gets it."""
     page = opened.page
     page.focus("#theme")
     page.keyboard.press("Enter")
@@ -77,7 +77,7 @@ def test_the_focus_stays_where_the_keyboard_left_it(opened):
     ],
 )
 def test_a_link_to_a_missing_column_shows_the_table_without_it(opened, query, left):
-    """An old link does not lead to an empty table, and what of it is left out is said."""
+    """An old link shows the table, and says what it leaves out."""
     opened.go(f"runs?{query}")
     opened.page.wait_for_selector(".filter-error:visible")
     assert f"no {left}:" in opened.page.inner_text(".filter-error")
@@ -92,7 +92,7 @@ def test_a_link_to_no_run_shows_the_table(opened):
 
 @pytest.mark.parametrize("name", ["1~2~y", "~loss", "e~z", "50%/#?&=\n"])
 def test_a_zoom_belongs_to_the_metric_of_its_name(opened, name):
-    """Names that look like numbers of a zoom, or like parts of a URL, have a zoom of their own."""
+    """Names that look like numbers or parts of a URL have their own zoom."""
     found = opened.page.evaluate(
         """async (name) => {
             const { keepNumbers, numbersOf, readUrl } = await import("./static/state.js");
@@ -109,7 +109,7 @@ def test_a_zoom_belongs_to_the_metric_of_its_name(opened, name):
 
 
 def test_back_and_forward_go_through_all_views(opened):
-    """Each step in the history shows the view of its moment, with its selection."""
+    """Each step in the history shows its view and its selection."""
     page = opened.page
     views = ["runs", "charts", "media", "explore", "compare"]
     opened.go(f"runs?run={opened.id_of('alpha')}&run={opened.id_of('beta')}")
@@ -157,7 +157,7 @@ def test_the_url_has_the_last_of_many_changes(opened):
 
 
 def test_the_keyboard_uses_a_panel(opened):
-    """Escape gives the focus back to the button of a panel, and a panel that the focus leaves closes."""
+    """Escape returns the focus to the button of a panel, and a panel closes when the focus leaves it."""
     page = opened.page
     button = page.locator("#group")
     button.focus()

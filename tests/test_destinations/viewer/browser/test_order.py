@@ -10,7 +10,7 @@ pytestmark = pytest.mark.xdist_group("browser")
 
 
 class Held:
-    """Answers of the server that the page does not get yet: those to requests for a pattern.
+    """Holds back the server's answers to requests for a pattern.
 
     Args:
         page: asks.
@@ -27,7 +27,7 @@ class Held:
         self.answers.append((route, route.fetch()))
 
     def wait_for(self, count):
-        """Waits until so many are held."""
+        """Waits until it holds a number of answers."""
         for _ in range(WAIT_MS // 10):
             if len(self.answers) >= count:
                 return
@@ -35,25 +35,25 @@ class Held:
         raise AssertionError(f"{len(self.answers)} of {count} were asked for at {self.pattern}")
 
     def give(self, place=0):
-        """Gives one of them to the page."""
+        """Gives the page one answer."""
         route, response = self.answers.pop(place)
         route.fulfill(response=response)
 
     def give_all(self, *, newest_first=False):
-        """Gives all of them to the page, which holds none from then on."""
+        """Gives the page all answers, and holds none from then on."""
         while self.answers:
             self.give(-1 if newest_first else 0)
         self.page.unroute(self.pattern)
 
 
 def settle(page):
-    """Waits until the page has taken the answers that it was given, and has asked for what follows from them."""
+    """Waits until the page has used its answers and sent the requests that follow."""
     for _ in range(3):
         page.evaluate("fetch('api/info').then((answer) => answer.json())")
 
 
 def test_the_table_is_shown_in_whatever_order_answers_arrive(run_root, tmp_path, new_page):
-    """The first change is told of while the table is asked for: newer answers that come first do not empty it."""
+    """A change during the first request leaves no empty table, even if newer answers come first."""
     server = pytest.importorskip("destinations.viewer.server")
     with open_runs(run_root, cache=tmp_path / "index") as runs, server.Viewer(runs, port=0) as viewer:
         page = new_page()
@@ -71,7 +71,7 @@ def test_the_table_is_shown_in_whatever_order_answers_arrive(run_root, tmp_path,
 
 
 def test_charts_show_the_last_selection(tmp_path, new_page):
-    """What a run has that is selected no more, and answers late, is not shown."""
+    """The late answer of a run that is no longer selected isn't shown."""
     server = pytest.importorskip("destinations.viewer.server")
     root = tmp_path / "runs"
     for name in ("one", "other"):
@@ -95,7 +95,7 @@ def test_charts_show_the_last_selection(tmp_path, new_page):
 
 
 def test_explore_shows_the_runs_of_the_last_filter(opened):
-    """An answer to the filter of before, which comes late, is dropped."""
+    """The page drops a late answer to an old filter."""
     page = opened.page
     opened.go("explore?sx=hparams.lr&sy=summary.loss")
     opened.until("() => document.querySelector('#scatter').data?.[0].x.length === 4")
@@ -111,7 +111,7 @@ def test_explore_shows_the_runs_of_the_last_filter(opened):
 
 
 def test_words_on_an_axis_follow_the_order_of_the_table(tmp_path, new_page):
-    """Numbers come before texts, by size, as `sort` of the server has them; an order of their texts would differ."""
+    """Numbers come before texts and by size, as the server sorts them."""
     server = pytest.importorskip("destinations.viewer.server")
     root = tmp_path / "runs"
     for place, size in enumerate([10, "auto", 2, "Auto"]):
@@ -135,7 +135,7 @@ def test_words_on_an_axis_follow_the_order_of_the_table(tmp_path, new_page):
 
 
 def test_a_log_shows_the_last_chosen_file(tmp_path, new_page):
-    """The text of the file of before, which comes late, is dropped."""
+    """The page drops the late text of another file."""
     server = pytest.importorskip("destinations.viewer.server")
     root = tmp_path / "runs"
     with Written(root / "one") as run:
@@ -163,7 +163,7 @@ def last_value(opened, metric="loss"):
 
 @pytest.fixture
 def live(tmp_path, new_page):
-    """The charts of a run that is being written: the page, and the run."""
+    """The page with the charts of a live run, and the run."""
     server = pytest.importorskip("destinations.viewer.server")
     root = tmp_path / "runs"
     with Written(root / "live") as run, Written(root / "other") as other:
@@ -181,7 +181,7 @@ def live(tmp_path, new_page):
 
 
 def told_of(page, act):
-    """Acts, and waits until the page has been told of a change of a run."""
+    """Acts, and waits until the page hears of a change of a run."""
     with page.expect_response(
         lambda answer: "/api/changes" in answer.url and answer.json()["runs"], timeout=60_000
     ):
@@ -189,7 +189,7 @@ def told_of(page, act):
 
 
 def test_rows_announced_during_a_request_appear(live):
-    """The last rows of a run are drawn, although they were told of while an earlier answer was on its way."""
+    """The page draws rows that were announced while an earlier answer was on its way."""
     opened, run = live
     page = opened.page
     late = Held(page, "**/api/series?*")
@@ -211,7 +211,7 @@ def test_rows_announced_during_a_request_appear(live):
 
 
 def test_rows_are_drawn_once_if_a_run_is_selected_meanwhile(live):
-    """What was asked for as new rows, and arrives after all rows were asked for again, is not added to them."""
+    """Late new rows aren't added to rows that were loaded again meanwhile."""
     opened, run = live
     page = opened.page
     late = Held(page, "**/api/series?*")
@@ -235,7 +235,7 @@ def test_rows_are_drawn_once_if_a_run_is_selected_meanwhile(live):
 
 
 def test_a_chart_changed_before_its_values_arrive_is_drawn(viewer, new_page):
-    """A button that is pressed while the values are asked for leaves the chart whole."""
+    """Pressing a button while values load leaves the chart whole."""
     page = new_page()
     late = Held(page, "**/api/series?*")
     opened = Opened(page, viewer)
