@@ -20,12 +20,12 @@ test("ticks of one axis have one notation, and as many decimals as tell them apa
   assert.deepEqual(sameNotation([0.00012, 0.0003], 1e-5), ["1.2e−4", "3.0e−4"]);
 });
 
-test("a log axis has decades, and between few of them more", () => {
+test("a log axis has ticks at decades, and between them if they are few", () => {
   assert.deepEqual(textsOf("log", [1e-4, 1e5], 5), ["1e−4", "0.01", "1", "100", "10k"]);
   assert.deepEqual(textsOf("log", [1, 20], 5), ["1", "2", "5", "10", "20"]);
 });
 
-test("an axis of one value has one tick, and one of a whole double has some", () => {
+test("an axis of one value has one tick, and an axis of all doubles has several", () => {
   assert.deepEqual(textsOf("linear", [3, 3], 5), ["3"]);
   assert.ok(ticksOf("linear", [-1e300, 1e300], 5).length > 1);
 });

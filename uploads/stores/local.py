@@ -28,10 +28,10 @@ from .uri import StoreLocation
 __all__ = ["LocalStore", "folder_of", "open_at"]
 
 _CHUNK_BYTES = 1 << 20
-_CHECKED_WHILE_COPIED_BYTES = 8 << 20  # A smaller file is read once anyway, and copied from memory.
-# Windows has none of these flags, and no store of this kind; the module can be imported there.
+_CHECKED_WHILE_COPIED_BYTES = 8 << 20  # A smaller file is read once and copied from memory.
+# Windows can import this module, but has neither these flags nor this store.
 _FOLDER = os.O_RDONLY | sum(getattr(os, name, 0) for name in ("O_DIRECTORY", "O_NOFOLLOW", "O_CLOEXEC"))
-_YOUNG_SECONDS = 60.0  # A file that was just made is not locked yet, or about to get its name.
+_YOUNG_SECONDS = 60.0  # A new file may not be locked yet, or is about to get its name.
 _PARKED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT}
 _REJECTED = {errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EFBIG, errno.EINVAL}
 
@@ -153,7 +153,7 @@ class LocalStore:
             os.close(folder)
 
     def _sweep(self, folder: int) -> None:
-        """Removes partial files of killed writers, once per folder: a minute old, and not locked."""
+        """Removes partial files of killed writers that are a minute old and not locked, once per folder."""
         about = os.fstat(folder)
         place = (about.st_dev, about.st_ino)
         if place in self._swept:
@@ -190,17 +190,17 @@ class LocalStore:
         _compare(body, Digest(size, None, crc32))
 
     def _link_staged(self, folder: int, leaf: str, body: Body) -> bool:
-        """Gives a large staged file that is final a name here, and reads it once; False where it cannot."""
+        """Gives a large final staged file a name here and reads it once; returns False if it can't."""
         if not body.is_final or not self.checks_whole(body.size):
             return False
         try:
             with contextlib.suppress(FileNotFoundError):  # Left by an attempt that was killed.
                 os.unlink(leaf, dir_fd=folder)
-            # Without the lock, which is of the file and not of a name, another store might sweep an old file.
+            # The lock belongs to the file, whatever its name. Without it, another store might sweep it.
             if not try_lock(body.descriptor):
                 return False
             link_open(body.descriptor, leaf, folder)
-        except OSError:  # Another file system, no links or locks here: a copy reports all else.
+        except OSError:  # Another file system, or no links or locks; a copy reports anything else.
             return False
         _compare(body, Digest(os.fstat(body.descriptor).st_size, None, crc32_of(body.descriptor)))
         os.fsync(body.descriptor)
@@ -208,10 +208,10 @@ class LocalStore:
 
 
 def _compare(body: Body, digest: Digest) -> None:
-    """Compares what was read with what was staged.
+    """Compares the bytes that were read with the staged ones.
 
     Raises:
-        BytesCorruptError: They are not the same bytes.
+        BytesCorruptError: They differ.
     """
     if not body.is_measured:
         body.accept(digest)
@@ -253,7 +253,7 @@ def open_at(location: StoreLocation, **options: Any) -> LocalStore:
     """Returns the folder of a `file://` URI.
 
     Raises:
-        ValueError: It is of another machine, or not absolute.
+        ValueError: It names another machine, or isn't absolute.
     """
     if location.authority not in {"", "localhost"} or not location.quoted_path:
         uri = f"file://{location.authority}{location.quoted_path}"

@@ -1,4 +1,4 @@
-/** The panels of a run's page: settings, files, errors and costs. */
+/** The panels of a run's page: settings, results and costs. */
 
 import { fileUrl, isExported } from "./data.js";
 import { el, formatAge, formatBytes, formatDuration, formatNumber, formatTime, shorten } from "./dom.js";
@@ -8,11 +8,11 @@ import { faultTable } from "./time.js";
 const WRAPPED = { "white-space": "pre-wrap", "overflow-wrap": "anywhere" };
 
 /**
- * Returns the panels of a run from top to bottom, each with a title, content, and optionally a class.
+ * Returns the panels of a run, from top to bottom: title, content, and optionally a class.
  *
  * @param {string} id
  * @param {Object<string, any>} detail
- * @param {HTMLElement | null} metrics the content of the panel of metrics, if there is one.
+ * @param {HTMLElement | null} metrics the content of the panel of metrics; null for no such panel.
  */
 export function panelsOf(id, detail, metrics) {
   const { problem, errors, flight, time, writers, sessions, branches, checkpoints, artifacts } = detail;
@@ -183,7 +183,7 @@ function artifactsOf(id, artifacts) {
   );
 }
 
-/** Returns the environment of host and process by name, without what other panels show; the time comes first. */
+/** Returns what is known about host and process, without what other panels show; the time comes first. */
 function environmentOf({ packages, git, time, ...others }) {
   const pairs = flatten(others);
   if (time) pairs.unshift(["time", formatTime(time)]);

@@ -1,11 +1,11 @@
-/** Ticks of axes: which values, and their texts in one notation; knows no page. */
+/** Ticks of axes: values, and their texts in one notation. */
 
 const SI = ["", "k", "M", "G", "T", "P", "E"];
 const STEPS_OF_TIME = [
   1, 5, 15, 30, 60, 300, 900, 1800, 3600, 10800, 21600, 43200, 86400, 172800, 604800, 2592000,
 ];
 const DAY = 86400;
-/** Below this, ticks of a log scale are not only its decades. */
+/** A log scale of fewer decades has ticks between them. */
 const FEW_DECADES = 1.5;
 
 function decimalsFor(step) {
@@ -72,7 +72,7 @@ export function differencesOf(values) {
   return apart.map((one, at) => (Number.isFinite(one) ? `${one > 0 ? "+" : ""}${texts[at]}` : ""));
 }
 
-/** Returns the smallest of 1, 2 and 5 times a power of ten that is not below a number. */
+/** Returns the smallest 1, 2 or 5 times a power of ten that is at least as large as a number. */
 function roundStep(least) {
   const power = 10 ** Math.floor(Math.log10(least));
   return power * ([1, 2, 5].find((one) => one * power >= least * (1 - 1e-9)) ?? 10);
@@ -83,7 +83,7 @@ function roundStep(least) {
  *
  * @param {string} type "linear", "log" or "date", which has seconds since 1970.
  * @param {[number, number]} range
- * @param {number} most how many there may be.
+ * @param {number} most the largest number of ticks.
  * @returns {Array<[number, string]>}
  */
 export function ticksOf(type, [low, high], most) {

@@ -177,7 +177,7 @@ class TestLocalStore:
             (errno.EIO, TransientStoreError, "Input/output error: 'name'"),
         ],
     )
-    def test_what_a_disk_says_has_a_meaning(self, tmp_path, make_file, monkeypatch, code, error, message):
+    def test_every_disk_error_has_a_meaning(self, tmp_path, make_file, monkeypatch, code, error, message):
         """A full disk is waited for, with all files; a right that is missing may be that of one name."""
 
         def refuse(descriptor):

@@ -86,8 +86,8 @@ OTHER_REQUESTS = [
 
 
 @pytest.mark.parametrize(("pattern", "status", "view", "shown"), [*REQUESTS, *times([], OTHER_REQUESTS)])
-def test_a_request_that_fails_once_is_repeated(served, console, pattern, status, view, shown):
-    """A view repeats a failed request by itself."""
+def test_a_failed_request_is_repeated(served, console, pattern, status, view, shown):
+    """Whichever request fails, the page repeats it by itself."""
     opened = served(two_runs)
     ids = {name: opened.id_of(name) for name in ("one", "two")}
     page = opened.page
@@ -102,8 +102,8 @@ def test_a_request_that_fails_once_is_repeated(served, console, pattern, status,
 
 
 @pytest.mark.parametrize("view", ["charts", "media"])
-def test_a_view_says_why_its_runs_are_unknown(served, console, view):
-    """A link to deleted runs and a link without the token say what is wrong."""
+def test_a_page_without_its_runs_says_why(served, console, view):
+    """A link to deleted runs and a link without the token say so, and not that the runs are empty."""
     opened = served(two_runs)
     page = opened.page
     opened.go(f"{view}?run=gone")
@@ -142,7 +142,7 @@ def test_a_link_without_a_token_says_what_to_do(served, console):
 
 
 def test_a_silent_server_is_shown_as_offline(served, console):
-    """The page gives up an unanswered request for changes after a minute, as after a sleep."""
+    """A request for changes that nothing answers, as after a sleep, ends after a minute."""
     opened = served(two_runs)
     page = opened.page
     page.clock.install()
@@ -159,7 +159,7 @@ def test_a_silent_server_is_shown_as_offline(served, console):
 
 
 def test_a_deleted_run_is_shown_as_gone(served, console):
-    """If a folder is deleted, the page of the run and its chart say so; if it returns, they show it."""
+    """If a folder is deleted while its page or chart is open, the page says so; if it returns, it is shown again."""
     opened = served(two_runs)
     page = opened.page
     gone = opened.id_of("one")
@@ -181,8 +181,8 @@ def test_a_deleted_run_is_shown_as_gone(served, console):
     console.clear()
 
 
-def test_extreme_doubles_are_drawn(served):
-    """Extreme numbers and metrics without finite values leave a working chart, even smoothed or in bands."""
+def test_numbers_at_the_edges_of_a_double_are_drawn(served):
+    """The largest and smallest numbers, and metrics without a finite one, leave a chart that works, also smoothed and banded."""
 
     def write(root):
         for at in range(2):

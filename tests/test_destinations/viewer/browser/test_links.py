@@ -13,7 +13,7 @@ def row(opened, name):
 
 
 def test_a_link_has_the_current_selection(opened):
-    """Opening a run keeps the selection of others."""
+    """A run opened after others were chosen leaves them chosen, even if its row was drawn before."""
     page = opened.page
     row(opened, "alpha").locator(".pick input").check()
     row(opened, "beta").locator(".name a").click()
@@ -24,7 +24,7 @@ def test_a_link_has_the_current_selection(opened):
 
 
 def test_a_removed_run_stays_out(opened):
-    """The links beside charts lead to the current selection, and keep the settings of charts."""
+    """The links beside charts lead to the current selection, and keep how charts are shown."""
     page = opened.page
     alpha, beta = opened.id_of("alpha"), opened.id_of("beta")
     opened.go(f"charts?run={alpha}&run={beta}")
@@ -50,7 +50,7 @@ def test_skip_to_content_keeps_the_view(opened):
 
 
 def test_the_focus_stays_where_the_keyboard_left_it(opened):
-    """A redrawn control keeps the focus; in a new view, the content gets it."""
+    """A control that is drawn again keeps the focus; on another page the content has it."""
     page = opened.page
     page.focus("#theme")
     page.keyboard.press("Enter")
@@ -77,7 +77,7 @@ def test_the_focus_stays_where_the_keyboard_left_it(opened):
     ],
 )
 def test_a_link_to_a_missing_column_shows_the_table_without_it(opened, query, left):
-    """An old link shows the table, and says what it leaves out."""
+    """An old link doesn't lead to an empty table, and a message names what was left out."""
     opened.go(f"runs?{query}")
     opened.page.wait_for_selector(".filter-error:visible")
     assert f"no {left}:" in opened.page.inner_text(".filter-error")
@@ -85,14 +85,14 @@ def test_a_link_to_a_missing_column_shows_the_table_without_it(opened, query, le
 
 
 def test_a_link_to_no_run_shows_the_table(opened):
-    """A link to the page of a run without its id shows all runs."""
+    """A link to the page of a run without an id shows all runs."""
     opened.go("run/")
     opened.page.wait_for_selector(".grid-row[data-run]")
 
 
 @pytest.mark.parametrize("name", ["1~2~y", "~loss", "e~z", "50%/#?&=\n"])
-def test_a_zoom_belongs_to_the_metric_of_its_name(opened, name):
-    """Names that look like numbers or parts of a URL have their own zoom."""
+def test_each_metric_has_its_own_zoom(opened, name):
+    """This holds for names that look like numbers of a zoom or like parts of a URL."""
     found = opened.page.evaluate(
         """async (name) => {
             const { keepNumbers, numbersOf, readUrl } = await import("./static/state.js");
@@ -108,8 +108,8 @@ def test_a_zoom_belongs_to_the_metric_of_its_name(opened, name):
     assert found == [[1, 2, None, -1e-7], [3, 4, 5, 6], None, None, [3, 4, 5, 6]]
 
 
-def test_back_and_forward_go_through_all_views(opened):
-    """Each step in the history shows its view and its selection."""
+def test_back_and_forward_go_through_all_pages(opened):
+    """Each step in the history shows its page with its selection."""
     page = opened.page
     views = ["runs", "charts", "media", "explore", "compare"]
     opened.go(f"runs?run={opened.id_of('alpha')}&run={opened.id_of('beta')}")
@@ -156,8 +156,8 @@ def test_the_url_has_the_last_of_many_changes(opened):
     assert page.input_value("#smooth") == "0.1"
 
 
-def test_the_keyboard_uses_a_panel(opened):
-    """Escape returns the focus to the button of a panel, and a panel closes when the focus leaves it."""
+def test_a_panel_works_with_the_keyboard(opened):
+    """Escape returns the focus to the button of a panel; a panel that loses the focus closes."""
     page = opened.page
     button = page.locator("#group")
     button.focus()

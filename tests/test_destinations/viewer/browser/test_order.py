@@ -53,7 +53,7 @@ def settle(page):
 
 
 def test_the_table_is_shown_in_whatever_order_answers_arrive(run_root, tmp_path, new_page):
-    """A change during the first request leaves no empty table, even if newer answers come first."""
+    """A change is announced while the table is loading: a newer answer that arrives first doesn't empty it."""
     server = pytest.importorskip("destinations.viewer.server")
     with open_runs(run_root, cache=tmp_path / "index") as runs, server.Viewer(runs, port=0) as viewer:
         page = new_page()
@@ -70,8 +70,8 @@ def test_the_table_is_shown_in_whatever_order_answers_arrive(run_root, tmp_path,
         page.close()
 
 
-def test_charts_show_the_last_selection(tmp_path, new_page):
-    """The late answer of a run that is no longer selected isn't shown."""
+def test_charts_show_the_runs_chosen_last(tmp_path, new_page):
+    """A late answer about a run that is no longer chosen is not shown."""
     server = pytest.importorskip("destinations.viewer.server")
     root = tmp_path / "runs"
     for name in ("one", "other"):
@@ -95,7 +95,7 @@ def test_charts_show_the_last_selection(tmp_path, new_page):
 
 
 def test_explore_shows_the_runs_of_the_last_filter(opened):
-    """The page drops a late answer to an old filter."""
+    """A late answer to the previous filter is dropped."""
     page = opened.page
     opened.go("explore?sx=hparams.lr&sy=summary.loss")
     opened.until("() => document.querySelector('#scatter').data?.[0].x.length === 4")
@@ -110,8 +110,8 @@ def test_explore_shows_the_runs_of_the_last_filter(opened):
     assert page.evaluate("document.querySelector('#scatter').data[0].x") == [0.01]
 
 
-def test_words_on_an_axis_follow_the_order_of_the_table(tmp_path, new_page):
-    """Numbers come before texts and by size, as the server sorts them."""
+def test_words_on_an_axis_have_the_order_of_the_table(tmp_path, new_page):
+    """Numbers come before texts, by size, as the server sorts them."""
     server = pytest.importorskip("destinations.viewer.server")
     root = tmp_path / "runs"
     for place, size in enumerate([10, "auto", 2, "Auto"]):
@@ -134,8 +134,8 @@ def test_words_on_an_axis_follow_the_order_of_the_table(tmp_path, new_page):
         opened.page.close()
 
 
-def test_a_log_shows_the_last_chosen_file(tmp_path, new_page):
-    """The page drops the late text of another file."""
+def test_the_log_of_the_file_chosen_last_is_shown(tmp_path, new_page):
+    """The late text of the previous file is dropped."""
     server = pytest.importorskip("destinations.viewer.server")
     root = tmp_path / "runs"
     with Written(root / "one") as run:
@@ -189,7 +189,7 @@ def told_of(page, act):
 
 
 def test_rows_announced_during_a_request_appear(live):
-    """The page draws rows that were announced while an earlier answer was on its way."""
+    """The last rows of a run are drawn although they were announced while an earlier answer was pending."""
     opened, run = live
     page = opened.page
     late = Held(page, "**/api/series?*")
@@ -210,8 +210,8 @@ def test_rows_announced_during_a_request_appear(live):
     assert opened.traces("loss")[opened.id_of("live")]["y"] == [float(step) for step in range(7)]
 
 
-def test_rows_are_drawn_once_if_a_run_is_selected_meanwhile(live):
-    """Late new rows aren't added to rows that were loaded again meanwhile."""
+def test_rows_are_drawn_once_if_a_run_is_chosen_meanwhile(live):
+    """New rows that arrive after all rows were requested again are not added twice."""
     opened, run = live
     page = opened.page
     late = Held(page, "**/api/series?*")
@@ -235,7 +235,7 @@ def test_rows_are_drawn_once_if_a_run_is_selected_meanwhile(live):
 
 
 def test_a_chart_changed_before_its_values_arrive_is_drawn(viewer, new_page):
-    """Pressing a button while values load leaves the chart whole."""
+    """A button pressed while the values are loading leaves the chart whole."""
     page = new_page()
     late = Held(page, "**/api/series?*")
     opened = Opened(page, viewer)
