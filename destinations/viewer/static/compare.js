@@ -10,7 +10,17 @@ import {
   runInfo,
   selectedRows,
 } from "./data.js";
-import { breakable, debounce, el, fill, formatApart, formatNumber, icon, menu, shorten } from "./dom.js";
+import {
+  breakable,
+  debounce,
+  el,
+  fill,
+  formatApart,
+  formatNumber,
+  menu,
+  searchField,
+  shorten,
+} from "./dom.js";
 import { chartRank, isTiming, runLabels } from "./names.js";
 import { showBesideRuns, swatch } from "./sidebar.js";
 import { linkTo, state, update, visibleRuns, whenViewed } from "./state.js";
@@ -180,14 +190,11 @@ export function showCompare(root) {
         swatch(id),
         el("bdi", { title: shorten(runInfo(id).name, 300) }, shorten(labels.get(id), 60)),
       );
-    const find = el("input", {
-      type: "search",
+    const find = searchField("Search fields", {
       id: "search",
-      placeholder: "Search fields",
-      "aria-label": "Search fields",
       value: word,
       oninput: () => {
-        word = find.value;
+        word = find.input.value;
         drawTable();
       },
     });
@@ -229,7 +236,7 @@ export function showCompare(root) {
           withTimes = isOn;
           drawTable();
         }),
-        el("label", { class: "field search last" }, icon("search"), find),
+        find.field,
         unfoldButton(),
       ),
       visibleRuns().length > MOST_RUNS_COMPARED &&

@@ -171,6 +171,21 @@ export function toast(message, kind = "info") {
   setTimeout(() => node.remove(), kind === "error" ? 8000 : 3500);
 }
 
+/** Acts, and shows a message if that fails. */
+export async function attempt(act) {
+  try {
+    await act();
+  } catch (error) {
+    toast(error.message, "error");
+  }
+}
+
+/** Returns a search field and its input. */
+export function searchField(label, props) {
+  const input = el("input", { type: "search", placeholder: label, "aria-label": label, ...props });
+  return { input, field: el("label", { class: "field search" }, icon("search"), input) };
+}
+
 /** Stores a text in this browser under a name. */
 export function remember(name, text) {
   try {

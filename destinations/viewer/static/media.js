@@ -2,7 +2,7 @@
 
 import { drawPlot, savePlot, talking } from "./plot.js";
 import { fileUrl, listMedia, readTable, runDetail, runInfo, serverInfo } from "./data.js";
-import { debounce, el, fill, formatNumber, icon, iconButton, inTurn, isDark, shorten } from "./dom.js";
+import { debounce, el, fill, formatNumber, iconButton, inTurn, isDark, searchField, shorten } from "./dom.js";
 import { runLabels } from "./names.js";
 import { CLASSES, picture } from "./pictures.js";
 import { pointCloud, ramp, sound } from "./points.js";
@@ -32,14 +32,11 @@ export function showMedia(root) {
 
   const list = el("div", {});
   const none = el("p", { class: "muted" });
-  const find = el("input", {
-    type: "search",
+  const find = searchField("Search media", {
     id: "search",
-    placeholder: "Search media",
-    "aria-label": "Search media",
     value: state.find,
-    oninput: debounce(() => update({ find: find.value }), 120),
-    onchange: () => update({ find: find.value }),
+    oninput: debounce(() => update({ find: find.input.value }), 120),
+    onchange: () => update({ find: find.input.value }),
   });
   const kinds = el("span", { class: "actions", role: "group", "aria-label": "Kinds" });
   const master = el("input", {
@@ -53,14 +50,7 @@ export function showMedia(root) {
   const bar = el("label", { class: "slider button" }, "Step", master, said);
   const leaveSidebar = showBesideRuns(
     root,
-    el(
-      "div",
-      { class: "toolbar" },
-      el("label", { class: "field search" }, icon("search"), find),
-      unfoldButton(),
-      kinds,
-      bar,
-    ),
+    el("div", { class: "toolbar" }, find.field, unfoldButton(), kinds, bar),
     none,
     list,
   );

@@ -3,6 +3,7 @@
 import { MetricChart } from "./chart.js";
 import { editRun, isExported, readLog, runDetail, selectedRows } from "./data.js";
 import {
+  attempt,
   breakable,
   el,
   fieldFor,
@@ -15,7 +16,6 @@ import {
   inTurn,
   shorten,
   tagsIn,
-  toast,
 } from "./dom.js";
 import { chartRank } from "./names.js";
 import { panelsOf } from "./panels.js";
@@ -214,11 +214,7 @@ class RunPage {
   }
 
   async save(patch) {
-    try {
-      await editRun(this.id, patch);
-    } catch (error) {
-      toast(error.message, "error");
-    }
+    await attempt(() => editRun(this.id, patch));
     await this.load();
   }
 

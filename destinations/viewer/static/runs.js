@@ -2,6 +2,7 @@
 
 import { editRun, isExported } from "./data.js";
 import {
+  attempt,
   el,
   fieldFor,
   fill,
@@ -386,25 +387,11 @@ class RunTable {
           },
           shorten(row.name, 200),
         ),
-        !isExported && this.rowTools(row),
+        !isExported && favouriteButton(row, (patch) => this.save(row, patch), { tabIndex: -1 }),
       ),
       this.rows.columns.map((name) => this.cell(name, row)),
     );
     return node;
-  }
-
-  rowTools(row) {
-    return el(
-      "span",
-      { class: "row-tools" },
-      iconButton(
-        "archive",
-        row.archived ? "Take out of the archive" : "Archive",
-        () => this.save(row, { archived: !row.archived }),
-        { tabIndex: -1 },
-      ),
-      favouriteButton(row, (patch) => this.save(row, patch), { tabIndex: -1 }),
-    );
   }
 
   cell(name, row) {
@@ -498,32 +485,18 @@ class RunTable {
   }
 
   async save(row, patch) {
-    try {
-      Object.assign(row, await editRun(row.id, patch), { values: row.values });
-      if ("archived" in patch) {
-        toast(
-          patch.archived
-            ? `Archived ${shorten(row.name, 40)}`
-            : `${shorten(row.name, 40)} is out of the archive`,
-        );
-        await this.rows.reload();
-      }
-    } catch (error) {
-      toast(error.message, "error");
-    }
+    await attempt(async () => Object.assign(row, await editRun(row.id, patch), { values: row.values }));
     this.draw();
   }
 
   async archiveChosen() {
     const ids = chosenRuns();
-    try {
+    await attempt(async () => {
       for (const id of ids) await editRun(id, { archived: !state.archived });
       toast(
         `${ids.length} ${ids.length === 1 ? "run" : "runs"} ${state.archived ? "taken out of the archive" : "archived"}`,
       );
-    } catch (error) {
-      toast(error.message, "error");
-    }
+    });
     update({ run: [], off: [] });
     await this.rows.reload();
   }
@@ -547,16 +520,14 @@ class RunTable {
 
   /** Selects the runs of a part of the table or takes them out, up to `MOST_SELECTED`. */
   async pickRange(first, total, isOn) {
-    try {
+    await attempt(async () => {
       const rows = await this.rows.ask(first, Math.min(total, MOST_SELECTED));
       selectRuns(
         rows.map(({ id }) => id),
         isOn,
       );
       if (total > rows.length) toast(`Selected ${rows.length} of ${formatNumber(total)} runs.`);
-    } catch (error) {
-      toast(error.message, "error");
-    }
+    });
   }
 
   chooseColumns() {

@@ -1,6 +1,16 @@
 /** Logged tables, which the reader sorts by a column and filters by a word. */
 
-import { breakable, download, el, fill, formatNumber, icon, iconButton, shorten, toCsv } from "./dom.js";
+import {
+  breakable,
+  download,
+  el,
+  fill,
+  formatNumber,
+  iconButton,
+  searchField,
+  shorten,
+  toCsv,
+} from "./dom.js";
 
 const MOST_ROWS = 500;
 
@@ -16,12 +26,7 @@ export function dataTable(columns, rows, orders, about = {}) {
   let sorted = -1,
     isDown = false,
     most = MOST_ROWS;
-  const find = el("input", {
-    type: "search",
-    placeholder: "Filter rows",
-    "aria-label": "Filter rows",
-    oninput: () => draw(),
-  });
+  const find = searchField("Filter rows", { oninput: () => draw() });
   const count = el("span", { class: "muted" });
   const head = el("thead"),
     body = el("tbody");
@@ -41,7 +46,7 @@ export function dataTable(columns, rows, orders, about = {}) {
   }
 
   function draw() {
-    const word = find.value.toLowerCase();
+    const word = find.input.value.toLowerCase();
     const inOrder =
       sorted < 0
         ? rows
@@ -122,7 +127,7 @@ export function dataTable(columns, rows, orders, about = {}) {
     el(
       "div",
       { class: "table-tools" },
-      el("label", { class: "field search" }, icon("search"), find),
+      find.field,
       count,
       iconButton("download", "Save as CSV", () =>
         download(

@@ -315,9 +315,8 @@ def test_unchanged_rows_stay_in_the_document(own):
 def test_archive(own):
     """An archived run leaves the table, and is listed with the archived ones."""
     page = own.page
-    row = page.locator(f'.grid-row[data-run="{own.id_of("beta")}"]')
-    row.hover()
-    row.get_by_label("Archive", exact=True).click()
+    page.locator(f'.grid-row[data-run="{own.id_of("beta")}"] .pick input').click()
+    page.get_by_role("button", name="Archive", exact=True).click()
     wait_for_names(own, "alpha")
     page.check("#archived")
     wait_for_names(own, "beta")
