@@ -69,6 +69,15 @@ class Block:
     def __len__(self) -> int:
         return len(self.step)
 
+    def until(self, time: float | None) -> "Block":
+        """Returns the rows that were logged up to a time; all of them for None."""
+        return self if time is None else self.chosen(~(self.time > time))
+
+    def chosen(self, keep: _Bools) -> "Block":
+        """Returns some of the rows, by a mask, bool `(rows,)`."""
+        columns = {name: (values[keep], there[keep]) for name, (values, there) in self.columns.items()}
+        return Block(self.step[keep], self.time[keep], columns, self.writer)
+
     def add_to(self, statistics: Aggregate) -> None:
         """Adds the rows to statistics, with their epoch if that is a column."""
         statistics.add_columns(list(self.columns), self.step, self.columns.values())
@@ -261,8 +270,4 @@ def _has_negative_zero(cells: _Cells) -> bool:
 
 def _within(limit: Limit | None, block: Block) -> Block:
     """Returns the rows that count."""
-    if limit is None:
-        return block
-    keep = ~drops(limit, block.step, block.time)
-    columns = {name: (values[keep], there[keep]) for name, (values, there) in block.columns.items()}
-    return Block(block.step[keep], block.time[keep], columns)
+    return block if limit is None else block.chosen(~drops(limit, block.step, block.time))

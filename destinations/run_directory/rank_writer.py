@@ -362,7 +362,7 @@ class RankWriter:
         """Opens what earlier sessions left; in the writer thread, because it may read a lot."""
         sync_journal(self._folder, self._run_dir)
         self._papers.keep_reserve()
-        self._drain.open(is_new=not self.had_rows)
+        self._drain.open()
         self._are_statistics_due |= self._csv.exists
         self._is_open = True
 

@@ -214,6 +214,6 @@ def _computed_records(stream: Stream, rank: int) -> _Records:
                 index.add_to(statistics)
                 continue
             for block in blocks_of(file):
-                block.add_to(statistics)
-        block_of_rows(snapshot.journal_rows()).add_to(statistics)
+                block.until(stream.until).add_to(statistics)
+        block_of_rows(snapshot.journal_rows()).until(stream.until).add_to(statistics)
     return statistics.to_json()

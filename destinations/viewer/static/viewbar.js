@@ -1,4 +1,4 @@
-/** The line that says which runs all views show: saved views, search, filter, statuses, groups, colours and the goal. */
+/** The bar of the view that all pages share: saved views, search, filter, statuses, groups, colours and the goal. */
 
 import { dataChanges, isExported, listFields, listGroups, listRuns, readViews, saveView } from "./data.js";
 import { debounce, el, fill, formatNumber, icon, iconButton, menu, popover, shorten, toast } from "./dom.js";
@@ -16,10 +16,10 @@ import {
   viewQuery,
 } from "./state.js";
 
-/** How many runs a page draws if none is chosen: as many as there are colours, or all that bands may average. */
+/** How many runs a page draws if none is chosen: one for each colour, or as many as bands average over. */
 const MOST_VIEWED = 10;
 const MOST_BANDED = 200;
-const MOST_FIELDS = 200;
+const MOST_FIELDS = 100;
 const OWN = ["q", "where", "without", "archived", "sort", "goal", "group", "sc"];
 
 function bare(name) {
@@ -31,7 +31,7 @@ function mostViewed() {
   return state.page === "charts" && state.band ? MOST_BANDED : MOST_VIEWED;
 }
 
-/** Returns the button that unfolds a toolbar on a phone, where only what matters most is shown. */
+/** Returns the button that unfolds a toolbar on a phone. */
 export function unfoldButton() {
   const button = iconButton("chevron", "More controls", () => {
     const isOpen = button.parentElement?.classList.toggle("open") ?? false;
@@ -41,7 +41,7 @@ export function unfoldButton() {
   return button;
 }
 
-/** The line itself, the same on every page; it stays while pages come and go. */
+/** The bar itself; it stays while pages change. */
 class ViewBar {
   constructor(root) {
     this.fields = [];
@@ -55,7 +55,7 @@ class ViewBar {
       placeholder: "Search runs",
       "aria-label": "Search runs",
       oninput: debounce(() => update({ q: this.search.value }), 150),
-      // "change" comes when the field is left: what was typed last is then not waited for.
+      // "change" fires when the field loses focus, so that nobody waits for the pause.
       onchange: () => update({ q: this.search.value }),
     });
     this.filter = new FilterField(() => this.fields);
@@ -104,7 +104,7 @@ class ViewBar {
     this.load();
   }
 
-  /** Asks how many runs of each status there are, and which runs the view shows while none is chosen. */
+  /** Requests the number of runs of each status, and the runs that the view shows if none is chosen. */
   async load() {
     this.asked += 1;
     const mine = this.asked;
@@ -112,7 +112,7 @@ class ViewBar {
     try {
       const { fields } = await listFields();
       const query = viewQuery();
-      // A link may name a column that these runs do not have.
+      // A link may name a column that these runs don't have.
       if (!isColumn(query.sort.replace(/^-/, ""), fields)) query.sort = "";
       const [groups, { total, rows }] = await Promise.all([
         listGroups({ ...query, without: [], group: ["status"] }),
@@ -132,13 +132,13 @@ class ViewBar {
     }
   }
 
-  /** Shows what is wrong with the view, or with what one page asked; null if nothing is. */
+  /** Shows an error of the view or of a page's request; null clears it. */
   complain(part, error) {
     this.problems[part] = error;
     this.filter.complain(this.problems.view ?? this.problems.page);
   }
 
-  /** Draws what the view is. */
+  /** Draws the current view. */
   draw() {
     fill(this.name, shorten(state.view || "All runs", 40));
     if (document.activeElement !== this.search) this.search.value = state.q;
@@ -175,7 +175,7 @@ class ViewBar {
     this.goal.value = state.goal;
   }
 
-  /** Draws a chip for each status of the runs that match, to leave its runs out and to take them back. */
+  /** Draws a chip for each status, which leaves out its runs and brings them back. */
   drawChips(groups) {
     const there = new Map(groups.map(({ label, total }) => [label, total]));
     for (const label of state.without) if (!there.has(label)) there.set(label, 0);
@@ -230,7 +230,7 @@ class ViewBar {
     );
   }
 
-  /** Returns the saved views, and a field for the name of a new one; they come a moment later. */
+  /** Returns the list of saved views, which fills a moment later, and a field for the name of a new one. */
   chooseView(close) {
     const list = el("div", { class: "choices" });
     const keep = async (name, view) => {
@@ -281,7 +281,7 @@ class ViewBar {
   }
 }
 
-/** Returns the parts of the view that are not as usual, as they are saved. */
+/** Returns the fields of the view that differ from the defaults. */
 function viewNow() {
   const parts = VIEW.map((name) => [name, state[name]]).filter(([, value]) => value.length);
   return Object.fromEntries(
@@ -292,23 +292,23 @@ function viewNow() {
 /** @type {ViewBar | undefined} */
 let bar;
 
-/** Shows the line in an element. */
+/** Shows the bar in an element. */
 export function showViewBar(root) {
   bar = new ViewBar(root);
 }
 
-/** Shows the view of an address that another one has replaced. */
+/** Draws the bar again after the address changed. */
 export function showViewNow() {
   bar?.draw();
   bar?.load();
 }
 
-/** Returns the place for what is wrong with the view, which each page has at its top. */
+/** Returns the element for errors of the view, which each page has at its top. */
 export function problemOfView() {
   return bar?.filter.problem ?? "";
 }
 
-/** Shows what is wrong with what a page asked; null if nothing is. */
+/** Shows an error of a page's request; null clears it. */
 export function complain(error) {
   bar?.complain("page", error);
 }

@@ -447,18 +447,6 @@ def test_media_of_a_folder_that_is_deleted_are_counted(drive, tmp_path):
     assert sidecar_of(tmp_path)["lost"] == {"media": 2}
 
 
-def test_a_csv_that_another_program_made_first_is_no_part_of_a_new_run(drive, tmp_path):
-    """It appears between the lock and the first row: it is kept aside."""
-    run = drive(flush_seconds=1000).fit()
-    (tmp_path / "run" / "metrics.csv").write_text("step,theirs\n1,2\n")
-
-    run.log({"a": 0.0}, 0)
-    run.close()
-
-    assert read_series(tmp_path / "run", "a") == [(0, 0.0)]
-    assert (tmp_path / "run" / "abandoned" / "metrics.foreign0.csv").read_text() == "step,theirs\n1,2\n"
-
-
 def test_a_folder_moved_while_it_is_written_keeps_its_rows(drive, tmp_path, caplog):
     """After a rename everything is written to the moved folder, which stays locked.
 

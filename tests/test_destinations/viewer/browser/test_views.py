@@ -84,7 +84,9 @@ def test_the_outliers_switch_shows_a_spike_that_leaves_the_chart(grid):
     """Without outliers a triangle at the edge has the value, and the card counts it; with them the axis reaches it."""
     grid.go(f"charts?run={grid.id_of('a-lr1-seed0')}&smooth=0")
     grid.drawn("loss")
-    assert grid.until(SHOWN)["range"][1] < 50
+    shown = grid.until(SHOWN)
+    assert shown["range"][1] < 50
+    assert (shown["foot"], shown["labels"]) == ("▲ 1 above.", ["50.0"])
     grid.page.click("#outliers")
     grid.until("() => document.querySelector('.chart[data-metric=loss] .plot').layout.yaxis.range[1] >= 50")
     assert "outliers=1" in grid.page.url
