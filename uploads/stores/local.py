@@ -44,9 +44,9 @@ class LocalStore:
     print([found.name for found in store.list()])  # []
     ```
 
-    A put writes beside its target, syncs, and renames the file, or links it if it is create-only. If the spool
-    is on the store's file system, a file above 8 MiB that is no longer written isn't copied: the object is a
-    hard link to it, and the file is read once for its CRC-32. Every folder on the way is opened without
+    A put writes beside its target, syncs, and renames the file, or links it if it is create-only. If the
+    spool is on the store's file system, a file above 8 MiB that is no longer written isn't copied: the object
+    is a hard link to it, and the file is read once for its CRC-32. Every folder on the way is opened without
     following links, so that nothing is read or written outside the root.
     """
 
