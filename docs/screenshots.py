@@ -26,6 +26,7 @@ SETTINGS = list(itertools.product((3e-3, 1e-2, 3e-2, 1e-1), (0.1, 0.3, 0.5), (1,
 CHOSEN = [(1e-2, 0.3, 1), (3e-3, 0.3, 1), (3e-2, 0.1, 1), (1e-1, 0.5, 1)]
 BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 DRAWN_MS = 1500
+WAIT_MS = 120_000
 MEDIA_ARE_THERE = """() => [...document.querySelectorAll('.images .of-run')].every((run) => {
     const pictures = [...run.querySelectorAll('.picture')];
     return pictures.length && pictures.every((one) => one.querySelector('img')?.complete && one.querySelector('canvas'));
@@ -119,6 +120,7 @@ def main(epochs: int, root: Path | None) -> None:
                     device_scale_factor=1.5,
                     color_scheme="dark" if theme == "dark" else "light",
                 )
+                context.set_default_timeout(WAIT_MS)
                 page = context.new_page()
                 shoot(page, viewer, theme)
                 context.close()

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote_to_bytes
 
-from uploads.disk import closing, crc32_of, link_open, rename_without_replacing, try_lock
+from uploads.disk import NO_LINKS, closing, crc32_of, link_open, rename_without_replacing, try_lock
 from uploads.errors import (
     BytesCorruptError,
     RejectedByStoreError,
@@ -44,10 +44,10 @@ class LocalStore:
     print([found.name for found in store.list()])  # []
     ```
 
-    A put writes beside its target, syncs, and renames; with create-only, the rename replaces nothing. If
-    the spool is on the store's file system, a file above 8 MiB that is no longer written isn't copied:
-    the object is a hard link to it, and the file is read once for its CRC-32. Every folder on the way is
-    opened without following links, so that nothing is read or written outside the root.
+    A put writes beside its target, syncs, and renames the file, or links it if it is create-only. If the
+    spool is on the store's file system, a file above 8 MiB that is no longer written isn't copied: the object
+    is a hard link to it, and the file is read once for its CRC-32. Every folder on the way is opened without
+    following links, so that nothing is read or written outside the root.
     """
 
     def __init__(self, root: str | Path) -> None:
@@ -166,9 +166,12 @@ class LocalStore:
 
     @staticmethod
     def _create(folder: int, partial: str, leaf: str) -> None:
-        """Names the file atomically if the name is free: by a rename without replacing, or on NFS a link."""
-        if not rename_without_replacing(partial, leaf, folder):
+        """Names the file atomically if the name is free: by a link, or on FAT by a rename."""
+        try:
             os.link(partial, leaf, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
+        except OSError as error:
+            if error.errno not in NO_LINKS or not rename_without_replacing(partial, leaf, folder):
+                raise
 
     def _write(self, folder: int, leaf: str, body: Body) -> None:
         with contextlib.suppress(FileNotFoundError):  # Left by an attempt that was killed.

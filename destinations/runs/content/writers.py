@@ -1,4 +1,4 @@
-"""`WriterState`: how each named writer of a run stands. Importing this module imports numpy."""
+"""`WriterState`: the state of each named writer of a run. Importing this module imports numpy."""
 
 import attrs
 
@@ -14,13 +14,13 @@ __all__ = ["WriterState", "writer_states"]
 
 @attrs.frozen
 class WriterState:
-    """How a named writer of a run stands.
+    """The state of a named writer of a run.
 
     Attributes:
-        name: of the writer.
-        status: as it is shown; "unknown" where it has not begun to write.
-        is_alive: whether it has not ended, and its heartbeat is fresh.
-        rows: how many rows it has, of its rank 0; None where they cannot be read.
+        name: the name of the writer.
+        status: the status as shown; "unknown" if it hasn't written anything yet.
+        is_alive: whether it hasn't ended and its heartbeat is fresh.
+        rows: the number of rows of its rank 0; None if they can't be read.
         seen_at: its last sign of life, in seconds since 1970; None if unknown.
     """
 
@@ -32,10 +32,10 @@ class WriterState:
 
 
 def writer_states(run: RecordedRun, now: float) -> list[WriterState]:
-    """Returns how the writers of a run stand, by name.
+    """Returns the state of each writer of a run, by name.
 
     Args:
-        run: which they add to.
+        run: the run.
         now: seconds since 1970.
     """
     return [_state_of(run, Stream(run.path, name), now) for name in run.writers]

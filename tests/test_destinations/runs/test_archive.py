@@ -98,7 +98,7 @@ def test_values_of_another_type_get_another_column():
     assert wide.left_out == set()
 
 
-def test_names_that_cannot_be_columns_are_reported(tmp_path):
+def test_names_unusable_as_columns_are_reported(tmp_path):
     """Engines don't tell `LR` from `lr`, so the second one is only in the long table and in the report."""
     with Written(tmp_path / "runs" / "one") as run:
         run.logger.log_hyperparameters({"lr": 0.1, "LR": 0.2})

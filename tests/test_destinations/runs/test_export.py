@@ -297,7 +297,7 @@ def test_runs_as_parquet(records, tmp_path):
     assert frame["tags"][0].tolist() == ["x", "y"]
 
 
-def test_values_that_parquet_lacks_are_converted(tmp_path):
+def test_values_without_a_parquet_type_are_converted(tmp_path):
     """An integer beyond 64 bits becomes the nearest float, and a lone surrogate is escaped."""
     pandas = pytest.importorskip("pandas")
     hparams = {"huge": 2**70, "text": "a\ud800", "b\ud800": 1}

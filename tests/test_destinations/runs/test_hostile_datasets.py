@@ -141,7 +141,7 @@ def test_linked_dataset_is_read(dataset):
 
 
 @pytest.mark.parametrize("name", ["d%41", "a%2e%2e%2fdA"])
-def test_path_that_delta_misreads_is_refused(made, tmp_path, name):
+def test_path_misread_by_delta_is_refused(made, tmp_path, name):
     """delta-rs decodes `%41` to `A`, which may be another dataset."""
     shutil.copytree(made / "dataset", tmp_path / "dA")
 

@@ -113,7 +113,7 @@ def without_last_lines(path, count):
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-count]))
 
 
-def test_a_part_that_the_history_lost_is_named_by_verify_and_readers(copy, caplog):
+def test_part_missing_from_the_history_is_reported(copy, caplog):
     """A history cut at a line no longer lists the last part, whose rows would be missing in silence."""
     without_last_lines(copy / "metrics.history.jsonl", 1)
 
@@ -123,7 +123,7 @@ def test_a_part_that_the_history_lost_is_named_by_verify_and_readers(copy, caplo
     assert text in caplog.text
 
 
-def test_rows_that_are_cut_with_their_checksums_are_counted(copy):
+def test_rows_cut_with_their_checksums_are_counted(copy):
     """The summary of a completed run tells how many rows its CSV had."""
     with WrittenInParts(copy, batch=600, flush_seconds=1000) as run:
         for step in range(600, 620):

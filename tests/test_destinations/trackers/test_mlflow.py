@@ -604,7 +604,7 @@ def test_a_deleted_experiment_is_an_error_that_says_so(sqlite_uri, tmp_path, cap
 
 
 def test_a_missing_package_is_named(monkeypatch):
-    """The constructor says which extra to install."""
+    """The constructor says which package to install."""
     monkeypatch.setitem(sys.modules, "mlflow", None)
 
     with pytest.raises(ImportError, match="pip install mlflow"):

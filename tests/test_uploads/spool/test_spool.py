@@ -402,18 +402,6 @@ def test_a_lock_is_one_process_at_a_time_and_names_it(tmp_path):
     assert owner_of(tmp_path / "lock") is None
 
 
-def test_the_kernel_decides_who_owns_not_the_number_in_the_file(tmp_path):
-    """After a reboot the file may name a process id that another process has now."""
-    (tmp_path / "lock").write_text(
-        json.dumps({"pid": os.getpid(), "host": "here", "role": "queue", "since": "then"})
-    )
-
-    assert owner_of(tmp_path / "lock") is None
-    lock = OwnerLock(tmp_path / "lock", "queue")
-    lock.take()
-    lock.release()
-
-
 def test_a_file_in_the_place_of_a_folder_makes_way_for_a_private_one(spool):
     """It is put into quarantine; nobody else may look into what comes instead."""
     (spool.path / "tmp").rmdir()

@@ -388,7 +388,7 @@ class S3Store:
             response_checksum_validation="when_required",
             **self._options.of_client(),
         )
-        # botocore asks for a parser with each request. Its own uses dateutil: half the cost of a listing.
+        # botocore parses times with dateutil: half the cost of a listing.
         core.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=_parse_time)
         client = session.client("s3", endpoint_url=self._options.endpoint_url, config=config)
         client.meta.events.register("before-call.s3.HeadBucket", _follow_no_redirect)
