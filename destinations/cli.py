@@ -44,10 +44,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command.
 
     Args:
-        arguments: command-line arguments; those of this process by default.
+        arguments: command-line arguments. Default: those of this process.
 
     Returns:
-        The exit code: 2 usage error, 130 Ctrl-C, 141 broken pipe, else that of the command.
+        The exit code: 2 for a usage error, 130 for Ctrl-C, 141 for a broken pipe, else the command's.
     """
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     try:

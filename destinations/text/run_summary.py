@@ -10,8 +10,7 @@ Look at it: destinations runs show runs/digits
 In a browser: destinations view runs
 ```
 
-Of several destinations that could print it, the first `Console` does, else the first `ProgressBar`, on rank
-0.
+On rank 0, the first `Console` prints it, or else the first `ProgressBar`.
 """
 
 import contextlib
@@ -56,7 +55,7 @@ class _Best:
             self.best, self.step = value, step
 
     def take(self, value: float | None, step: int | None) -> None:
-        """Takes the best value of the whole run, of which earlier sessions may have had it."""
+        """Takes the best value of the whole run, which may be from an earlier session."""
         if value is not None and not (value - self.best) * self.sign < 0:
             self.best, self.step = value, step
 

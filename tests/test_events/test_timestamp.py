@@ -146,7 +146,7 @@ def test_numbers_of_numpy_count():
         (3, Time(3, "ep")),
     ],
 )
-def test_from_input_takes_what_users_write(value, expected):
+def test_from_input_takes_common_notations(value, expected):
     """They write a time, a string, a timedelta, or a bare number with a default unit."""
     assert Time.from_input(value, "ep") == expected
 
@@ -247,7 +247,7 @@ def test_units_do_not_mix(operation):
     assert isinstance(caught.value, EventsError)
 
 
-def test_the_error_of_mixed_units_says_what_to_do():
+def test_the_error_of_mixed_units_gives_advice():
     """It names both times and the call that gives the right unit."""
     with pytest.raises(TimeUnitError, match=r'got 1ep and 5ba; .*timestamp\.get\("ba"\) .* in batches'):
         _ = Time(1, "ep") < "5ba"

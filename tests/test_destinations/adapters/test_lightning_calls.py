@@ -153,7 +153,7 @@ def test_a_watched_model_without_events_is_reported(tmp_path, caplog):
 
 
 @pytest.mark.parametrize(("log_model", "expected"), [("all", 3), (True, 1), (False, 0)])
-def test_log_model_uploads_what_the_wandb_logger_would(tmp_path, log_model, expected):
+def test_log_model_uploads_the_same_as_the_wandb_logger(tmp_path, log_model, expected):
     """Every checkpoint as it is saved, those that are kept at the end, or none."""
     from destinations import Artifacts
 

@@ -111,7 +111,7 @@ def test_attempts_are_counted_where_ours_are(tmp_path, caplog):
         ("s3://bucket", {}, "must contain {remote_file_name}"),
     ],
 )
-def test_what_has_no_equivalent_is_refused(uri, backend, message):
+def test_arguments_without_an_equivalent_are_refused(uri, backend, message):
     """The constructor raises, and names it."""
     options = {"file_path_format_string": "x"} if not backend and uri.startswith("s3") else {}
 

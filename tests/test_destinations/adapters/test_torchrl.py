@@ -149,7 +149,7 @@ def test_strings_build_a_folder(tmp_path, sidecar, by_position):
     assert sidecar(tmp_path / "cartpole")["status"] == "completed"
 
 
-def test_plain_dicts_may_be_nested_and_a_bad_value_costs_itself():
+def test_plain_dicts_may_be_nested_and_bad_values_are_dropped():
     """Names are joined; strings, arrays and what has no number arrive in their own way."""
     memory = InMemory()
     logger = TorchRLLogger(memory, raise_errors=True)

@@ -642,7 +642,7 @@ def test_lines_of_many_threads_are_whole(folder, capsys):
     )
 
 
-def test_what_ended_the_run_is_written(folder):
+def test_the_exception_that_ended_the_run_is_written(folder):
     """The traceback stands at the end, without its secrets."""
     run = DryRun(TextFile("log.txt"))
     run.init()

@@ -103,7 +103,7 @@ def test_a_nan_of_another_metric_is_no_reason(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_exception_is_kept_with_its_frames_and_what_led_to_it(tmp_path, make_trainer):
+def test_an_exception_is_kept_with_its_frames_and_causes(tmp_path, make_trainer):
     """The frames say which line of the user raised; secrets in the message are redacted."""
 
     class Fails(Callback):
@@ -379,7 +379,7 @@ COLLECTIVE = {
 }
 
 
-def test_what_the_watchdog_of_nccl_wrote_is_joined_and_uploaded(tmp_path, dumps):
+def test_the_dump_of_nccls_watchdog_is_joined_and_uploaded(tmp_path, dumps):
     """Its last collectives are those of the rank; the dump itself goes where the files of the run go."""
     recorder = FlightRecorder(folder=tmp_path / "flight", hang_seconds=None)
     with Run(Artifacts(tmp_path / "store", spool=tmp_path / "spool"), recorder, "mine") as run:
@@ -413,7 +413,7 @@ class Harmful:
         pickle.dumps({"entries": range(3)}),
     ],
 )
-def test_a_dump_that_is_none_is_left_alone(tmp_path, dumps, content):
+def test_an_invalid_dump_is_ignored(tmp_path, dumps, content):
     """It neither harms nor is it reported."""
     recorder = FlightRecorder(folder=tmp_path / "flight", hang_seconds=None)
     with Run(None, recorder, "mine") as run:

@@ -148,7 +148,7 @@ def test_kurtosis_is_three_for_a_normal_distribution(make_trainer):
     assert memory.most_recent_values["activations/kurtosis/_output.0"] == pytest.approx(3.0, abs=0.05)
 
 
-def test_what_activation_monitor_does_not_do_is_reported():
+def test_unsupported_arguments_of_activation_monitor_raise():
     """Units that make no sense, and the argument of one tracker, are errors."""
     with pytest.raises(ValueError, match="interval must be in batches or epochs"):
         ActivationMonitor("10sp")

@@ -79,7 +79,7 @@ def test_segmentation_has_masks_of_prediction_and_truth():
     assert torch.as_tensor(value["masks"]["prediction"]).shape == (2, 4, 4)
 
 
-def test_what_is_no_image_is_ignored(make_trainer):
+def test_batches_without_images_are_ignored(make_trainer):
     """A batch of vectors has nothing to show."""
     memory = InMemory()
     make_trainer(callbacks=ImageVisualizer(), loggers=memory, max_duration="1ba").fit()

@@ -114,14 +114,14 @@ def test_no_values_at_all_make_an_empty_record():
         ([math.inf], [0.0, 1.0], "counts of 0 or more"),
     ],
 )
-def test_what_is_no_histogram_is_refused(counts, edges, complaint):
+def test_invalid_histograms_are_refused(counts, edges, complaint):
     """At the call, and by what is wrong."""
     with pytest.raises(RecordError, match=complaint):
         BinnedValues(counts, edges)
 
 
 @pytest.mark.parametrize(("mean", "std"), [(math.nan, 1.0), (0.0, -1.0), (0.0, math.inf)])
-def test_what_is_no_distribution_is_refused(mean, std):
+def test_invalid_distributions_are_refused(mean, std):
     """A standard deviation is 0 or more."""
     with pytest.raises(RecordError, match="finite mean and std"):
         BinnedValues.normal(mean, std)

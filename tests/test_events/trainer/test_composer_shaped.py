@@ -86,7 +86,7 @@ def test_a_model_with_its_own_loss_and_metrics_needs_no_loss_fn(metric_list):
     assert all(0 < value <= 1 for _, value in metric_list.series("metrics/train_epoch/accuracy"))
 
 
-def test_callbacks_read_the_values_of_metrics_and_what_updating_them_returned(metric_list):
+def test_callbacks_read_metric_values_and_results_of_updates(metric_list):
     """Callbacks of llm-foundry do so; a metric of another evaluation keeps its value."""
     seen = []
 
@@ -368,7 +368,7 @@ def test_an_argument_that_the_trainer_lacks_is_named(make_trainer, name, hint):
     ("name", "hint"),
     [("all_saved_checkpoints_to_timestamp", r"saver\.state_dict\(\)"), ("foldr", "has no 'foldr'")],
 )
-def test_what_a_saver_does_not_have_is_named(tmp_path, name, hint):
+def test_missing_attributes_of_a_saver_are_named(tmp_path, name, hint):
     """The error says what to use where that is known."""
     with pytest.raises(AttributeError, match=hint):
         getattr(CheckpointSaver(tmp_path), name)

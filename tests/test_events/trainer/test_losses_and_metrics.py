@@ -75,7 +75,7 @@ def test_each_of_several_losses_is_logged(make_trainer, make_dataloader, metric_
 
 
 @pytest.mark.parametrize("loss", ["much", None, {}, []])
-def test_what_is_no_loss_raises(make_trainer, loss):
+def test_invalid_losses_raise(make_trainer, loss):
     """It is said what a loss may be."""
     with pytest.raises(TypeError, match="loss must be a tensor, or several by name or in a list"):
         make_trainer(loss_fn=lambda outputs, targets: loss).fit()
@@ -136,7 +136,9 @@ def test_the_metrics_of_a_collection_are_logged_each(make_trainer, make_dataload
     }
 
 
-def test_what_cannot_be_logged_is_left_out_with_a_word(make_trainer, make_dataloader, metric_list, caplog):
+def test_values_that_cannot_be_logged_are_left_out_with_a_warning(
+    make_trainer, make_dataloader, metric_list, caplog
+):
     """A text, nothing, a cube: training goes on, and each is said once."""
 
     class Returns(torchmetrics.Metric):

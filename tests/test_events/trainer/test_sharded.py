@@ -79,7 +79,7 @@ class TestOnTheDisk:
         assert (summary["run_name"], summary["batch"], summary["epoch"]) == ("test", 10, 2)
         assert (saved / "latest.symlink").read_text() == f"test/checkpoints/{NEWEST}/manifest.json"
 
-    def test_has_what_a_file_has(self, saved, make_trainer, tmp_path):
+    def test_shards_hold_the_content_of_a_file(self, saved, make_trainer, tmp_path):
         """Keys and tensors are the same to the last bit."""
         with make_trainer(save_folder=tmp_path / "whole", save_interval="4ba") as trainer:
             trainer.fit()

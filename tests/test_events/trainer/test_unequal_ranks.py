@@ -52,7 +52,7 @@ def names(seen):
     return {name for _, row in seen["rows"] for name in row if not name.startswith(("lr/", "time/"))}
 
 
-def test_an_end_in_tokens_or_samples_counts_those_of_all_ranks(seen):
+def test_an_end_in_tokens_or_samples_counts_all_ranks(seen):
     """Batches of two and five samples, or of four and three, are seven; both ranks end alike."""
     assert position(seen["tokens"]) == (0, 5, 35, 105)
     assert position(seen["samples"]) == (0, 3, 21, 0)
