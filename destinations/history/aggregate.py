@@ -115,7 +115,7 @@ class Aggregate:
 
         Args:
             columns: their names.
-            fields: of `part_index.OF_COLUMN`, `(8, entries, columns)`.
+            fields: of `parquet.OF_COLUMN`, `(8, entries, columns)`.
             steps: the last step of each entry; NaN if there is none.
         """
         count, finite, low, low_step, high, high_step, mean, last = fields
@@ -191,7 +191,7 @@ class Aggregate:
         }
 
     def fields(self, columns: Sequence[str]) -> Floats:
-        """Returns the fields of `part_index.OF_COLUMN` of columns, `(8, columns)`; see `add_fields`."""
+        """Returns the fields of `parquet.OF_COLUMN` of columns, `(8, columns)`; see `add_fields`."""
         at = self._at(columns)
         table = self._table[at]
         finite = table["finite"]

@@ -29,7 +29,7 @@ from .sums import CheckedBlocks
 __all__ = ["CsvSnapshot", "last_rows_of_file", "open_existing", "read_whole"]
 
 _CHUNK_BYTES = 1 << 20
-_TAIL_BYTES = 256 << 10
+_TAIL_BYTES = 16 << 10
 _PACKED_BYTES = 8 << 20
 _OWN_HEADERS = tuple(header_line(OWN_COLUMNS).rstrip() + end for end in (b",", b"\n", b"\r"))
 
@@ -132,7 +132,7 @@ class CsvSnapshot:
             length = chunk_bytes
 
     def chunks_from_end(self, chunk_bytes: int = _TAIL_BYTES) -> Iterator[bytes]:
-        """Yields the rows in chunks of complete lines, last chunk first; see `chunks`."""
+        """Yields the rows in growing chunks of complete lines, last chunk first; see `chunks`."""
         first, end, length = self.first, self.end, chunk_bytes
         while end > first:
             start = max(first, end - length)
@@ -147,7 +147,8 @@ class CsvSnapshot:
                 length *= 2
                 continue
             yield piece[skipped:]
-            end, length = start + skipped, chunk_bytes
+            end, chunk_bytes = start + skipped, min(chunk_bytes * 2, _CHUNK_BYTES)
+            length = chunk_bytes
 
     def _piece(self, at: int, length: int) -> bytes:
         piece = self.raw(at, length)

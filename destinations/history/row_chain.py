@@ -109,7 +109,7 @@ class SealedPart:
         session: the id of the session that wrote its rows.
         rows: how many rows it has.
         size: of the file, in bytes.
-        crc32: of the file.
+        crc32: of the file; 0 in format 2.
         csv_bytes: what its rows take as CSV.
     """
 

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Self
 import attrs
 
 from destinations.run_directory.layout import OWN_COLUMNS, header_line, parse_header, part_path
+from uploads.disk import closing, crc32_of, open_regular
 
 from .csv_file import CsvSnapshot, last_rows_of_file, open_existing
-from .row_chain import ALL, Keep
+from .row_chain import ALL, Keep, SealedPart
 from .rows import MetricRow, row_of_cells
 
 if TYPE_CHECKING:
@@ -95,17 +96,21 @@ class Part:
         number: of the part, from 1 on.
         is_csv: whether it is a CSV, until `runs pack` makes it Parquet.
         keep: which of its rows count.
+        sealed: its line in the history, with size and checksum; None in format 2.
     """
 
     folder: Path
     number: int
     is_csv: bool = False
     keep: Keep = ALL
+    sealed: SealedPart | None = None
 
     @classmethod
-    def find(cls, folder: Path, number: int, keep: Keep = ALL) -> Self | None:
-        """Returns the part that is there; None if there is none."""
-        found = (cls(folder, number, is_csv, keep) for is_csv in (True, False))
+    def find(
+        cls, folder: Path, number: int, keep: Keep = ALL, sealed: SealedPart | None = None
+    ) -> Self | None:
+        """Returns the part if it exists, else None."""
+        found = (cls(folder, number, is_csv, keep, sealed) for is_csv in (True, False))
         return next((part for part in found if os.path.lexists(part.path)), None)
 
     def open(self) -> "ParquetSnapshot":
@@ -196,14 +201,24 @@ class Part:
             else None
         )
 
-    def check(self, *, pages: bool = False) -> str | None:
-        """Returns what cannot be read of the part, see `damage`; with `pages`, reads all of it.
+    def check(self, *, is_whole: bool = True) -> str | None:
+        """Returns what can't be read of the part, see `damage`.
+
+        A part with its recorded checksum isn't parsed.
+
+        Args:
+            is_whole: whether to read the whole file; otherwise only its size is compared.
 
         Raises:
             OSError: see `open`.
         """
+        if self.sealed is not None and self.sealed.crc32 and not self.is_csv:
+            with closing(open_regular(self.path)) as fd:
+                size = os.fstat(fd).st_size
+                if size == self.sealed.size and (not is_whole or crc32_of(fd) == self.sealed.crc32):
+                    return None
         with contextlib.closing(self.open()) as file:
-            if pages:
+            if is_whole:
                 file.packed.verify()
             return self.damage(file)
 
@@ -246,11 +261,13 @@ class HeldPart(Part):
 def part_begun_by(parts: Sequence[Part], csv: CsvSnapshot) -> Part | None:
     """Returns the part that has the rows of the CSV, in the same place.
 
-    Of a run that was closed in order this opens the last part alone: its rows are older.
+    Opens no part whose history line records another size; in format 2, only the last one, which is older.
 
     Raises:
         OSError: see `Part.open`.
     """
+    known = ((part, part.sealed) for part in parts)
+    parts = [part for part, line in known if not (line and line.crc32) or line.csv_bytes == csv.size]
     first = next(csv.rows(), None) if parts and csv.size else None
     if first is None:
         return None

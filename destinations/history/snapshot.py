@@ -21,6 +21,8 @@ from destinations.run_directory.layout import (
     OWN_COLUMNS,
     PARTS_FOLDER,
     POSITION,
+    SIDECAR,
+    TERMINAL_STATUSES,
     CsvState,
     Position,
     check_format,
@@ -35,14 +37,15 @@ from destinations.run_directory.layout import (
     part_numbers,
     parts_path,
     read_header,
+    summary_name,
     writer_of,
 )
 from destinations.run_directory.segments import DecodedSegment, JournalRecord, journal_records
-from uploads.disk import end_of_last_line, read_at
+from uploads.disk import end_of_last_line, read_at, read_json
 
 from .csv_file import CsvSnapshot, last_rows_of_file, open_existing
 from .fork import parents_of
-from .row_chain import Keep, Kept, Limit, RowChain, RowPlace, tighter
+from .row_chain import Keep, Kept, Limit, RowChain, RowPlace, history_path, tighter
 from .rows import MetricRow, has_any_metric, is_sound, keeps, merge_journal
 from .sealed import HeldPart, Part, part_begun_by
 from .settled import End, Settled, settled
@@ -133,25 +136,47 @@ class MetricsSnapshot(Settled):
         yield self.csv
 
     def _problems(self) -> list[str]:
-        """Returns the damage of the CSV that shows without reading its rows."""
+        """Returns the damage that shows without reading rows: of the CSV, and of a history that was cut."""
         checks, lost = self.csv.checks, self.history.lost
         found = [f"{lost:,} rows of {self.path.name} were damaged, and are lost"] if lost else []
+        if self.place is None and self.history.size:
+            # A writer that was killed may leave one, but then its position says that it doesn't count.
+            listed = max((part.number for parts in self.history.parts.values() for part in parts), default=0)
+            folder, name = parts_path(self.path), history_path(self.path).name
+            found += [
+                f"{PARTS_FOLDER}/{folder.name}/{number:08d} is in no line of {name}: its rows are left out"
+                for number in part_numbers(folder)
+                if number > listed
+            ]
         return found + ([checks.problem] if checks is not None and checks.problem else [])
+
+    def _rows_of_summary(self) -> list[str]:
+        """Returns how many rows the CSV of a run that has ended lacks of those that its summary covers."""
+        folder, rank = self.path.parent, int(self.path.stem.partition(".rank")[2] or 0)
+        if self.place is not None or read_json(folder / SIDECAR).get("status") not in TERMINAL_STATUSES:
+            return []
+        match read_json(folder / summary_name(rank)).get("csv"):
+            case {"bytes": int(size), "rows": int(rows), **more} if size > self.csv.end:
+                there = self.csv.count(len(self.csv.header))
+                if more.get("parts", 0) == self.closed and there < rows:
+                    lost = f"{self.path.name} has {rows - there:,} rows less than {summary_name(rank)} covers"
+                    return [f"{lost}: they are lost, unless you have removed them"]
+        return []
 
     def damage_of_csv(self) -> list[str]:
         """Returns which rows of the CSV are missing; reads the whole file."""
-        checks = self.csv.checks
-        if checks is None:
-            return self._problems()
-        checks.verify(self.csv.raw)
-        damage = checks.damage()
-        return list(dict.fromkeys([*self._problems(), *([] if damage is None else [damage])]))
+        checks, damage = self.csv.checks, None
+        if checks is not None:
+            checks.verify(self.csv.raw)
+            damage = checks.damage()
+        found = list(dict.fromkeys([*self._problems(), *([] if damage is None else [damage])]))
+        return found or self._rows_of_summary()
 
     def damage(self, *, pages: bool = False) -> list[str]:
         """Returns what is missing of the rows; with `pages`, reads the CSV and the last sixteen parts."""
         found = [part.absence for part in self.missing]
         verified = frozenset(self.parts[-_MOST_VERIFIED:] if pages else ())
-        damages = [part.check(pages=part in verified) for part in self.parts]
+        damages = [part.check(is_whole=part in verified) for part in self.parts]
         found += [damage for damage in damages if damage is not None]
         return found + (self.damage_of_csv() if pages else self._problems())
 
@@ -197,9 +222,9 @@ def damage_of_parts(run_dir: Path, count: int, *, pages: bool = False) -> list[s
     def damage(rank: int) -> list[str]:
         with take_snapshot(run_dir, rank, with_records=False, with_parents=False) as snapshot:
             found = snapshot.damage(pages=pages)
-            if rank == 0 and snapshot.place is None and snapshot.closed < count:
-                last = sum(gap.stop - gap.start for gap in missing_parts([snapshot.closed], count))
-                found.append(f"the last {last} parts are missing: their rows are lost")
+            if not found and rank == 0 and snapshot.place is None and snapshot.closed < count:
+                *_, gap = missing_parts([snapshot.closed], count)
+                found.append(f"the last {len(gap)} parts are missing: their rows are lost")
             return found
 
     with os.scandir(run_dir / PARTS_FOLDER) as entries:
@@ -401,7 +426,7 @@ def _read(  # noqa: C901  # one look, step by step
         # the run brought other rows with other checksums.
         if _size(path) != size or _chain(path, None) != chain or read_sums(path) != sums:
             return None
-        found = (Part.find(parts_path(path), one.number, keep) for one, keep in chain.preceding())
+        found = (Part.find(parts_path(path), one.number, keep, one) for one, keep in chain.preceding())
         if part_begun_by([part for part in found if part is not None], csv) is not None:
             csv.end = len(header)  # They were being closed when the position was lost.
         return _snapshot(path, chain, csv, records, None, to)
@@ -450,7 +475,7 @@ def _snapshot(
     folder = parts_path(path)
     sealed = [] if found.has_view else [*history.parts_of(found.chain)]
     there, csvs = ({*part_numbers(folder, one)} if sealed else set() for one in (_SUFFIXES, (".csv",)))
-    parts = [Part(folder, one.number, one.number in csvs, keep) for one, keep in sealed]
+    parts = [Part(folder, one.number, one.number in csvs, keep, one) for one, keep in sealed]
     return MetricsSnapshot(
         found.chain,
         found.csv,

@@ -21,7 +21,7 @@ class Video(Medium):
 
     Attributes:
         fps: frames per second; None if unknown.
-        format: the suffix of the file.
+        format: the suffix of the file, without the dot.
     """
 
     fps: float | None = None

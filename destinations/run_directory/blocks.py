@@ -7,7 +7,7 @@ docs/performance.md has what both take.
 
 import itertools
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 import attrs
@@ -18,8 +18,10 @@ from destinations.history.csv_file import CsvSnapshot
 from destinations.history.row_chain import Limit, drops
 from destinations.history.rows import MetricRow, parse_rows
 from destinations.history.sealed import ParquetSnapshot
+from destinations.history.snapshot import MetricsSnapshot
 
 from .layout import OWN_COLUMNS, PLAIN, parse_header
+from .parquet import PartIndex, filled_column, read_lines
 
 __all__ = [
     "MISSING_STEP",
@@ -28,8 +30,8 @@ __all__ = [
     "Steps",
     "block_of_rows",
     "blocks_of",
+    "indexed_files",
     "read_blocks",
-    "read_by_arrow",
 ]
 
 _Bools = np.ndarray[Any, np.dtype[np.bool_]]
@@ -66,6 +68,15 @@ class Block:
 
     def __len__(self) -> int:
         return len(self.step)
+
+    def until(self, time: float | None) -> "Block":
+        """Returns the rows that were logged up to a time; all of them for None."""
+        return self if time is None else self.chosen(~(self.time > time))
+
+    def chosen(self, keep: _Bools) -> "Block":
+        """Returns some of the rows, by a mask, bool `(rows,)`."""
+        columns = {name: (values[keep], there[keep]) for name, (values, there) in self.columns.items()}
+        return Block(self.step[keep], self.time[keep], columns, self.writer)
 
     def add_to(self, statistics: Aggregate) -> None:
         """Adds the rows to statistics, with their epoch if that is a column."""
@@ -143,6 +154,19 @@ def read_blocks(
         yield block_of_rows(parse_rows(columns, [chunk]), wanted) if block is None else block
 
 
+def indexed_files(
+    snapshot: MetricsSnapshot, wanted: Collection[str] | None = None
+) -> Iterator[tuple[CsvSnapshot, PartIndex | None]]:
+    """Yields each file of a snapshot and its index, or None for the CSV.
+
+    Args:
+        snapshot: the metrics.
+        wanted: the columns that the index should cover. Default: all.
+    """
+    for file in snapshot.files():
+        yield file, file.packed.index(wanted) if isinstance(file, ParquetSnapshot) else None
+
+
 def block_of_rows(rows: Iterable[MetricRow], wanted: Collection[str] | None = None) -> Block:
     """Returns rows as a block."""
     rows = list(rows)
@@ -166,13 +190,18 @@ def _block_of_numbers(
     """Returns the rows of a chunk of plain numbers; None if only `parse_rows` can tell what it means."""
     names, places = _places_of(columns, wanted, with_time=with_time)
     needed = _needed(places)
-    cells = read_by_arrow(chunk, needed, len(columns)) if needed and _arrow.pays_for(len(chunk)) else None
-    if cells is None or (_has_negative_zero(cells) and _NEGATIVE_ZERO.search(chunk)):
+    table = None
+    if needed and _arrow.pays_for(len(chunk)):
+        table = read_lines(chunk, len(columns), needed, as_floats=True)
+    if table is None:
+        return None
+    cells = dict(zip(needed, map(filled_column, table.columns), strict=True))
+    if _has_negative_zero(cells) and _NEGATIVE_ZERO.search(chunk):
         return None  # "-0" is an integer, which has no negative zero; "-0.0" is a float.
     steps = (cells[index][0] for index in places["step"])
     if any((np.abs(one[np.isfinite(one)]) >= _EXACT_FLOAT).any() for one in steps):
         return None
-    return _block_of_cells(cells, places, names, len(cells[needed[0]][0]) if needed else chunk.count(b"\n"))
+    return _block_of_cells(cells, places, names, len(table))
 
 
 def _places_of(
@@ -239,50 +268,6 @@ def _has_negative_zero(cells: _Cells) -> bool:
     return any(bool((np.signbit(values) & (values == 0)).any()) for values, _ in cells.values())
 
 
-def read_by_arrow(chunk: bytes, indices: Sequence[int], columns: int) -> _Cells | None:
-    """Returns numbers of whole lines; None if a cell is neither empty nor a number, or is missing.
-
-    Args:
-        chunk: the lines, of the characters of numbers alone.
-        indices: of the columns to return.
-        columns: how many columns the lines have.
-    """
-    import pyarrow as pa
-    from pyarrow import csv
-
-    names = [str(index) for index in range(columns)]
-    try:
-        table = csv.read_csv(
-            pa.BufferReader(chunk),
-            csv.ReadOptions(column_names=names, use_threads=False, block_size=len(chunk) + 1),
-            csv.ParseOptions(quote_char=False, ignore_empty_lines=False),
-            csv.ConvertOptions(
-                column_types=dict.fromkeys(names, pa.float64()),
-                include_columns=[str(index) for index in indices],
-                null_values=[""],
-                check_utf8=False,
-            ),
-        )
-    except pa.ArrowInvalid:
-        return None
-    return {index: _from_arrow(table.column(str(index)).chunk(0)) for index in indices}
-
-
-def _from_arrow(column: Any) -> tuple[Floats, _Bools]:
-    """Returns a column without its own `to_numpy`, which imports pandas: half a second."""
-    count = len(column)
-    bits, numbers = column.buffers()
-    values = np.frombuffer(numbers, np.float64, count)
-    if not column.null_count:
-        return values, np.ones(count, np.bool_)
-    present = np.unpackbits(np.frombuffer(bits, np.uint8), count=count, bitorder="little").astype(np.bool_)
-    return np.where(present, values, np.nan), present
-
-
 def _within(limit: Limit | None, block: Block) -> Block:
     """Returns the rows that count."""
-    if limit is None:
-        return block
-    keep = ~drops(limit, block.step, block.time)
-    columns = {name: (values[keep], there[keep]) for name, (values, there) in block.columns.items()}
-    return Block(block.step[keep], block.time[keep], columns)
+    return block if limit is None else block.chosen(~drops(limit, block.step, block.time))

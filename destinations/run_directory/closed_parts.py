@@ -71,7 +71,7 @@ class ClosedParts:
 
     def present(self) -> list[Part]:
         """Returns the closed parts before the CSV that are there."""
-        found = (Part.find(self.folder, part.number, keep) for part, keep in self.chain.preceding())
+        found = (Part.find(self.folder, part.number, keep, part) for part, keep in self.chain.preceding())
         return [part for part in found if part is not None]
 
     def rows_missing(self, part: SealedPart) -> int:

@@ -248,20 +248,12 @@ class JournalDrain:
 
     # Opening.
 
-    def open(self, *, is_new: bool = False) -> bool:
+    def open(self) -> bool:
         """Finds where the last writer stopped, and truncates what it did not finish.
-
-        Args:
-            is_new: whether there was no CSV when the folder was locked: one that is there now is of another
-                program, and is moved out of the way.
 
         Returns:
             Whether the CSV existed.
         """
-        if is_new:
-            self._keep_aside()
-            with contextlib.suppress(FileNotFoundError):
-                self._disk.unlink(self._csv.path)
         self.file.open()
         self._is_open = True
         checks = self._csv.checks

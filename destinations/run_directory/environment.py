@@ -11,6 +11,7 @@ import re
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -197,20 +198,12 @@ def _output(*command: str) -> str | None:
 
 
 def _output_bytes(*command: str) -> int | None:
-    """Returns the size of a program's output; keeps none of it: a diff may be huge or contain secrets."""
+    """Returns the size of a program's output, which may be huge or contain secrets: none of it is kept."""
     try:
-        with subprocess.Popen(  # noqa: S603  # fixed commands
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-        ) as program:
-            # Also ends the reading, by closing the pipe.
-            deadline = threading.Timer(_PROGRAM_SECONDS, program.kill)
-            deadline.daemon = True
-            deadline.start()
-            try:
-                output = program.stdout
-                size = 0 if output is None else sum(map(len, iter(lambda: output.read(1 << 20), b"")))
-            finally:
-                deadline.cancel()
-    except (OSError, RuntimeError):  # At the end of the interpreter no thread begins.
+        with tempfile.TemporaryFile() as file:
+            subprocess.run(  # noqa: S603  # fixed commands
+                command, stdout=file, stderr=subprocess.DEVNULL, timeout=_PROGRAM_SECONDS, check=True
+            )
+            return os.fstat(file.fileno()).st_size
+    except (OSError, subprocess.SubprocessError):
         return None
-    return size if program.returncode == 0 else None

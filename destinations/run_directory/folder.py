@@ -183,8 +183,6 @@ class HeldFolder:
     def __init__(self, path: Path) -> None:
         self.where = path
         """The path at the time of opening."""
-        self.renewals = 0
-        """How often the folder was deleted and made again."""
         self._is_moved = False
         self._fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         weakref.finalize(self, os.close, self._fd).atexit = False
@@ -252,7 +250,6 @@ class HeldFolder:
             through = Path(f"/proc/self/fd/{fd}")
             claim(through if through.is_dir() else self.where)
             os.dup2(fd, self._fd, inheritable=False)
-            self.renewals += 1
         finally:
             os.close(fd)
 

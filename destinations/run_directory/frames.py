@@ -62,16 +62,11 @@ __all__ = [
     "Row",
     "RowBlock",
     "UnknownFrame",
-    "begin_frame",
-    "boundary_frame",
     "count_rows",
     "encode_frame",
-    "follows_frame",
     "iter_frames",
     "keys_frame",
     "read_row_block",
-    "resume_frame",
-    "rewind_frame",
 ]
 
 HEADER = struct.Struct("<II")
@@ -191,31 +186,6 @@ def encode_frame(payload: tuple[Any, ...]) -> bytes:
 def keys_frame(schema: int, names: tuple[str, ...]) -> bytes:
     """Returns the frame that assigns names to a schema."""
     return encode_frame(("keys", schema, json.dumps(names)))
-
-
-def resume_frame(step: int, time: float | None, until: float | None = None) -> bytes:
-    """Returns the frame of a `Resume`."""
-    return encode_frame(("resume", step, time) if until is None else ("resume", step, time, until))
-
-
-def begin_frame(session: str) -> bytes:
-    """Returns the frame of a `Begin`."""
-    return encode_frame(("session", session))
-
-
-def rewind_frame(session: str, mark: int, step: int, time: float | None, until: float) -> bytes:
-    """Returns the frame of a `Rewind`."""
-    return encode_frame(("rewind", session, mark, step, time, until))
-
-
-def boundary_frame(mark: int = 0) -> bytes:
-    """Returns the frame of a `Boundary`."""
-    return encode_frame(("boundary", mark))
-
-
-def follows_frame(segment: int, offset: int) -> bytes:
-    """Returns the frame of a `Follows`."""
-    return encode_frame(("follows", segment, offset))
 
 
 def iter_frames(data: bytes, offset: int = 0) -> Iterator[tuple[int, Record]]:

@@ -31,18 +31,7 @@ import attrs
 
 from events import RecordError
 
-from .frames import (
-    FLOAT_BYTES,
-    FLOAT_TAG,
-    HEADER,
-    VALUES_AT,
-    begin_frame,
-    boundary_frame,
-    encode_frame,
-    keys_frame,
-    resume_frame,
-    rewind_frame,
-)
+from .frames import FLOAT_BYTES, FLOAT_TAG, HEADER, VALUES_AT, encode_frame, keys_frame
 from .journal_files import JournalFiles, MakeSegment
 from .layout import column_of, number_of_int, whole_number
 from .segments import MappedSegment, Segment
@@ -66,13 +55,6 @@ _WARN_LATE_NAMES = 500
 # A payload longer than its floats by this much may contain an integer beyond 64 bits. The slow path makes it
 # a float, and says so; smaller ones that the fast path writes are floats to whoever reads the journal.
 _SHORT_BYTES = 512
-
-_FRAMES: dict[str, Callable[..., bytes]] = {
-    "session": begin_frame,
-    "rewind": rewind_frame,
-    "resume": resume_frame,
-    "boundary": boundary_frame,
-}
 
 
 class _Schema(NamedTuple):
@@ -336,7 +318,7 @@ class Journal:
 
     def mark_resume(self, step: int, at: float | None, until: float | None = None) -> None:
         """Notes which rows of earlier sessions do not count any more; see `frames.Resume`."""
-        self._mark(("resume", step, at, until))
+        self._mark(("resume", step, at) if until is None else ("resume", step, at, until))
 
     def begin_session(self, session: str) -> None:
         """Begins a session: rows from here on are its own."""
@@ -433,12 +415,11 @@ class Journal:
         return False
 
     def _frame(self, entry: tuple[Any, ...], writing: _ActiveSegment) -> bytes:
-        kind, *rest = entry
-        if kind == "row":
-            row, step, epoch, at = rest
-            schema = self._schema(tuple(row), writing).number
-            return encode_frame((schema, step, epoch, at, tuple(row.values())))
-        return _FRAMES[kind](*rest)
+        if entry[0] != "row":
+            return encode_frame(entry)
+        _, row, step, epoch, at = entry
+        schema = self._schema(tuple(row), writing).number
+        return encode_frame((schema, step, epoch, at, tuple(row.values())))
 
     def _needed_bytes(self, entry: tuple[Any, ...]) -> int:
         """Returns a segment size that is sufficient for an entry."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from uploads.disk import DISK, Disk
 
 from .folder import remove_temporaries
-from .frames import MAGIC, count_rows, follows_frame
+from .frames import MAGIC, count_rows, encode_frame
 from .layout import POSITION, Position, segment_number, segment_path, segment_paths
 from .segments import Segment, end_of_journal
 
@@ -112,7 +112,7 @@ class JournalFiles:
         try:
             # A file in the way belongs to an unknown chain: no link then.
             if follows is not None and number == least and following.end() == len(MAGIC):
-                following.write(follows_frame(*follows))
+                following.write(encode_frame(("follows", *follows)))
             following.move(path, number)
         except OSError:
             self._next = None

@@ -9,23 +9,11 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from destinations.history.rows import Call
 from uploads.disk import Disk, look_twice, read_at
 
-from .frames import (
-    MAGIC,
-    Begin,
-    Boundary,
-    Keys,
-    Resume,
-    Rewind,
-    RowBlock,
-    count_rows,
-    iter_frames,
-    read_row_block,
-)
+from .frames import MAGIC, Keys, RowBlock, count_rows, iter_frames, read_row_block
 from .layout import segment_number, segment_paths
-from .segments import FIRST_BYTES, JournalRecord, continues_from, names_before
+from .segments import FIRST_BYTES, JournalRecord, continues_from, iter_records, names_before
 
 if TYPE_CHECKING:
     from .journal_files import JournalFiles
@@ -175,20 +163,7 @@ class JournalSource:
         block = read_row_block(data, at, CHUNK_ROWS)
         if block is not None and len(names := self._names.get(block.schema, ())) == block.values.shape[1]:
             return at, at + block.size, (names, block)
-        end, record = next(iter_frames(data, at), (0, None))
-        match record:
-            case None:
-                return None
-            case (schema, step, epoch, time, values):
-                names = self._names.get(schema, ())
-                return (
-                    (at, end, Call(names, step, epoch, time, values)) if len(names) == len(values) else None
-                )
-            case Begin() | Rewind() | Resume() | Boundary():
-                return at, end, record
-            case Keys():
-                self._names[record.schema] = record.names
-        return at, end, None
+        return next(((at, end, record) for end, record in iter_records(data, at, self._names)), None)
 
     def coming_names(self) -> list[tuple[str, ...]]:
         """Returns names that rows have which come soon, and none had before."""

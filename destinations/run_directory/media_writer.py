@@ -19,19 +19,11 @@ import attrs
 # that one would see half of the module. Imported here, it is whole before a run can be open.
 import destinations.media  # noqa: F401
 from destinations.background import Lane, RetryLaterError
-from destinations.kinds import indexes
 from destinations.kinds.artifacts import ARTIFACTS_INDEX
 from destinations.kinds.kind import Kind
 from destinations.kinds.media import MEDIA_INDEX, check_name
 from events import RecordError
-from uploads.disk import (
-    append_line,
-    is_open_file,
-    open_regular,
-    open_temporary,
-    read_regular,
-    replace_file,
-)
+from uploads.disk import open_temporary, read_regular, replace_file
 
 from .folder import HeldFolder, with_user_paths
 from .layout import ARTIFACTS_FOLDER, append_record, label_name
@@ -43,74 +35,40 @@ FileKeeping = Literal["auto", "copy", "link", "off"]
 _INDICES_KEPT = 1000
 
 
+@attrs.define
 class _Index:
-    """One index: lines that another program takes out of it are put back from the open file, else counted.
+    """The lines that this session has appended to an index; it notices those that another program removes.
 
     Args:
-        folder: the folder of the run.
-        name: of the index.
+        path: the path of the index.
     """
 
-    def __init__(self, folder: HeldFolder, name: str) -> None:
-        self._folder = folder
-        self._path = folder.path / name
-        self.group = "files" if name == ARTIFACTS_INDEX else "media"
-        # These go with the folder.
-        self._has_files = name in indexes(with_files=True)
-        self._fd = -1
-        self._renewals = folder.renewals
-        self._start = self._size = self._lines = 0
+    _path: Path
+    _start: int = attrs.field(default=0, init=False)
+    _end: int = attrs.field(default=0, init=False)
+    _lines: int = attrs.field(default=0, init=False)
 
     def append(self, record: dict[str, Any]) -> None:
         """Appends a line."""
-        if self._fd < 0:
-            self._renewals = self._folder.renewals
-            with contextlib.suppress(FileNotFoundError):
-                self._start = self._path.stat().st_size
+        if not self._lines:
+            self._start = self._size()
         append_record(self._path, record)
-        if self._fd < 0:
-            # Held, so that its lines can be read after it was deleted.
-            self._fd = open_regular(self._path)
-        self._size = os.fstat(self._fd).st_size
+        self._end = self._size()
         self._lines += 1
 
-    def restore(self) -> int:
-        """Puts missing lines of this session back, and returns how many cannot be."""
-        if self._fd < 0:
+    def forget_gone(self) -> int:
+        """Returns how many of the lines are gone, as when the folder was deleted, and forgets them."""
+        if (size := self._size()) >= self._end:
             return 0
-        is_there = is_open_file(self._fd)(str(self._path))
-        if is_there and os.fstat(self._fd).st_size == self._size:
+        left = read_regular(self._path)[self._start :].count(b"\n") if size else 0
+        gone, self._lines, self._end = self._lines - left, 0, 0
+        return gone
+
+    def _size(self) -> int:
+        try:
+            return self._path.stat().st_size
+        except FileNotFoundError:
             return 0
-        if self._has_files and self._renewals != self._folder.renewals:
-            return self._begin_again(self._lines)
-        lines = self._own_lines()
-        lost = max(0, self._lines - len(lines))
-        if not is_there:
-            try:
-                present = set(read_regular(self._path).splitlines())
-            except FileNotFoundError:
-                start = os.pread(self._fd, self._start, 0)
-                replace_file(self._path, start + b"".join(line + b"\n" for line in lines))
-            else:
-                for line in lines:
-                    if line not in present:
-                        append_line(self._path, line.decode())
-        return self._begin_again(lost)
-
-    def _own_lines(self) -> list[bytes]:
-        data = os.pread(self._fd, max(0, self._size - self._start), self._start)
-        return [line for line in data.split(b"\n")[:-1] if line.strip(b"\0")]
-
-    def _begin_again(self, lost: int) -> int:
-        self.close()
-        self._start = self._size = self._lines = 0
-        return lost
-
-    def close(self) -> None:
-        """Closes the file."""
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
 
 
 @attrs.frozen
@@ -333,27 +291,21 @@ class MediaWriter:
 
     def count_losses(self) -> None:
         """Counts everything not written as lost, once the lane has stopped."""
-        for index in self._indexes.values():
+        for name in self._indexes:
             with contextlib.suppress(OSError):
-                self._restore(index)
-            index.close()
+                self.index(name)
         self.lost.update(self._accepted - self._done - self.lost)
 
     # Files.
 
     def index(self, name: str) -> _Index:
-        """Returns an index with the lines that were written to it."""
-        if name not in self._indexes:
-            self._indexes[name] = _Index(self._folder, name)
-        self._restore(self._indexes[name])
-        return self._indexes[name]
-
-    def _restore(self, index: _Index) -> None:
-        gone = index.restore()
-        if gone:
-            # They were written, and are not there any more.
-            self._done[index.group] -= gone
-            self.lost[index.group] += gone
+        """Returns an index, and counts the lines that are gone as lost."""
+        index = self._indexes.setdefault(name, _Index(self._run_dir / name))
+        if gone := index.forget_gone():
+            group = "files" if name == ARTIFACTS_INDEX else "media"
+            self._done[group] -= gone
+            self.lost[group] += gone
+        return index
 
     def _put(self, work: Callable[[], object], size: int, kind: str, group: str = "media") -> None:
         def counted() -> None:

@@ -20,6 +20,7 @@ import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import attrs
 import numpy as np
 
 from destinations.history.aggregate import Aggregate
@@ -33,9 +34,12 @@ __all__ = [
     "OF_ROWS",
     "DamagedParquetError",
     "ParquetRows",
+    "PartIndex",
     "distinct_names",
+    "filled_column",
     "indexed_columns",
     "pack",
+    "read_lines",
     "rows_entry",
 ]
 
@@ -163,31 +167,47 @@ def _read_lines(pa: Any, count: int, chunks: Iterable[bytes]) -> list[Any] | Non
     kinds = {pa.int64(), pa.float64(), pa.null()}
     pieces: list[list[Any]] = [[] for _ in range(count)]
     for chunk in chunks:
-        if chunk.translate(None, PLAIN):
-            return None
-        try:
-            table = _parsed(pa, chunk, count)
-        except pa.ArrowInvalid:
+        table = None if chunk.translate(None, PLAIN) else read_lines(chunk, count)
+        if table is None or not kinds.issuperset(table.schema.types):
             return None
         for piece, column in zip(pieces, table.columns, strict=True):
-            if column.type not in kinds:
-                return None
             piece.append(column)
     return [_joined(pa, piece) for piece in pieces]
 
 
-def _parsed(pa: Any, chunk: bytes, count: int) -> Any:
-    """Returns the cells of lines of plain numbers as a table."""
-    return pa.csv.read_csv(
-        pa.BufferReader(chunk),
-        pa.csv.ReadOptions(
-            column_names=[str(index) for index in range(count)],
-            use_threads=False,
-            block_size=len(chunk) + 1,
-        ),
-        pa.csv.ParseOptions(quote_char=False, ignore_empty_lines=False),
-        pa.csv.ConvertOptions(null_values=[""], check_utf8=False, timestamp_parsers=[]),
-    )
+def read_lines(
+    chunk: bytes, count: int, wanted: Sequence[int] | None = None, *, as_floats: bool = False
+) -> Any | None:
+    """Reads whole lines of plain numbers as an Arrow table.
+
+    Args:
+        chunk: the lines, which contain only the characters in `layout.PLAIN`.
+        count: the number of columns.
+        wanted: the indices of the columns to return. Default: all.
+        as_floats: whether every column is float64. Otherwise Arrow infers the type of each column.
+
+    Returns:
+        The table, or None if a cell is missing or isn't a number.
+    """
+    import pyarrow as pa
+    from pyarrow import csv
+
+    names = [str(index) for index in range(count)]
+    try:
+        return csv.read_csv(
+            pa.BufferReader(chunk),
+            csv.ReadOptions(column_names=names, use_threads=False, block_size=len(chunk) + 1),
+            csv.ParseOptions(quote_char=False, ignore_empty_lines=False),
+            csv.ConvertOptions(
+                column_types=dict.fromkeys(names, pa.float64()) if as_floats else None,
+                include_columns=None if wanted is None else [names[index] for index in wanted],
+                null_values=[""],
+                check_utf8=False,
+                timestamp_parsers=[],
+            ),
+        )
+    except pa.ArrowInvalid:
+        return None
 
 
 def _joined(pa: Any, pieces: list[Any]) -> Any:
@@ -256,6 +276,45 @@ def _extent(values: Floats) -> tuple[float, float, float, float]:
     return known[0], known[-1], known.min(), known.max()
 
 
+@attrs.frozen(eq=False)
+class PartIndex:
+    """What is in a part, entry by entry; `ENTRY_ROWS` rows each.
+
+    Attributes:
+        columns: of the part, see `indexed_columns`.
+        array: float64 `(len(OF_ROWS) + len(OF_COLUMN) * len(columns), entries)`.
+    """
+
+    columns: list[str]
+    array: Floats
+
+    def __len__(self) -> int:
+        return int(self.array.shape[1])
+
+    def of_rows(self, name: str) -> Floats:
+        """Returns a field of `OF_ROWS`, float64 `(entries,)`; NaN where no row has a step, or a time."""
+        found: Floats = self.array[OF_ROWS.index(name)]
+        return found
+
+    def of_column(self, column: str) -> Floats:
+        """Returns the fields of `OF_COLUMN`, float64 `(8, entries)`; NaN where there is no such value."""
+        start = len(OF_ROWS) + len(OF_COLUMN) * self.columns.index(column)
+        found: Floats = self.array[start : start + len(OF_COLUMN)]
+        return found
+
+    def spans(self, may: Bools) -> Iterator[tuple[int, int]]:
+        """Yields from which row to which entries are that may have something, those side by side together."""
+        may = np.concatenate([[False], may, [False]])
+        begins, ends = np.flatnonzero(may[1:] & ~may[:-1]), np.flatnonzero(~may[1:] & may[:-1])
+        for first, last in zip(begins.tolist(), ends.tolist(), strict=True):
+            yield first * ENTRY_ROWS, last * ENTRY_ROWS
+
+    def add_to(self, statistics: Aggregate) -> None:
+        """Adds the rows to statistics, which do not learn the steps of last values."""
+        fields = self.array[len(OF_ROWS) :].reshape(len(self.columns), len(OF_COLUMN), len(self))
+        statistics.add_fields(self.columns, fields.transpose(1, 2, 0), self.of_rows("last_step"))
+
+
 # Reading.
 
 
@@ -304,8 +363,8 @@ class ParquetRows:
         self._held = None
         self._file.close()
 
-    def index(self, wanted: Collection[str] | None = None) -> tuple[list[str], Floats]:
-        """Returns the columns of the index, and its array, see `part_index.PartIndex`.
+    def index(self, wanted: Collection[str] | None = None) -> PartIndex:
+        """Returns the index of the rows.
 
         Args:
             wanted: columns; others are left out. None for all.
@@ -326,7 +385,7 @@ class ParquetRows:
             same = 0 if self._places is not None else self.count // ENTRY_ROWS
             starts = range(same * ENTRY_ROWS, self.count, ENTRY_ROWS)
             array = np.column_stack([array[:, :same], *(self._entry(names, start) for start in starts)])
-        return names, array
+        return PartIndex(names, array)
 
     def keep(self, keep: Keep) -> None:
         """Leaves out the rows that do not count; call it before all else.
@@ -334,7 +393,7 @@ class ParquetRows:
         Raises:
             OSError: see `ParquetRows`.
         """
-        highest = self.index(())[1][OF_ROWS.index("max_step")] if keep.limit else np.empty(0)
+        highest = self.index(()).of_rows("max_step") if keep.limit else np.empty(0)
         self.count = self.count if keep.rows is None else min(self.count, keep.rows)
         if keep.limit is None or not (highest >= keep.limit[0]).any():
             return
@@ -374,7 +433,7 @@ class ParquetRows:
     @property
     def first_time(self) -> float:
         """The time of the first row; NaN if it has none."""
-        times = self.index(())[1][OF_ROWS.index("first_time")]
+        times = self.index(()).of_rows("first_time")
         return float(times[0]) if len(times) else float("nan")
 
     def place_of(self, row: int) -> int:
@@ -403,7 +462,7 @@ class ParquetRows:
             OSError: see `ParquetRows`.
         """
         for table in self._tables(tuple(indices), start, end, most_rows):
-            yield [_filled(*_numpy(column)) for column in table]
+            yield [filled_column(column) for column in table]
 
     def cells(self, start: int = 0, end: int | None = None) -> Iterator[tuple[float | None, ...]]:
         """Yields the cells of each row, None where missing, in the order of the header; see `arrays`."""
@@ -608,7 +667,9 @@ def _bools(bits: Any, offset: int, count: int) -> Bools:
     ].astype(np.bool_)
 
 
-def _filled(values: Numbers, present: Bools) -> tuple[Numbers, Bools]:
+def filled_column(column: Any) -> tuple[Numbers, Bools]:
+    """Returns the values of a column, with NaN for missing floats, and which of them are present."""
+    values, present = _numpy(column)
     if values.dtype == np.float64 and not present.all():
         values = np.where(present, values, np.nan)
     return values, present

@@ -42,7 +42,6 @@ from .layout import (
 from .media_writer import FileKeeping
 from .metrics_csv import MetricsCsv
 from .parquet import indexed_columns
-from .part_index import PartIndex
 from .segments import AppendedSegment, MappedSegment
 
 if TYPE_CHECKING:
@@ -91,7 +90,7 @@ def _statistics_of(csv: MetricsCsv, between: Callable[[], object], *, by_step: b
                     for block in blocks_of(file, indexed_columns(parse_header(file.header))):
                         block.add_to(statistics)
                 else:
-                    PartIndex.read(file).add_to(statistics)
+                    file.packed.index().add_to(statistics)
         except OSError as error:
             _log.warning("run folder %s: a part cannot be read: %s", csv.path.parent, error)
         between()
@@ -363,7 +362,7 @@ class RankWriter:
         """Opens what earlier sessions left; in the writer thread, because it may read a lot."""
         sync_journal(self._folder, self._run_dir)
         self._papers.keep_reserve()
-        self._drain.open(is_new=not self.had_rows)
+        self._drain.open()
         self._are_statistics_due |= self._csv.exists
         self._is_open = True
 

@@ -26,11 +26,11 @@ from destinations.history.sealed import ParquetSnapshot
 from destinations.history.snapshot import last_rows, take_snapshot
 from events import State
 
+from .blocks import indexed_files
 from .documents import Documents
 from .journal import Journal
 from .layout import column_of, parse_header
 from .media_writer import MediaWriter
-from .part_index import indexed_files
 from .rank_writer import RankWriter
 
 __all__ = ["Checkpoint", "Continuation", "Resumption", "rows_of_step"]

@@ -9,7 +9,7 @@ import errno
 import mmap
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import attrs
@@ -42,6 +42,7 @@ __all__ = [
     "allocate",
     "continues_from",
     "end_of_journal",
+    "iter_records",
     "journal_extent",
     "journal_records",
     "names_before",
@@ -248,6 +249,32 @@ _MOST_DECODED = 32
 _KEYS_START = keys_frame(0, ()).partition(b"keys")[0][HEADER.size :] + b"keys"
 
 
+def iter_records(
+    data: bytes, offset: int, names: dict[int, tuple[str, ...]]
+) -> Iterator[tuple[int, JournalRecord | None]]:
+    """Yields the record of each frame, or None for a frame without one, with the offset after the frame.
+
+    Stops at the first frame that is incomplete or corrupt, and at a row whose names were lost.
+
+    Args:
+        data: a segment, or a piece of one.
+        offset: the offset of the first frame.
+        names: the names of the schemas before that; updated.
+    """
+    for end, record in iter_frames(data, offset):
+        match record:
+            case (schema, step, epoch, at, values):
+                if len(names.get(schema, ())) != len(values):
+                    return
+                yield end, Call(names[schema], step, epoch, at, values)
+            case Begin() | Rewind() | Resume() | Boundary():
+                yield end, record
+            case _:
+                if isinstance(record, Keys):
+                    names[record.schema] = record.names
+                yield end, None
+
+
 def continues_from(data: bytes, place: JournalPlace) -> bool:
     """Returns whether a segment continues the journal from a place.
 
@@ -304,19 +331,11 @@ class DecodedSegment:
 
     def _add(self, data: bytes) -> None:
         end = len(self.data)
-        for after, record in iter_frames(data, end):
-            match record:
-                case Keys():
-                    self.names[record.schema] = record.names
-                case (schema, step, epoch, at, values):
-                    if len(self.names.get(schema, ())) != len(values):
-                        break  # Its names were lost.
-                    self.records.append(Call(self.names[schema], step, epoch, at, values))
-                    self.ends.append(after)
-                case Begin() | Rewind() | Resume() | Boundary():
-                    self.records.append(record)
-                    self.ends.append(after)
+        for after, record in iter_records(data, end, self.names):
             end = after
+            if record is not None:
+                self.records.append(record)
+                self.ends.append(end)
         if end > len(self.data):
             self.data = data[:end]
 

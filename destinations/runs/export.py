@@ -1,7 +1,7 @@
-"""Exports runs, all their metrics, or the rows of one run to one file: CSV, JSON lines, or Parquet.
+"""Exports runs, their metrics, or the rows of one run to a single CSV, JSON lines or Parquet file.
 
 Runs are read one at a time, in blocks, so memory does not grow with the export. A file is written under a
-temporary name and renamed when it is complete.
+temporary name and renamed once it is complete.
 """
 
 import contextlib
@@ -68,17 +68,17 @@ def export_runs(
         print(export_runs(runs, "runs.jsonl"))  # 1
     ```
 
-    Columns are those of all runs. In CSV, missing values are empty, and tags are a JSON list. In JSON lines,
-    NaN and infinities are texts. In Parquet, a column has the narrowest type that holds all its values, or
-    else is JSON text.
+    The file has the columns of all runs. In CSV, missing values are empty, and tags are a JSON list. In JSON
+    lines, NaN and infinities are strings. In Parquet, a column has the narrowest type that holds all its
+    values, or else is JSON text.
 
     Args:
         runs: the runs to export; their records are held in memory.
         destination: a path, or a stream open for writing; it is not closed.
         format: "csv", "jsonl" or "parquet". Default: by the suffix of the path.
         overwrite: whether to replace an existing file.
-        clock: returns the time in seconds since 1970: a run without a heartbeat is "killed", as where it is
-            shown.
+        clock: returns the time in seconds since 1970. A running run with an old heartbeat has the status
+            "killed", as in listings.
 
     Raises:
         ValueError: the format is unknown.
@@ -114,7 +114,7 @@ def export_metrics(
 ) -> int:
     """Writes a row for each value: `run_id`, `metric`, `step`, `time`, `value`. Returns the number of rows.
 
-    Where several writers have added to one of the runs, `writer` is the last column: the name of the writer,
+    If several writers have added to one of the runs, the last column is `writer`: the name of the writer, or
     "" for the trainer.
 
     ```python
@@ -122,8 +122,8 @@ def export_metrics(
         print(export_metrics(runs, "metrics.csv", metrics=["loss"]))  # 4
     ```
 
-    Rows are ordered by run, by writer, then in the order of logging, then by column. A missing step or time
-    is empty, or null. Values are exact; integers become floats.
+    Rows are ordered by run, writer, order of logging, and column. A missing step or time is empty or null.
+    Values are exact; integers become floats.
 
     Args:
         runs: the runs to export.
@@ -132,7 +132,7 @@ def export_metrics(
         metrics: columns to export; None for all.
         rank: of the rows.
         overwrite: whether to replace an existing file.
-        on_damaged: called with a run whose rows cannot be read completely, and the error; the export
+        on_damaged: called with each run whose rows can't be read completely, and the error. The export
             continues. Default: logs a warning to "destinations".
 
     Raises:
@@ -153,9 +153,9 @@ def export_metrics(
         return table.write(
             schema.names,
             itertools.chain([schema.empty_table()], tables),
-            rows_of=lambda points: points.to_pylist(),
+            rows_of=iter,
             arrow_of=lambda points: points,
-            csv_of=_csv_of_points,
+            text_of=_text_of_points,
             use_dictionary=["run_id", "metric", _WRITER],
             column_encoding=encodings,
         )
@@ -169,7 +169,7 @@ def export_rows(
     rank: int = 0,
     overwrite: bool = False,
 ) -> int:
-    """Writes the rows of a run as one `metrics.csv` would have them: a column for each metric.
+    """Writes the rows of a run with a column for each metric, like one complete `metrics.csv`.
 
     ```python
     from destinations.runs import Run
@@ -178,8 +178,9 @@ def export_rows(
     print(export_rows(Run.open("runs/digits"), "digits.csv"))  # 4
     ```
 
-    The rows of closed parts, of the CSV and of the journal, in this order; CSV and JSON lines have every
-    number as it was logged. In Parquet steps are integers and all else floats, and a missing value is null.
+    The file has the rows of closed parts, of the CSV and of the journal, in this order. CSV and JSON lines
+    have every number as it was logged. In Parquet, steps are integers, everything else is a float, and a
+    missing value is null.
 
     Args:
         run: the run; memory does not grow with it.
@@ -192,12 +193,12 @@ def export_rows(
         The number of rows.
 
     Raises:
-        ValueError: the format is unknown, or the run is one of a dataset, which has values and no rows.
+        ValueError: the format is unknown, or the run belongs to a dataset, which has values but no rows.
         FileExistsError: the file exists, and `overwrite` is False.
         OSError: a file of the run cannot be read.
     """
     if type(run) not in {Run, Branch}:
-        raise ValueError(f"run {run.run_id} is of a dataset, which has no rows. Use export_metrics.")
+        raise ValueError(f"run {run.run_id} belongs to a dataset, which has no rows. Use export_metrics.")
     import pyarrow as pa
 
     from destinations.history.snapshot import metric_columns, take_snapshot
@@ -244,7 +245,7 @@ def _cells_of(row: "MetricRow") -> dict[str, Any]:
 def _blocks_of(
     runs: Iterable[Run], rank: int, on_damaged: Callable[[Run, Exception], object] | None
 ) -> "Iterator[tuple[Run, Block]]":
-    """Yields the blocks of runs. A writer that cannot be read does not hide the others."""
+    """Yields the blocks of runs. If a writer can't be read, the others still are."""
     for run in runs:
         for writer in ("", *run.writers):
             try:
@@ -282,26 +283,59 @@ def _points_of(schema: Any, run: Run, block: "Block", metrics: Collection[str] |
     return pa.table([found[name] for name in schema.names], schema)
 
 
-def _csv_of_points(points: Any) -> str:
-    """Returns the lines of points; row by row, it would take four times as long."""
+def _text_of_points(points: Any, *, is_json: bool) -> str:
+    """Returns points as lines of CSV or JSON; row by row, it would take five times as long."""
+    return "".join(_text_of_batch(batch, is_json=is_json) for batch in points.to_batches())
+
+
+def _text_of_batch(points: Any, *, is_json: bool) -> str:
     import pyarrow as pa
     import pyarrow.compute
 
     compute: Any = pa.compute
-    cells = []
-    for column in points.columns:
-        texts = column.cast(pa.string()).fill_null("")
+    columns = []
+    for name, column in zip(points.schema.names, points.columns, strict=True):
         if column.type == pa.string():
-            doubled = compute.replace_substring(texts, '"', '""')
-            quoted = compute.binary_join_element_wise('"', doubled, '"', "")
-            texts = compute.if_else(compute.match_substring_regex(texts, '[",\n\r]'), quoted, texts)
-        cells.append(texts)
-    lines = compute.binary_join_element_wise(*cells, ",").to_pylist()
-    return "".join([f"{line}\n" for line in lines])
+            known = column.dictionary_encode()
+            quoted = [json.dumps(one) if is_json else _csv_text(one) for one in known.dictionary.to_pylist()]
+            texts = pa.array(quoted, pa.string()).take(known.indices)
+        elif name == "value":
+            texts = _number_texts(column, is_json=is_json)
+        else:
+            # All values of a row share its step and time, so each text is made once.
+            runs = compute.run_end_encode(column)
+            texts = _number_texts(runs.values, is_json=is_json)
+            texts = compute.run_end_decode(pa.RunEndEncodedArray.from_arrays(runs.run_ends, texts))
+        columns.append(texts)
+    if is_json:
+        pairs = zip([f',"{name}":' for name in points.schema.names], columns, strict=True)
+        pieces = ["{", *itertools.chain.from_iterable(pairs), "}"]
+        pieces[1] = pieces[1].removeprefix(",")
+    else:
+        pieces = columns
+    lines = compute.binary_join_element_wise(*pieces, "" if is_json else ",")
+    text: str = compute.binary_join(pa.ListArray.from_arrays([0, len(lines)], lines), "\n")[0].as_py()
+    return f"{text}\n"
+
+
+def _number_texts(numbers: Any, *, is_json: bool) -> Any:
+    import pyarrow as pa
+    import pyarrow.compute
+
+    compute: Any = pa.compute
+    texts = numbers.cast(pa.string()).fill_null("null" if is_json else "")
+    if is_json and not compute.all(compute.is_finite(numbers)).as_py():
+        for number, text in (("nan", "NaN"), ("inf", "Infinity"), ("-inf", "-Infinity")):
+            texts = compute.if_else(compute.equal(texts, number), f'"{text}"', texts)
+    return texts
+
+
+def _csv_text(text: str) -> str:
+    return text and header_line([text]).decode().removesuffix("\n")
 
 
 def _arrow_column(name: str, values: list[Any]) -> Any:
-    """Returns a column of the narrowest type that has room for all values, or else of JSON texts."""
+    """Returns a column of the narrowest type that holds all values, or else of JSON texts."""
     import pyarrow as pa
 
     if name in FIELDS and FIELDS[name].type == "texts":
@@ -346,7 +380,7 @@ class _Table:
 
     Attributes:
         format: its format.
-        stream: of bytes or text, open for writing.
+        stream: a stream of bytes or text, open for writing.
     """
 
     format: ExportFormat
@@ -359,36 +393,36 @@ class _Table:
         *,
         rows_of: Callable[[Any], Iterable[Mapping[str, Any]]],
         arrow_of: Callable[[Any], Any],
-        csv_of: Callable[[Any], str] | None = None,
+        text_of: Callable[..., str] | None = None,
         **options: Any,
     ) -> int:
-        """Writes rows, chunk by chunk, and returns how many.
+        """Writes rows chunk by chunk, and returns their number.
 
         Args:
-            names: of the columns.
-            chunks: at least one, which may be empty; each has a length.
-            rows_of: returns the rows of a chunk by column; a column may be missing.
+            names: the names of the columns.
+            chunks: at least one chunk, which may be empty; each has a length.
+            rows_of: returns the rows of a chunk as mappings; columns may be missing.
             arrow_of: returns a chunk as a `pyarrow.Table`.
-            csv_of: returns the lines of a chunk, where that is faster than row by row.
-            options: of `pyarrow.parquet.ParquetWriter`.
+            text_of: returns the lines of a chunk, if that is faster than row by row.
+            options: options of `pyarrow.parquet.ParquetWriter`.
         """
         if self.format == "parquet":
             # The buffer of a text stream such as sys.stdout.
             return _write_parquet(map(arrow_of, chunks), getattr(self.stream, "buffer", self.stream), options)
 
-        def csv_of_rows(chunk: Any) -> str:
+        def text_of_rows(chunk: Any, *, is_json: bool) -> str:
+            if is_json:
+                return "".join(map(_json_line, rows_of(chunk)))
             text = io.StringIO()
             lines = csv.writer(text, lineterminator="\n")
             lines.writerows([_csv_cell(row.get(name)) for name in names] for row in rows_of(chunk))
             return text.getvalue()
 
-        count, is_csv = 0, self.format == "csv"
+        count, is_json = 0, self.format == "jsonl"
         with _text_of(self.stream) as stream:
-            stream.write(header_line(map(clean_text, names)).decode() if is_csv else "")
+            stream.write("" if is_json else header_line(map(clean_text, names)).decode())
             for chunk in chunks:
-                stream.write(
-                    (csv_of or csv_of_rows)(chunk) if is_csv else "".join(map(_json_line, rows_of(chunk)))
-                )
+                stream.write((text_of or text_of_rows)(chunk, is_json=is_json))
                 count += len(chunk)
         return count
 
@@ -396,7 +430,7 @@ class _Table:
 def _json_line(row: Mapping[str, Any]) -> str:
     with contextlib.suppress(TypeError):
         line: bytes = orjson.dumps(row)
-        # Also for NaN, which `strict_json` writes as a text.
+        # orjson writes null for NaN, too; `strict_json` writes "NaN".
         if b"null" not in line:
             return line.decode() + "\n"
     return strict_json(row) + "\n"
@@ -408,7 +442,7 @@ def _csv_cell(value: Any) -> Any:
 
 @contextlib.contextmanager
 def _text_of(stream: Any) -> Iterator[IO[str]]:
-    """Yields a stream of text, which writes to a stream of text or bytes."""
+    """Yields a text stream that writes to a stream of text or bytes."""
     if isinstance(stream, io.TextIOBase) or not hasattr(stream, "readinto"):
         yield stream
         return
@@ -422,7 +456,7 @@ def _text_of(stream: Any) -> Iterator[IO[str]]:
 
 
 def _write_parquet(tables: Iterable[Any], stream: Any, options: Mapping[str, Any]) -> int:
-    """Writes tables in row groups of a million rows, or of some million values."""
+    """Writes tables in row groups of at most a million rows or a few million values."""
     import pyarrow as pa
     import pyarrow.parquet
 

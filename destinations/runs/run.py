@@ -766,8 +766,8 @@ class Run(_Recorded):
 class Branch(Run):
     """A run as one of its sessions had it; see `Run.branch`.
 
-    It has the rows and records of that session and of the sessions that it continued, and the rows of all
-    named writers. Status, hyperparameters and environment are the session's.
+    It has the rows and records of that session and of the sessions that it continued, and those that named
+    writers logged until the next session began. Status, hyperparameters and environment are the session's.
 
     Args:
         run: the run.

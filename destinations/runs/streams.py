@@ -20,10 +20,12 @@ from typing import TYPE_CHECKING, TypeVar
 import attrs
 
 from destinations.history.fork import parents_of
+from destinations.history.sessions import read_sessions
 from destinations.run_directory.layout import WRITERS_FOLDER, is_writer_name, writer_path
 from uploads.disk import ABSENT
 
 from .errors import WriterNotFoundError
+from .files import number_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -58,11 +60,13 @@ class Stream:
         run_dir: the folder of the run.
         writer: the name of the writer; "" for the trainer.
         end: the id of the session that it is read up to, with what that follows; None for the newest.
+        until: a writer's rows and records count up to this time, in seconds since 1970; None for all.
     """
 
     run_dir: Path
     writer: str = TRAINER
     end: str | None = None
+    until: float | None = None
 
     @property
     def folder(self) -> Path:
@@ -86,7 +90,7 @@ def streams_of(run_dir: Path, writer: str | None = None, end: str | None = None)
     Args:
         run_dir: the folder of the run.
         writer: only that of this writer; "" for the trainer's.
-        end: the trainer's up to this session. Writers follow no session: a branch has all that they wrote.
+        end: the trainer's up to this session. Writers follow no session: they count until the next one began.
 
     Raises:
         WriterNotFoundError: the run has no such writer.
@@ -98,8 +102,18 @@ def streams_of(run_dir: Path, writer: str | None = None, end: str | None = None)
     if writer is not None:
         if writer not in names:
             raise WriterNotFoundError(writer, names)
-        return [Stream(run_dir, writer)]
-    return [Stream(run_dir, end=end), *(Stream(run_dir, name) for name in names)]
+        names = [writer]
+    until = None if end is None or not names else _left_at(run_dir, end)
+    writers = [Stream(run_dir, name, until=until) for name in names]
+    return writers if writer is not None else [Stream(run_dir, end=end), *writers]
+
+
+def _left_at(run_dir: Path, session: str) -> float | None:
+    """Returns when the session after this one began; None for the newest."""
+    lines = iter(read_sessions(run_dir))
+    if not any(line.get("session") == session for line in lines):
+        return None
+    return number_of(next(lines, {}).get("start"))
 
 
 def writers_of(run_dir: str | Path) -> list[str]:

@@ -204,8 +204,7 @@ def _computed_records(stream: Stream, rank: int) -> _Records:
     """Computes what is known of each metric of a stream from its rows."""
     from destinations.history.aggregate import Aggregate
     from destinations.history.snapshot import take_snapshot
-    from destinations.run_directory.blocks import block_of_rows, blocks_of
-    from destinations.run_directory.part_index import indexed_files
+    from destinations.run_directory.blocks import block_of_rows, blocks_of, indexed_files
 
     statistics = Aggregate(by_step=bool(stream.writer))
     with take_snapshot(stream.folder, rank, end=stream.row_end, with_parents=False) as snapshot:
@@ -215,6 +214,6 @@ def _computed_records(stream: Stream, rank: int) -> _Records:
                 index.add_to(statistics)
                 continue
             for block in blocks_of(file):
-                block.add_to(statistics)
-        block_of_rows(snapshot.journal_rows()).add_to(statistics)
+                block.until(stream.until).add_to(statistics)
+        block_of_rows(snapshot.journal_rows()).until(stream.until).add_to(statistics)
     return statistics.to_json()

@@ -1,8 +1,8 @@
-"""Views of runs: which runs are shown, and how; kept by name in `views.json` beside the runs.
+"""Views of runs: which runs are shown, and how; saved by name in `views.json` beside the runs.
 
-A view has the names of the page's address: `where`, `q`, `without`, `archived`, `sort`, `group`, `column`,
-and what only the page knows, such as its colours. The page writes the file, and `--view NAME` of a command
-reads it.
+A view has the fields of the page's address: `where`, `q`, `without`, `archived`, `sort`, `group`, `column`,
+`run`, `off`, and others that only the page uses, such as its colours.
+The page writes the file; `--view NAME` of a command reads it.
 """
 
 import os
@@ -10,7 +10,6 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode
 
 import attrs
 
@@ -43,6 +42,8 @@ class RunView:
         sort: a column, after a minus from max to min; "" for the newest first.
         group: columns; runs with the same values stand together.
         column: the columns that are shown; none for the usual ones.
+        run: the ids (`run_id`) of the chosen runs; none for all that match.
+        off: the ids of the runs that are hidden.
     """
 
     where: str = ""
@@ -52,6 +53,8 @@ class RunView:
     sort: str = ""
     group: tuple[str, ...] = ()
     column: tuple[str, ...] = ()
+    run: tuple[str, ...] = ()
+    off: tuple[str, ...] = ()
 
     @classmethod
     def parse(cls, fields: Mapping[str, Any]) -> "RunView":
@@ -72,6 +75,8 @@ class RunView:
             text("sort"),
             texts("group"),
             texts("column"),
+            texts("run"),
+            texts("off"),
         )
 
     @property
@@ -84,13 +89,8 @@ class RunView:
         """Whether the order is from max to min."""
         return self.sort.startswith("-")
 
-    def query(self) -> str:
-        """Returns the view as in the page's address."""
-        fields = attrs.asdict(self) | {"archived": "1" if self.archived else ""}
-        return urlencode({name: value for name, value in fields.items() if value}, doseq=True)
-
     def filter(self, more: str = "") -> str | None:
-        """Returns filter, search and statuses as one filter; None where all runs match.
+        """Returns filter, search, statuses, and chosen and hidden runs as one filter; None if all runs match.
 
         Args:
             more: a further filter.
@@ -109,9 +109,14 @@ class RunView:
             except FilterError as error:
                 raise ValueError(f"q must be plain text, got {query!r}.") from error
             parts.append(f"({found})")
-        if self.without:
-            left_out = ", ".join(f'"{_quoted(status)}"' for status in self.without)
-            parts.append(f"status not in ({left_out})")
+        for test, values in (
+            ("status not in", self.without),
+            ("run_id in", self.run),
+            ("run_id not in", self.off),
+        ):
+            if values:
+                listed = ", ".join(f'"{_quoted(one)}"' for one in values)
+                parts.append(f"{test} ({listed})")
         if self.archived:
             parts.append("archived")
         return " and ".join(parts) or None

@@ -60,6 +60,8 @@ _EXTREMES = {"min": False, "max": True}
 # Statistics of so many bytes of rows are computed within a request.
 _MAX_COMPUTED_BYTES = 4 << 20
 _ALL = RunView()
+# Fields of a saved view that list runs: by `run_id` in the file, by the id of the page in an answer.
+_RUNS_OF_VIEW = ("run", "off")
 # Hyperparameters in which runs of one setting differ.
 _NUISANCE = re.compile(
     r"(^|[._-])"
@@ -547,8 +549,12 @@ class Catalog:
     # Saved views.
 
     def views(self) -> dict[str, Any]:
-        """Returns the answer of `/api/views`."""
-        return {"views": read_views(self.runs.roots[0]) if self.runs.roots else {}}
+        """Returns the answer of `/api/views`, in which runs have the ids of the page."""
+        views = read_views(self.runs.roots[0]) if self.runs.roots else {}
+        if any(fields.get(name) for fields in views.values() for name in _RUNS_OF_VIEW):
+            ids = {record.run_id: self.id_of(record) for record in self.runs.records(archived=None)}
+            views = {name: _with_ids(fields, ids.get) for name, fields in views.items()}
+        return {"views": views}
 
     def save_views(self, changes: Mapping[str, Any]) -> dict[str, Any]:
         """Saves views by name, or removes those that are None; returns all.
@@ -561,8 +567,14 @@ class Catalog:
         for name, fields in changes.items():
             if fields is not None and not isinstance(fields, dict):
                 raise ValueError(f"a view must be an object of fields, got {fields!r:.100}.")
-            save_view(self.runs.roots[0], name, fields)
+            save_view(self.runs.roots[0], name, fields and _with_ids(fields, self._run_id_of))
         return self.views()
+
+    def _run_id_of(self, page_id: str) -> str | None:
+        try:
+            return self.run(page_id).run_id
+        except RunNotFoundError:
+            return None
 
     def _check_writable(self) -> None:
         if self._read_only:
@@ -633,6 +645,15 @@ def _check_edit(name: str, value: Any) -> None:
     if not is_sound:
         wanted = {"tags": "a list of at most 1,000 texts", "archived": "true or false"}.get(name, "a text")
         raise ValueError(f"{name} must be {wanted}, got {value!r:.100}.")
+
+
+def _with_ids(fields: Mapping[str, Any], id_of: Callable[[str], str | None]) -> dict[str, Any]:
+    """Returns the fields of a view with other ids of its runs, without the runs that are gone."""
+    lists = {name: fields[name] for name in _RUNS_OF_VIEW if isinstance(fields.get(name), list)}
+    return {
+        **fields,
+        **{name: [found for one in ids if (found := id_of(one))] for name, ids in lists.items()},
+    }
 
 
 def _digest(text: str) -> str:

@@ -24,8 +24,7 @@ from destinations.history.sealed import Part
 from destinations.history.snapshot import MetricsSnapshot, metric_columns
 from destinations.run_directory.blocks import Block, block_of_rows, blocks_of, read_blocks
 from destinations.run_directory.layout import OWN_COLUMNS, column_of, parse_header, writer_path
-from destinations.run_directory.parquet import ENTRY_ROWS, indexed_columns
-from destinations.run_directory.part_index import PartIndex
+from destinations.run_directory.parquet import ENTRY_ROWS, PartIndex, indexed_columns
 from destinations.runs import BudgetError
 from destinations.runs.budget import seconds_left, spend
 from destinations.runs.content.rank_reader import RankReader
@@ -94,7 +93,7 @@ class ClosedPart:
     def of(cls, part: Part, before: "ClosedPart | None") -> "ClosedPart":
         """Opens a part; `before` is another one, of which what is the same is not held twice."""
         with contextlib.closing(part.open()) as file:
-            index = PartIndex.read(file, ())
+            index = file.packed.index(())
             if before is not None and before.header == file.header:
                 return cls(part, before.header, file.end, before.names, before.columns, index)
             names = [name for name in parse_header(file.header) if name not in OWN_COLUMNS]
@@ -109,7 +108,7 @@ class ClosedPart:
             return self
         with contextlib.closing(self.part.open()) as file:
             wanted = [*missing, *(held if len(held) <= _HELD_COLUMNS else columns)]
-            index = PartIndex.read(file, wanted)
+            index = file.packed.index(wanted)
         return attrs.evolve(self, index=index)
 
     def read(self, entries: slice, columns: Sequence[str], *, with_time: bool) -> Iterator[Block]:

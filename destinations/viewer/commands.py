@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 __all__ = ["add_options", "page_to"]
 
@@ -100,9 +101,8 @@ def view(options: argparse.Namespace, session: Any) -> int:
     roots = roots_of(options, session)
     with contextlib.ExitStack() as opened:
         runs, source = _opened(roots, session, opened)
-        saved = None if options.view is None else view_of(options.view, runs)
-        if saved is not None:
-            options.where = saved.filter(options.where) or ""
+        if options.view is not None:
+            options.where = view_of(options.view, runs).filter(options.where) or ""
         if options.export is not None:
             return _export(runs, source, options, session)
         if options.open:
@@ -124,7 +124,7 @@ def view(options: argparse.Namespace, session: Any) -> int:
         )
         count = runs.report.runs
         session.screen.line(f"{count} {'run' if count == 1 else 'runs'} in {', '.join(map(str, roots))}")
-        url = viewer.url if saved is None else f"{viewer.url}#/runs?{saved.query()}"
+        url = viewer.url if options.view is None else f"{viewer.url}#/runs?{_query_of(options.view, runs)}"
         session.screen.line(url)
         session.screen.flush()
         if not viewer.is_local:
@@ -139,6 +139,14 @@ def view(options: argparse.Namespace, session: Any) -> int:
             webbrowser.open(opened.enter_context(page_to(url)).as_uri())
         viewer.wait()
     return EXIT_OK
+
+
+def _query_of(name: str, runs: Any) -> str:
+    """Returns a saved view as in the page's address."""
+    from .catalog import Catalog
+
+    fields = Catalog(runs).views()["views"].get(name, {})
+    return urlencode({**fields, "view": name}, doseq=True)
 
 
 def _token_of(path: Path) -> str:

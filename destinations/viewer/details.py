@@ -141,7 +141,8 @@ def _checkpoints(run: Run) -> list[dict[str, Any]]:
         {
             "name": path.name,
             "path": str(path),
-            # One that was written in parts is a folder.
+            # A sharded checkpoint is a folder.
+            "file": run.name_of(path) if stat.S_ISREG(state.st_mode) else None,
             "size": state.st_size if stat.S_ISREG(state.st_mode) else None,
             "time": state.st_mtime,
             "exists": True,
@@ -160,6 +161,7 @@ def _checkpoints(run: Run) -> list[dict[str, Any]]:
             {
                 "name": newest.rstrip("/").rpartition("/")[2],
                 "path": newest,
+                "file": None,
                 "size": state.st_size if state is not None and stat.S_ISREG(state.st_mode) else None,
                 "time": None if state is None else state.st_mtime,
                 "exists": None if is_uri else state is not None,

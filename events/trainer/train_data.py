@@ -179,7 +179,8 @@ class TrainData:
         reasons = _not_promised(self._state.train_dataloader, self._skip_by, is_limited=self._is_limited)
         if reasons and self._state.rank == 0:
             _log.warning(
-                "A resumed run may not read the same samples as an uninterrupted one: %s.",
+                "A resumed run may not read the same samples as an uninterrupted one: %s. "
+                'The page "Checkpoints" lists what is promised.',
                 "; ".join(reasons),
             )
 

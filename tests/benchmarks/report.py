@@ -1,8 +1,8 @@
-"""Keeps what benchmarks measured: in `results.json` beside this module, and as tables in `docs/performance.md`.
+"""Keeps the figures of benchmarks in `results.json`, from which the site's page "Benchmarks" is made.
 
-A benchmark runs several times, its rounds. What is compared with the last time is the ratio of a figure to its
-peer, which was measured beside it: a ratio is worse where the best of today's rounds is above the worst of the
-last time's by more than a tenth. The figures of another machine are replaced, and not compared.
+A benchmark runs several times, its rounds. The ratio of a figure to its peer, which ran beside it, is compared with the
+last time: it is worse if today's best round is more than a tenth above last time's worst round. The figures of another
+machine are replaced, not compared.
 """
 
 import json
@@ -18,10 +18,9 @@ from typing import Any
 
 from .timing import Table
 
-__all__ = ["RESULTS", "collect", "keep", "machine", "markdown", "share_of_others", "with_tables", "worse"]
+__all__ = ["RESULTS", "collect", "keep", "machine", "markdown", "share_of_others", "worse"]
 
 RESULTS = Path(__file__).with_name("results.json")
-PAGE = Path(__file__).parents[2] / "docs" / "performance.md"
 NOISE = 1.1
 
 Result = dict[str, Any]
@@ -119,26 +118,10 @@ def markdown(result: Result) -> str:
     return "\n\n".join(parts)
 
 
-def with_tables(page: str, results: Mapping[str, Result]) -> str:
-    """Returns a page with the tables of these benchmarks between their markers.
-
-    `<!-- bench: NAME -->` and `<!-- end of bench -->` stand on lines of their own; those of a benchmark that has
-    no place yet are added at the end.
-    """
-    for name, result in results.items():
-        marked = re.compile(rf"(<!-- bench: {re.escape(name)} -->\n).*?(<!-- end of bench -->)", re.DOTALL)
-        if not marked.search(page):
-            page += f"\n## `{name}`\n\n<!-- bench: {name} -->\n<!-- end of bench -->\n"
-        text = markdown(result)
-        page = marked.sub(lambda found, text=text: f"{found[1]}\n{text}\n\n{found[2]}", page)
-    return page
-
-
 def keep(name: str, result: Result) -> list[str]:
-    """Stores the figures of a benchmark and writes its tables; returns what is worse than the last time."""
+    """Stores the figures of a benchmark; returns what is worse than the last time."""
     results: dict[str, Result] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     found = worse(results.get(name), result)
-    PAGE.write_text(with_tables(PAGE.read_text(), {name: result}))
     results[name] = result
     RESULTS.write_text(json.dumps(dict(sorted(results.items())), indent=1, ensure_ascii=False) + "\n")
     return found

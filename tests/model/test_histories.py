@@ -174,16 +174,20 @@ class Folder(RuleBasedStateMachine):
         for kind, name, step in actions:
             match kind:
                 case "batch":
-                    self.process.call("batch")
+                    self.batch()
                 case "save":
                     if name:
-                        self.process.call("batch")
+                        self.batch()
                     self.now.checkpoint(self.process.call("checkpoint"))
                 case "files":
                     # A file of the same name replaces the one before.
                     self.log(kind, f"{name}-{self.now.sessions}-{len(self.now.logged)}", step)
                 case _:
                     self.log(kind, name, step)
+
+    def batch(self):
+        self.process.call("batch")
+        self.has_trained = True
 
     def log(self, kind, name, step):
         number = next(self.numbers)

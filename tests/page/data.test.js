@@ -19,7 +19,7 @@ beforeEach(() => {
 
 const row = (id, values = {}) => ({ id, name: id, run_id: id, status: "completed", tags: [], values });
 
-test("lists are repeated parameters, and what is empty is left out", async () => {
+test("lists are repeated parameters, and empty values are left out", async () => {
   answers["/api/runs"] = { body: { total: 0, version: "1", rows: [] } };
 
   await data.listRuns({ q: "a b&c", where: "", sort: undefined, columns: ["status", "summary.loss"] });
@@ -36,7 +36,7 @@ test("numbers that JSON lacks arrive as numbers", async () => {
   assert.deepEqual(rows[0].values, { nan: NaN, low: -Infinity, high: Infinity, text: "nan" });
 });
 
-test("numbers that JSON lacks arrive as numbers wherever an answer has them", async () => {
+test("numbers that JSON lacks arrive as numbers at any depth", async () => {
   const low = { number: "-inf" };
   answers["/api/runs/n"] = { body: { ...row("n"), hyperparameters: { lr: low, list: [low, "nan"] } } };
   answers["/api/runs/n/table"] = { body: { rows: [[{ number: "nan" }, { number: "other" }]] } };
@@ -45,7 +45,7 @@ test("numbers that JSON lacks arrive as numbers wherever an answer has them", as
   assert.deepEqual((await data.readTable("n", "t", 1)).rows, [[NaN, { number: "other" }]]);
 });
 
-test("an integer that a number would round arrives as its digits", async () => {
+test("an integer that a number would round arrives as digits", async () => {
   const values = { seed: { number: "-4611686018427387905" }, other: { number: "12" } };
   answers["/api/runs"] = { body: { total: 1, version: "1", rows: [row("a", values)] } };
 
@@ -54,7 +54,7 @@ test("an integer that a number would round arrives as its digits", async () => {
   assert.deepEqual(rows[0].values, { seed: "-4611686018427387905", other: { number: "12" } });
 });
 
-test("groups are those that the server has computed", async () => {
+test("groups come from the server", async () => {
   const groups = [
     { label: "1", total: 2 },
     { label: '"1"', total: 1 },
@@ -65,7 +65,7 @@ test("groups are those that the server has computed", async () => {
   assert.deepEqual(requests, ["/api/groups?group=hparams.lr&q=a"]);
 });
 
-test("the words of the server say what is wrong", async () => {
+test("an error has the message of the server", async () => {
   answers["/api/runs"] = { status: 400, body: { error: "a value is missing" } };
   await assert.rejects(data.listRuns({ where: "loss <" }), /^Error: a value is missing$/);
 
@@ -76,7 +76,7 @@ test("the words of the server say what is wrong", async () => {
   await assert.rejects(data.listRuns({}), /The server answered 400\./);
 });
 
-test("an answer is asked for once until the run changes, and a failed one again", async () => {
+test("an answer is requested once until the run changes, and again after a failure", async () => {
   await assert.rejects(data.runDetail("a"), { status: 404 });
   assert.equal(data.runInfo("a").status, "not found");
   answers["/api/runs/a"] = { body: row("a") };
@@ -90,7 +90,7 @@ test("an answer is asked for once until the run changes, and a failed one again"
   assert.equal((await data.runDetail("a")).note, "new");
 });
 
-test("what came since is asked for with the cursor of each series", async () => {
+test("new values are requested with the cursor of each series", async () => {
   answers["/api/series"] = { body: { series: [] } };
 
   const known = [{ run: "a", cursor: "1&2" }, { run: "b" }];
@@ -99,7 +99,7 @@ test("what came since is asked for with the cursor of each series", async () => 
   assert.deepEqual(requests, ["/api/series?run=a&run=b&metric=loss&x=step&after=1%262&after="]);
 });
 
-test("all charts of the same runs ask in one request what is new, and each gets its own", async () => {
+test("charts of the same runs share one request for new values", async () => {
   const series = ["loss", "acc"].map((metric) => ({ run: "a", metric }));
   answers["/api/series"] = { body: { series } };
 
@@ -113,6 +113,6 @@ test("all charts of the same runs ask in one request what is new, and each gets 
   assert.deepEqual(requests, ["/api/series?run=a&metric=loss&metric=acc&x=step&after=l&after=a"]);
 });
 
-test("a file of a run has an address in which every character is safe", () => {
+test("the address of a file escapes every character", () => {
   assert.equal(data.fileUrl("a", "media/ü #1/?.png"), "api/runs/a/files/media/%C3%BC%20%231/%3F.png");
 });

@@ -29,7 +29,7 @@ function columnsOf(view) {
   return { columns: new RunColumns(view, told), said };
 }
 
-test("what is answered too late changes nothing", async () => {
+test("a late answer changes nothing", async () => {
   const view = new View();
   const { columns } = columnsOf(view);
 
@@ -40,7 +40,7 @@ test("what is answered too late changes nothing", async () => {
   assert.deepEqual([columns.fields, [...columns.loaded], columns.rows], [[], [], []]);
 });
 
-test("the columns of runs are those of the newest answer, and names are known also where it fails", async () => {
+test("columns come from the newest answer, and their names are known even if it fails", async () => {
   const { columns, said } = columnsOf(new View());
 
   isWrong = true;
@@ -54,7 +54,7 @@ test("the columns of runs are those of the newest answer, and names are known al
   assert.deepEqual(columns.rows, rows);
 });
 
-test("axes are computed once for a drawing, not for each run", async () => {
+test("axes are computed once per drawing, not once per run", async () => {
   const { columns } = columnsOf(new View());
   await columns.load();
   update({ brush: ["0.5~1~hparams.lr"] });

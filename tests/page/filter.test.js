@@ -23,14 +23,14 @@ function typed(text) {
   return [...field.hints.children].map((node) => node.dataset.name);
 }
 
-test("names are offered by any part of them, in either case, once two letters are typed", () => {
+test("two typed letters offer names that contain them, in either case", () => {
   assert.deepEqual(typed("s"), []);
   assert.deepEqual(typed("status == 1 and SUM"), NAMES.slice(0, 3));
   assert.deepEqual(typed("acc"), ["summary.val/acc"]);
   assert.deepEqual(typed("hparams.lr"), []);
 });
 
-test("a name that is taken replaces the word before the cursor, in quotes where it needs them", () => {
+test("a completed name replaces the word before the cursor, quoted if necessary", () => {
   typed("hparams.lr > 1 and two");
   field.take("summary.two words");
 
@@ -51,7 +51,7 @@ test("Enter applies the filter, and the arrow keys and Tab choose a name", () =>
   assert.equal(state.where, "summary.val/acc > 0.8");
 });
 
-test("what is wrong with the filter of the view is shown until it is mended", () => {
+test("an error of the filter is shown until it is fixed", () => {
   update({ where: "loss <" });
   field.complain(new Error("a value is missing"));
   assert.deepEqual(
@@ -64,7 +64,7 @@ test("what is wrong with the filter of the view is shown until it is mended", ()
   assert.deepEqual([field.problem.hidden, field.input.hasAttribute("aria-invalid")], [true, false]);
 });
 
-test("text that is being typed is not replaced by the filter of the view", () => {
+test("the filter of the view doesn't replace text that is being typed", () => {
   field.input.focus();
   field.input.value = "half a fil";
 

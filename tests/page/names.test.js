@@ -27,14 +27,15 @@ test("charts of what evaluates the model come first, those of the machine last",
   assert.deepEqual(found, ["val/acc", "loss", "grad_norm", "time/train", "mem/peak"]);
 });
 
-test("the beginning that names share is left out, up to a whole word", () => {
-  assert.deepEqual(names.cutNames(["resnet50-base-lr0.1-s1", "resnet50-base-lr0.01-s2"]), [
-    "…lr0.1-s1",
-    "…lr0.01-s2",
-  ]);
-  assert.deepEqual(names.cutNames(["run-1", "run-2"]), ["run-1", "run-2"]);
-  assert.deepEqual(names.cutNames(["alone-with-a-long-name"]), ["alone-with-a-long-name"]);
-  assert.deepEqual(names.cutNames(["the-same-name", "the-same-name"]), ["the-same-name", "the-same-name"]);
+test("labels of runs leave out what all names share, and say when runs of one name started", () => {
+  const labels = (...all) => names.runLabels(all.map((name, at) => ({ name, created_at: 1e9 + at })));
+
+  assert.deepEqual(labels("resnet50-base-lr0.1-s1", "resnet50-base-lr0.01-s2"), ["…lr0.1-s1", "…lr0.01-s2"]);
+  assert.deepEqual(labels("run-1", "run-2"), ["run-1", "run-2"]);
+  assert.deepEqual(labels("alone-with-a-long-name"), ["alone-with-a-long-name"]);
+  const [one, other] = labels("the-same-name", "the-same-name");
+  assert.match(one, /^the-same-name · 2001-09-0\d \d\d:\d\d:\d\d$/);
+  assert.notEqual(one, other);
 });
 
 test("what is said of runs are the hyperparameters in which they differ", () => {

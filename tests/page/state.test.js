@@ -11,7 +11,7 @@ beforeEach(() => {
   page.readUrl();
 });
 
-test("the URL decides the view, and what it does not name has its default", () => {
+test("the URL sets the state, and missing fields have their defaults", () => {
   location.hash = "#/charts?run=a&run=b&x=time&unknown=1";
 
   page.readUrl();
@@ -20,7 +20,7 @@ test("the URL decides the view, and what it does not name has its default", () =
   assert.ok(!("unknown" in state));
 });
 
-test("a page that does not exist, and a run without an id, show the table", () => {
+test("an unknown page and a run without an id show the table", () => {
   for (const hash of ["#/nonsense", "#/run", "#/run/"]) {
     location.hash = hash;
     page.readUrl();
@@ -28,7 +28,7 @@ test("a page that does not exist, and a run without an id, show the table", () =
   }
 });
 
-test("an id with every kind of character survives the way through the URL", () => {
+test("an id with any characters survives the URL", () => {
   const id = "a/b?c=d&e#f%25 ü💥";
 
   page.update({ page: "run", id });
@@ -37,7 +37,7 @@ test("an id with every kind of character survives the way through the URL", () =
   assert.deepEqual([state.page, state.id], ["run", id]);
 });
 
-test("a name of a property of all objects is no part of the view", () => {
+test("names of object properties are not part of the state", () => {
   location.hash = "#/runs?__proto__=1&constructor=2";
 
   page.readUrl();
@@ -46,7 +46,7 @@ test("a name of a property of all objects is no part of the view", () => {
   assert.equal(state.constructor, Object);
 });
 
-test("those who listen are told only of what changed", () => {
+test("listeners hear only of changed fields", () => {
   const told = [];
   const stop = page.onChange((changed) => told.push([...changed]));
 
@@ -58,7 +58,7 @@ test("those who listen are told only of what changed", () => {
   assert.deepEqual(told, [["q"]]);
 });
 
-test("a run that is taken out leaves the colours of the others, and the next takes its place", () => {
+test("a removed run leaves the colours of others, and the next one takes its slot", () => {
   page.selectRuns(["a", "b", "c"], true);
   const colorOfC = page.colorOf("c", false);
 
@@ -71,7 +71,7 @@ test("a run that is taken out leaves the colours of the others, and the next tak
   assert.deepEqual(page.colorOf("c", false), colorOfC);
 });
 
-test("ten runs have colours of their own, and those beyond are one grey", () => {
+test("ten runs have colours of their own, and further ones are grey", () => {
   page.selectRuns(
     Array.from({ length: 20 }, (_, number) => `run${number}`),
     true,
@@ -83,7 +83,7 @@ test("ten runs have colours of their own, and those beyond are one grey", () => 
   assert.equal(new Set(colors.slice(10)).size, 1);
 });
 
-test("without a choice the first runs of the view are shown, and one that stays keeps its colour", () => {
+test("without a choice the first runs of the view are shown, and each keeps its colour", () => {
   const told = [];
   const stop = page.onChange((changed) => told.push([...changed]));
 
@@ -102,7 +102,7 @@ test("without a choice the first runs of the view are shown, and one that stays 
   assert.deepEqual(page.chosenRuns(), ["c", "d"]);
 });
 
-test("a saved view sets all that a view is, and nothing of how a page shows it", () => {
+test("a saved view sets all fields of a view, and no field of a page", () => {
   page.update({ q: "old", group: ["hparams.lr"], zoom: ["1~2~~~loss"] });
 
   page.update(page.fieldsOfView({ where: "lr > 1", goal: "max.acc" }));
@@ -112,7 +112,7 @@ test("a saved view sets all that a view is, and nothing of how a page shows it",
   assert.equal(page.viewQuery().sort, "-max.acc");
 });
 
-test("numbers are kept for a name that looks like numbers itself", () => {
+test("a name that looks like numbers keeps its numbers", () => {
   page.keepNumbers("zoom", "loss~1~2", [0, null, 2.5, 1e9]);
   page.keepNumbers("zoom", "loss", [1, 2, 3, 4]);
   page.readUrl();
@@ -123,7 +123,7 @@ test("numbers are kept for a name that looks like numbers itself", () => {
   assert.deepEqual(page.numbersOf("zoom", "loss"), [1, 2, 3, 4]);
 });
 
-test("a value is added to a list of the view, and taken out", () => {
+test("a value is added to a list, and removed", () => {
   page.toggle("pin", "loss");
   page.toggle("pin", "accuracy");
   page.toggle("pin", "loss");

@@ -5,7 +5,7 @@ import { openWindow } from "./browser.js";
 openWindow();
 const { partsOf } = await import("../../destinations/viewer/static/time.js");
 
-test("every second is in one part of the band, also of a bucket that this page does not know", () => {
+test("every second is in one part of the band, even from an unknown bucket", () => {
   const seconds = { forward: 4, backward: 3, data: 2, later: 1, idle: 0 };
 
   assert.deepEqual(partsOf({ wall: 10, seconds }), [

@@ -1,4 +1,4 @@
-"""Names that only W&B's servers and pages have: using one warns once, or raises `Error`."""
+"""What only W&B's servers and pages have: such a name says once that it is not kept, or raises `Error`."""
 
 import logging
 from typing import Any, Self
@@ -9,7 +9,7 @@ _log = logging.getLogger("destinations")
 
 _told: set[str] = set()
 
-# Names of the module and of a run whose result programs need.
+# Names of the module and of a run. Of these, programs need the result.
 _NEEDED = (
     "Api agent api apis controller integration keras lightgbm restore sacred sweep use_artifact use_model "
     "wandb_agent wandb_torch xgboost"
@@ -30,7 +30,7 @@ class Error(Exception):
 
 
 class _NotKept:
-    """Returns itself for every call and attribute."""
+    """Whatever is called or asked of it is itself."""
 
     def __call__(self, *_: Any, **__: Any) -> Self:
         return self
@@ -45,14 +45,14 @@ NOTHING = _NotKept()
 
 
 def say_not_kept(what: str, hint: str = "") -> None:
-    """Warns once that something is not kept."""
+    """Says once that something is not kept."""
     if what not in _told:
         _told.add(what)
-        _log.warning("wandb: %s is not kept in a run folder.%s Further calls are not reported.", what, hint)
+        _log.warning("wandb: %s is not kept in a run folder.%s This is said once.", what, hint)
 
 
 def missing(name: str, owner: str = "wandb") -> Any:
-    """Returns the stand-in for a name of W&B that is not supported.
+    """Returns what stands for a name of W&B that is not here.
 
     Raises:
         Error: a program needs its result.
@@ -60,8 +60,8 @@ def missing(name: str, owner: str = "wandb") -> Any:
     """
     if name in _NEEDED.split():
         raise Error(
-            f"{owner}.{name} needs W&B's server or package, and has no counterpart in a run folder. The "
-            "documentation has alternatives under 'Coming from other loggers'."
+            f"{owner}.{name} needs W&B's server or package, and has no counterpart in a run folder. "
+            'The page "Coming from another logger" lists what there is instead.'
         )
     if name not in _NOT_KEPT.split():
         raise AttributeError(f"destinations.compat.{owner} has no {name!r}.")

@@ -1,4 +1,4 @@
-"""`export`: runs, metrics or rows as one file. `pack`: parts as Parquet. `compact`, `sql`: a dataset."""
+"""The commands `export` (to one file), `pack` (parts to Parquet), and `compact` and `sql` (datasets)."""
 
 import argparse
 from collections.abc import Sequence
@@ -60,7 +60,7 @@ def _selected(options: argparse.Namespace, session: CommandContext) -> Sequence[
 
 
 def pack(options: argparse.Namespace, session: CommandContext) -> int:
-    """Turns the closed parts that earlier versions wrote into those of this one."""
+    """Converts the closed parts of earlier versions to the format of this version."""
     from destinations.run_directory import RunInUseError
     from destinations.run_directory.conversion import convert_parts
 
@@ -106,7 +106,7 @@ def compact(options: argparse.Namespace, session: CommandContext) -> int:
             )
     except (UploadError, ValueError) as error:
         raise DatasetError(str(error)) from error
-    code = EXIT_FAILED if report.duplicates or report.damaged else EXIT_OK
+    code = EXIT_INCOMPLETE if report.duplicates or report.damaged else EXIT_OK
     if options.json:
         session.screen.json(
             {

@@ -1,4 +1,4 @@
-"""`send`: sends runs to a tracker or to another folder."""
+"""The command `send`: sends runs to a tracker or to another folder."""
 
 import argparse
 import json

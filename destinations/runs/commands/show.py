@@ -205,17 +205,26 @@ def _writer_texts(run: Run, now: float) -> dict[str, str]:
 
 def _session_texts(run: Run) -> dict[str, str]:
     """Returns a line for each session: how it ended, whether it left a branch, and which settings differ."""
-    lines, branches = run.sessions, {one.session for one in run.branches()}
+    from destinations.run_directory.documents import (
+        flat_hyperparameters,
+        hyperparameter_files,
+        session_hyperparameters,
+    )
+
+    lines, branches, files = run.sessions, {one.session for one in run.branches()}, None
     texts = {}
     for line in lines[-_MAX_SESSIONS:] if len(lines) > 1 else ():
-        before = run.branch(str(line.get("session")))
-        others = {
-            name: value for name, value in before.hparams.items() if run.hparams.get(name, MISSING) != value
-        }
+        files = hyperparameter_files(run.path) if files is None else files
+        own: dict[str, Any] = {}
+        # An earlier version kept none of them by session.
+        with contextlib.suppress(OSError, ValueError):
+            own = flat_hyperparameters(session_hyperparameters(run.path, line, files=files))
+        others = {name: value for name, value in own.items() if run.hparams.get(name, MISSING) != value}
         named = ", ".join(f"{name}={value_text(value)}" for name, value in others.items())
-        is_left = ", left a branch" if before.session in branches else ""
-        texts[f"{line.get('number')}  {value_text(before.session)}"] = (
-            f"{value_text(before.status)}{is_left}{f'; {named}' if named else ''}"
+        session = str(line.get("session"))
+        is_left = ", left a branch" if session in branches else ""
+        texts[f"{line.get('number')}  {value_text(session)}"] = (
+            f"{value_text(str(line.get('status')))}{is_left}{f'; {named}' if named else ''}"
         )
     return texts
 

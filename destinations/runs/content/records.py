@@ -156,7 +156,8 @@ class Records:
                         found = parse(Line(folder, fields))
                     except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError):
                         found = None
-                yield kind, found
+                if stream.until is None or (getattr(found, "time", None) or 0.0) <= stream.until:
+                    yield kind, found
 
 
 def count_records(records: Iterable[tuple[Kind | None, Any]], found: dict[str, RecordCount]) -> None:

@@ -121,7 +121,7 @@ def _read(stream: Stream, name: str, rank: int) -> tuple[list[str], Series | Non
             return known, None
         step, time, value = np.empty(0, np.int64), np.empty(0), np.empty(0)
         size = 0
-        for block in blocks_in(snapshot, [column]):
+        for block in blocks_in(snapshot, [column], stream.until):
             values, present = block.columns[column]
             chosen = slice(None) if present.all() else present
             size, _, _ = (
@@ -197,7 +197,7 @@ def run_blocks(
             reported(stream, writer),
             take_snapshot(stream.folder, rank, end=stream.row_end) as snapshot,
         ):
-            for block in blocks_in(snapshot, None):
+            for block in blocks_in(snapshot, None, stream.until):
                 yield attrs.evolve(block, writer=stream.writer) if stream.writer else block
 
 
@@ -233,9 +233,18 @@ def count_rows(folder: Path, rank: int = 0) -> int:
         return len(snapshot.journal_rows()) + sum(map(len, blocks))
 
 
-def blocks_in(snapshot: MetricsSnapshot, wanted: Sequence[str] | None) -> Iterator[Block]:
-    """Yields the rows of a snapshot in blocks of the wanted columns, or of the metrics that occur."""
+def blocks_in(
+    snapshot: MetricsSnapshot, wanted: Sequence[str] | None, until: float | None = None
+) -> Iterator[Block]:
+    """Yields the rows of a snapshot in blocks of the wanted columns, or of the metrics that occur.
+
+    Args:
+        snapshot: the rows.
+        wanted: columns; None for all metrics.
+        until: the time of the last row, in seconds since 1970. Default: all rows.
+    """
     for file in snapshot.files(wanted):
-        yield from blocks_of(file, wanted)
+        for block in blocks_of(file, wanted):
+            yield block.until(until)
     if rows := snapshot.journal_rows():
-        yield block_of_rows(rows, wanted)
+        yield block_of_rows(rows, wanted).until(until)

@@ -20,10 +20,10 @@ from destinations.run_directory.blocks import (
     Floats,
     block_of_rows,
     blocks_of,
+    indexed_files,
 )
 from destinations.run_directory.layout import column_of, parse_header
-from destinations.run_directory.parquet import OF_COLUMN
-from destinations.run_directory.part_index import PartIndex, indexed_files
+from destinations.run_directory.parquet import OF_COLUMN, PartIndex
 from destinations.runs.errors import FilterError, MetricNotFoundError
 from destinations.runs.streams import Stream, reported, streams_of
 
@@ -159,10 +159,9 @@ def _values_of(stream: Stream, rank: int, name: str, column: str, where: Where) 
                 spans = [(None, None)] if index is None else index.spans(where.may_hold(index, column))
                 for start, end in spans:
                     for block in blocks_of(file, [column], start=start, end=end):
-                        yield _chosen(name, block, column, where)
-        rows = snapshot.journal_rows()
-        if rows:
-            yield _chosen(name, block_of_rows(rows, [column]), column, where)
+                        yield _chosen(name, block.until(stream.until), column, where)
+        if rows := snapshot.journal_rows():
+            yield _chosen(name, block_of_rows(rows, [column]).until(stream.until), column, where)
 
 
 def _chosen(name: str, block: Block, column: str, where: Where) -> Series:

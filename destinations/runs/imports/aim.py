@@ -1,4 +1,4 @@
-"""Runs of an Aim repository, by Aim's own package."""
+"""Imports runs of an Aim repository with Aim's own package."""
 
 import importlib
 import math
@@ -75,7 +75,7 @@ def _read(run: Any, series: Mapping[str, list[Any]], found: SourceRun) -> Iterat
         for step, value, epoch, time in zip(steps, values, epochs, times, strict=True):
             of_epoch = float(epoch) if math.isfinite(epoch) else None
             points.append((float(time), int(step), name, float(value), of_epoch))
-    # By time, so that what was logged together comes together.
+    # By time, so that values that were logged together are one row.
     for time, step, name, value, of_epoch in sorted(points, key=lambda point: point[:2]):
         yield Values({name: value}, step, time, of_epoch)
     yield from _records(run, series, found)
@@ -100,7 +100,7 @@ def _records(run: Any, series: Mapping[str, list[Any]], found: SourceRun) -> Ite
 
 
 def _names_of(about: list[tuple[str, Mapping[str, Any]]]) -> list[str]:
-    """Returns a name for each series: the values of its context before its own name, "val/loss"."""
+    """Returns a name for each series, with the values of its context in front: "val/loss"."""
     short = ["/".join([*map(str, context.values()), name]) for name, context in about]
     whole = [
         "/".join([*(f"{key}={value}" for key, value in context.items()), name]) for name, context in about

@@ -1,4 +1,4 @@
-"""Folders that this package reads as they are: stable-pretraining's registry, and Lightning's `CSVLogger`."""
+"""Imports folders that this package reads directly: stable-pretraining's registry, Lightning's CSV logs."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -14,7 +14,7 @@ from .tables import TABLE, stamp_of
 
 
 def _claims(place: str) -> bool:
-    """Says whether a folder has such runs."""
+    """Returns whether a folder has such runs."""
     if not Path(place).is_dir():
         return False
     with open_runs(place) as runs:
@@ -35,7 +35,7 @@ def _run_of(run: Run) -> SourceRun:
     made = stored.source
     made.stamp = stamp_of(run.path)
     if run.record.kind == "lightning-csv":
-        # Each project has a `version_0`.
+        # Every project has a `version_0`.
         made.run_id = unique_id(run.path.name, made.identity)
     read = made.read
 
@@ -48,7 +48,7 @@ def _run_of(run: Run) -> SourceRun:
 
 
 def _find_damage(path: Path, about: SourceRun) -> None:
-    """Adds what cannot be read in a file of metrics: readers of runs take what they can."""
+    """Adds the damage in a metrics file, which readers of runs skip."""
     try:
         (table,) = TABLE.runs(str(path), {"step": "step"})
         for _ in table.read(table):

@@ -79,7 +79,7 @@ _EARLIER_SECONDS = 0.1
 # Then its writer seems to be gone, and the next listing tells.
 _MOST_LATE = 6
 _DOCUMENT_SUFFIXES = (".json", ".yaml", ".jsonl")
-_WORKERS = 8
+_WORKERS = 16
 
 
 def bucket_folder(uri: str) -> Path:
@@ -603,11 +603,12 @@ class BucketCopy:
         return one.version is None or known.get(prefix + path) != (one.size, one.version)
 
     def _save(self) -> None:
+        folder = f"{self.folder}/"
         copied = {
             run.prefix + path: [one.size, one.version]
             for run in self._runs.values()
             for path, one in run.plain.items()
-            if os.path.lexists(self.folder / run.prefix / path)
+            if os.path.lexists(folder + run.prefix + path)
         }
         copied |= {run.prefix + PIECES_STATE: [0, None] for run in self._runs.values() if run.live}
         replace_file(self.folder / _STATE, json.dumps(copied).encode())

@@ -3,7 +3,7 @@
 import { showCharts } from "./charts.js";
 import { showCompare } from "./compare.js";
 import { follow, isExported, serverInfo, watchChanges } from "./data.js";
-import { byId, el, fill, iconButton, isDark, shorten, svg } from "./dom.js";
+import { byId, el, fill, iconButton, isDark, remember, remembered, shorten, svg } from "./dom.js";
 import { showExplore } from "./explore.js";
 import { showMedia } from "./media.js";
 import { showRun } from "./run.js";
@@ -56,6 +56,10 @@ function wordmark() {
   );
 }
 
+function titleOf(page) {
+  return PAGES.find(([name]) => name === page)?.[1] ?? "Run";
+}
+
 function drawHeader() {
   const tabs = PAGES.map(([page, name]) =>
     el(
@@ -90,20 +94,13 @@ function drawHeader() {
     iconButton(isDark() ? "sun" : "moon", isDark() ? "Light" : "Dark", switchTheme, { id: "theme" }),
     iconButton("help", "Keys", showKeys, { id: "help" }),
   );
-  document.title = `${PAGES.find(([page]) => page === state.page)?.[1] ?? "Run"}${title ? ` – ${shorten(title, 60)}` : ""}`;
+  document.title = `${titleOf(state.page)}${title ? ` – ${shorten(title, 60)}` : ""}`;
 }
 
 function switchTheme() {
-  setTheme(isDark() ? "light" : "dark");
-}
-
-function setTheme(theme) {
+  const theme = isDark() ? "light" : "dark";
   document.documentElement.dataset.theme = theme;
-  try {
-    localStorage.setItem("destinations-theme", theme);
-  } catch {
-    // Browsers may refuse to store for a file.
-  }
+  remember("destinations-theme", theme);
   drawHeader();
   document.dispatchEvent(new Event("themechange"));
 }
@@ -145,6 +142,8 @@ function showPage() {
   main.dataset.page = state.page;
   leave = shown(main);
   main.prepend(problemOfView());
+  // The tab names the page for the eye; the page of a run has the name of the run.
+  if (state.page !== "run") main.prepend(el("h1", { class: "unseen" }, titleOf(state.page)));
   if (hadFocus && !main.contains(document.activeElement)) main.focus({ preventScroll: true });
 }
 
@@ -178,12 +177,8 @@ function arrived() {
 }
 
 async function begin() {
-  try {
-    const theme = localStorage.getItem("destinations-theme");
-    if (theme === "dark" || theme === "light") document.documentElement.dataset.theme = theme;
-  } catch {
-    // As above: the theme of the system is used.
-  }
+  const theme = remembered("destinations-theme");
+  if (theme === "dark" || theme === "light") document.documentElement.dataset.theme = theme;
   readUrl();
   onChange((changed) => {
     if (changed.has("page") || changed.has("id")) showPage();

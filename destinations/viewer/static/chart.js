@@ -1,9 +1,8 @@
-/** One chart of one metric: the lines of the selected runs, and what one can do with it. */
+/** A chart of one metric: the lines or bands of runs, zoom, hovering, saving. */
 
 import {
-  coarse,
-  joinedTraces,
   nearest,
+  outliersOf,
   outline,
   rangeOf,
   smoothed,
@@ -29,44 +28,60 @@ import {
   toCsv,
   toast,
 } from "./dom.js";
-import { clearPlot, drawable, drawPlot, faded, moveCursor, savePlot, turnToDraw } from "./plot.js";
-import { colorOf, colorOfSlot, keepNumbers, numbersOf, state, toggle, visibleRuns } from "./state.js";
+import { clearPlot, drawPlot, faded, moveCursor, savePlot, turnToDraw } from "./plot.js";
+import {
+  colorOf,
+  colorOfBand,
+  contextColor,
+  keepNumbers,
+  numbersOf,
+  state,
+  toggle,
+  update,
+  visibleRuns,
+} from "./state.js";
 
 const POINTS = 1000;
-/** Points of all lines of a chart together: what is finer than its pixels is not seen, and takes a second to draw. */
+/** Points of all lines of a chart together: finer detail can't be seen and takes a second to draw. */
 const MOST_POINTS = 20000;
 const LEAST_POINTS = 200;
-/** More lines than these have no ranges of their own: those of all are one pale ground. */
+/** Charts of more lines leave out ranges and smoothing; spikes remain. */
 const MOST_RANGES = 10;
 const GROW_MS = 900;
 const MOST_NEIGHBOURS = 4;
 const MOST_LABELS = 10;
-/** A line that ends this many pixels before the mouse is not there. */
+/** If more values leave the chart, they are noise: they are counted, and not labelled. */
+const MOST_OUTLIERS = 10;
+/** Hovering ignores a line that ends further than this many pixels from the mouse. */
 const BEYOND = 12;
 const MOST_RUNS = 200;
-/** Lines of named writers; runs beyond the colours have other dashes. */
+/** The dashes of named writers. */
 const WRITER_DASHES = ["longdash", "dashdot", "longdashdot"];
 
-/** The charts that are shown: the cursor of one is drawn in all. */
+/** The charts on screen, which share the cursor. */
 const shown = new Set();
 
 function nameOfStraggler({ run, rank }) {
   return state.band === "ranks" ? `rank ${rank}` : shorten(runInfo(run).name, 100);
 }
 
-/** Returns the zoom of a metric that is in the URL: `[x0, x1, y0, y1]`, where a missing one is null. */
+/** The name under which the URL keeps the range of x of all charts. */
+const ALL = "";
+
+/** Returns the zoom of a metric, `[x0, x1, y0, y1]`, where null means no limit; null for no zoom. */
 function zoomOf(metric) {
-  const zoom = numbersOf("zoom", metric);
-  return zoom?.length === 4 ? zoom : null;
+  const [all, own] = [ALL, metric].map((name) => numbersOf("zoom", name) ?? []);
+  const zoom = [0, 1, 2, 3].map((at) => own[at] ?? all[at] ?? null);
+  return zoom.some((one) => one !== null) ? zoom : null;
 }
 
-/** A chart of one metric, as a card. It asks for data when it comes into view, and is taken down when it leaves. */
+/** A chart of one metric, as a card. It requests data when it comes into view, and is removed when it leaves. */
 export class MetricChart {
   /**
    * @param {string} metric
    * @param {{noteBand?: (band: {label: string, number: number, members: any[]}) => void, runs?: () => string[]}} about
-   *   `noteBand` is told of each band that is drawn: without it there are none, and the card is not pinned or hidden.
-   *   `runs` returns the ids of the runs that it shows.
+   *   `noteBand` gets each band that is drawn; without it the chart has no bands, and can't be pinned or hidden.
+   *   `runs` returns the ids of its runs.
    */
   constructor(metric, { noteBand, runs = visibleRuns }) {
     this.metric = metric;
@@ -74,18 +89,22 @@ export class MetricChart {
     this.runs = runs;
     this.series = [];
     this.bands = null;
-    /** @type {any[]} What is drawn, in the coordinates of the axes. */
+    /** @type {any[]} The lines, in the units of the axes. */
     this.lines = [];
+    /** @type {any[]} Values that leave the chart. */
+    this.outliers = [];
+    /** @type {any[]} Values that stand out from their neighbours. */
+    this.spikes = [];
     this.isVisible = false;
     this.isDrawn = false;
     this.isStale = true;
     this.isLoading = false;
     this.isBehind = false;
-    /** @type {Promise<void> | null} The draw that waits for its turn. */
+    /** @type {Promise<void> | null} The pending draw. */
     this.drawing = null;
     this.question = 0;
     this.unit = 1;
-    /** @type {any} What the card holds, once it has been in view. */
+    /** @type {any} The element of the plot, once the card has been in view. */
     this.plot = null;
     this.element = el("section", {
       class: "card chart",
@@ -95,7 +114,7 @@ export class MetricChart {
     this.mark();
   }
 
-  /** Fills the card when it first comes into view: of thousands, most never do. */
+  /** Fills the card when it first comes into view: most of thousands never do. */
   build() {
     const { metric } = this;
     this.plot = el("div", { class: "plot" });
@@ -134,7 +153,12 @@ export class MetricChart {
       el(
         "div",
         { class: "card-head" },
-        el("h3", { title: shorten(metric, 300), dir: "auto" }, shorten(metric, 120)),
+        el(
+          "h3",
+          { title: shorten(metric, 300), dir: "auto" },
+          el("span", { class: "prefix" }, shorten(metric.slice(0, metric.indexOf("/") + 1), 60)),
+          shorten(metric.slice(metric.indexOf("/") + 1), 120),
+        ),
         this.badge,
         this.noteBand && iconButton("eyeOff", "Hide this chart", () => toggle("hide", metric)),
         this.noteBand && this.pinButton,
@@ -175,12 +199,12 @@ export class MetricChart {
     }
   }
 
-  /** Asks again if the zoom in the URL is another than the one drawn. */
+  /** Requests the data again if the zoom in the URL changed. */
   followZoom() {
     if (JSON.stringify(zoomOf(this.metric)) !== JSON.stringify(this.zoom ?? null)) this.invalidate();
   }
 
-  /** Says that the data is no longer what the view asks for. */
+  /** Marks the data as outdated. */
   invalidate() {
     this.isStale = true;
     if (this.isVisible) this.load();
@@ -235,14 +259,14 @@ export class MetricChart {
     else this.isDrawn = false;
   }
 
-  /** Asks for what was told of while something else was asked for. */
+  /** Requests the rows that were announced during another request. */
   catchUp() {
     if (!this.isBehind || this.isLoading || this.isGrowing) return;
     this.isBehind = false;
     this.grow(this.runs());
   }
 
-  /** Asks for what runs have logged since, and adds it to the lines. */
+  /** Requests new rows of runs, and appends them to the lines. */
   async grow(ids) {
     if (!ids.some((id) => this.runs().includes(id))) return;
     if (!this.isVisible) {
@@ -250,7 +274,7 @@ export class MetricChart {
       return;
     }
     if (this.isGrowing || this.isLoading) {
-      // An answer that is on its way need not have it.
+      // The pending answer may lack them.
       this.isBehind = true;
       return;
     }
@@ -276,10 +300,10 @@ export class MetricChart {
         known: this.series.filter((one) => !isBranch(one)),
       });
       if (mine !== this.question) return;
-      // Where rows are gone, a resume may have left a branch that is not here yet.
+      // If rows are gone, a resume may have left a branch that isn't here yet.
       const hadRows = new Set(this.series.filter((one) => one.x.length).map(keyOf));
       const held = new Set(this.series.filter((one) => !isBranch(one)).map(keyOf));
-      // Where another writer has begun, or one is gone, there are other lines.
+      // A new writer, or one that is gone, changes the set of lines.
       const isSame = news.length === held.size && news.every((one) => held.has(keyOf(one)));
       if (!isSame || news.some((one) => !one.append && hadRows.has(keyOf(one)))) {
         this.isStale = true;
@@ -292,7 +316,7 @@ export class MetricChart {
       });
       if (this.isVisible) await this.draw();
     } catch {
-      // What is shown stays; what is new is asked for with the next change, or when the server answers again.
+      // The chart stays; new rows come with the next change, or once the server answers again.
     } finally {
       setTimeout(() => {
         this.isGrowing = false;
@@ -302,7 +326,7 @@ export class MetricChart {
     }
   }
 
-  /** Converts x of the API to that of the axis. */
+  /** Converts x from the unit of the API to the axis'. */
   toAxis(x) {
     return x / this.unit;
   }
@@ -323,7 +347,7 @@ export class MetricChart {
     else if (last > 180) [this.unit, this.axisTitle] = [60, "minutes"];
   }
 
-  /** Draws what is held, when it is its turn; what is asked for until then is drawn with it. */
+  /** Draws the chart when its turn comes; several calls until then are one draw. */
   draw() {
     this.drawing ??= turnToDraw().then(() => {
       this.drawing = null;
@@ -342,7 +366,8 @@ export class MetricChart {
         this.note,
         this.problem ||
           (this.runs().length
-            ? (this.series.find((one) => one.error)?.error ?? "No value yet.")
+            ? (this.series.find((one) => one.error)?.error ??
+              (this.zoom ? "No value in this range." : "No value yet."))
             : "No run is selected."),
       );
       fill(this.plot, this.note);
@@ -358,20 +383,20 @@ export class MetricChart {
     this.drawFoot();
   }
 
-  /** @param {boolean} isJoined whether many lines of one style are one trace, which takes a third of the time. */
-  lineTraces(isJoined = this.series.length > MOST_RANGES) {
+  lineTraces() {
     this.chooseUnit(this.series.map((one) => one.x));
+    const dark = isDark();
     const behind = [],
-      ranges = [],
       lines = [];
     const isMany = this.series.length > MOST_RANGES;
     const writersOf = writersByRun(this.series);
     this.lines = [];
-    // The last run that was selected is drawn first, so that the first is on top.
+    this.spikes = [];
+    // The first run is drawn last: in front.
     for (const one of this.series.slice().reverse()) {
-      const color = colorOf(one.run, isDark());
+      const color = colorOf(one.run, dark);
       const isLeft = isBranch(one);
-      const x = drawable(one.x.map((value) => this.toAxis(value)));
+      const x = one.x.map((value) => this.toAxis(value));
       const writers = writersOf.get(one.run) ?? [];
       const dash = writers.length > 1 && one.writer ? dashOf(writers, one.writer) : "solid";
       const label = labelOf(one, writers);
@@ -380,13 +405,12 @@ export class MetricChart {
         name: shorten(label, 60),
         meta: { run: one.run, writer: one.writer ?? "", branch: one.branch ?? null },
       };
-      if (one.low && isMany) ranges.push(outline(...coarse(x, drawable(one.low), drawable(one.high))));
-      else if (one.low)
+      if (one.low && !isMany)
         behind.push({
           ...base,
-          ...outline(x, drawable(one.low), drawable(one.high)),
+          ...outline(x, one.low, one.high),
           line: { width: 0, color },
-          fillcolor: faded(color, isDark() ? 0.2 : 0.16),
+          fillcolor: faded(color, dark ? 0.2 : 0.16),
           meta: { ...base.meta, part: "range" },
         });
       const count = this.series.length;
@@ -398,7 +422,7 @@ export class MetricChart {
         behind.push({
           ...base,
           x,
-          y: drawable(one.y),
+          y: one.y,
           line: { ...line, width: 1.1 },
           opacity: 0.3,
           meta: { ...base.meta, part: "raw" },
@@ -408,17 +432,26 @@ export class MetricChart {
       lines.push({
         ...base,
         x,
-        y: drawable(y),
+        y,
         line,
         opacity: isLeft || count > 30 ? 0.6 : 1,
         mode: isPoint ? "markers" : "lines",
         marker: { color, size: 7 },
         meta: { ...base.meta, part: "line" },
       });
-      this.lines.push({ run: one.run, label, isLeft, color, x, y: drawable(y), raw: one.y });
-      const spikes = one.low
-        ? spikesOf({ x, y: one.y, low: drawable(one.low), high: drawable(one.high) })
-        : [];
+      this.lines.push({
+        run: one.run,
+        label,
+        isLeft,
+        color,
+        x,
+        y,
+        raw: one.y,
+        least: one.low,
+        most: one.high,
+      });
+      const spikes = one.low ? spikesOf({ ...one, x }) : [];
+      this.spikes.push(...spikes.map((spike) => ({ ...spike, color })));
       if (spikes.length)
         lines.push({
           ...base,
@@ -427,60 +460,47 @@ export class MetricChart {
           line: { color, width: 1.5 },
           meta: { ...base.meta, part: "spike" },
         });
-      for (const [list, symbol, kind] of [
-        [one.nan, "x-thin", "NaN"],
-        [one.inf, "triangle-up", "infinite"],
-        [
-          state.logy === "1" ? x.filter((_, at) => one.y[at] !== null && one.y[at] <= 0) : [],
-          "triangle-down",
-          "low",
-        ],
-      ]) {
-        if (!list?.length) continue;
-        const places = kind === "low" ? list : stretchEnds(list, one).map((value) => this.toAxis(value));
-        const own = kind === "NaN" ? (isDark() ? "#ff8a80" : "#b3261e") : color;
-        lines.push({
-          ...base,
-          mode: "markers",
-          isInStrip: true,
-          x: drawable(places),
-          y: places.map(() => null),
-          marker: { symbol, size: 8, color: own, line: { color: own, width: kind === "NaN" ? 2 : 0 } },
-          meta: { ...base.meta, part: kind },
-        });
-      }
+      const ends = (places) => stretchEnds(places ?? [], one).map((value) => this.toAxis(value));
+      const red = dark ? "#ff8a80" : "#b3261e";
+      lines.push(
+        ...marksBelow(base, red, ends(one.nan), "x-thin", "NaN"),
+        ...marksBelow(base, color, ends(one.inf), "triangle-up", "infinite"),
+        ...this.lowMarks(base, color, x, one.y),
+      );
     }
-    if (ranges.length)
-      behind.unshift({
-        mode: "lines",
-        x: ranges.flatMap((one) => [...one.x, null]),
-        y: ranges.flatMap((one) => [...one.y, null]),
-        line: { width: 0 },
-        fillcolor: isDark() ? "rgba(162, 165, 173, 0.14)" : "rgba(93, 95, 102, 0.1)",
-        meta: { run: null, branch: null, part: "ranges" },
-      });
-    return isJoined ? joinedTraces([...behind, ...lines]) : [...behind, ...lines];
+    return [...behind, ...lines];
+  }
+
+  /** Returns the marks of values that a log axis can't show. */
+  lowMarks(base, color, x, y) {
+    const places = state.logy === "1" ? x.filter((_, at) => y[at] !== null && y[at] <= 0) : [];
+    return marksBelow(base, color, places, "triangle-down", "low");
   }
 
   bandTraces() {
     this.chooseUnit(this.bands.map((one) => one.x));
+    const dark = isDark();
     const traces = [];
     this.lines = [];
-    for (const band of this.bands) {
+    this.spikes = [];
+    // The first bands have the colours, and are drawn last: in front.
+    for (const band of this.bands.toReversed()) {
       const isRun = state.band === "ranks" && band.members.length;
-      const color = isRun ? colorOf(band.members[0].run, isDark()) : colorOfSlot(band.number, isDark());
+      const color = isRun ? colorOf(band.members[0].run, dark) : colorOfBand(band, dark);
       if (!isRun) this.noteBand?.(band);
-      const x = drawable(band.x.map((value) => this.toAxis(value)));
+      const x = band.x.map((value) => this.toAxis(value));
       const label = isRun ? runInfo(band.members[0].run).name : band.label;
-      const [y, low, high] = edgesOf(band).map(drawable);
+      const [y, low, high] = edgesOf(band);
       const base = { mode: "lines", name: shorten(label, 60), meta: { band: band.label } };
-      traces.unshift({
-        ...base,
-        ...outline(x, low, high),
-        fillcolor: faded(color, isDark() ? 0.24 : 0.18),
-        meta: { ...base.meta, part: "range" },
-      });
-      // Dashed where fewer runs go on than the group has.
+      const isColoured = color !== contextColor(dark);
+      if (isColoured)
+        traces.unshift({
+          ...base,
+          ...outline(x, low, high),
+          fillcolor: faded(color, dark ? 0.24 : 0.18),
+          meta: { ...base.meta, part: "range" },
+        });
+      // Dashed where some runs of the group have ended.
       const isWhole = band.count.map((count) => count === band.members.length);
       const smooth = smoothed(y, weightOf(state.smooth));
       const part = (wanted) =>
@@ -494,10 +514,11 @@ export class MetricChart {
             ...base,
             x,
             y: values,
-            line: { color, dash, width: 1.75 },
+            line: { color, dash, width: isColoured ? 1.75 : 1 },
             meta: { ...base.meta, part: dash === "solid" || !isWhole.includes(true) ? "median" : "fewer" },
           });
-      this.lines.push({
+      traces.push(...this.lowMarks(base, color, x, y));
+      this.lines.unshift({
         label: isRun ? label : `${label} (${band.members.length})`,
         name: label,
         color,
@@ -516,6 +537,7 @@ export class MetricChart {
     const isLogX = state.logx === "1" && state.x !== "time",
       isLogY = state.logy === "1";
     const [x0, x1, y0, y1] = this.zoom ?? [null, null, null, null];
+    /** @returns {[number, number] | undefined} */
     const pair = (low, high) => (low === null || high === null ? undefined : [low, high]);
     const xs = this.lines.flatMap(({ x }) => x.filter((value) => !isLogX || value > 0));
     const ends = xs.length
@@ -539,8 +561,12 @@ export class MetricChart {
           y: line.y.map((value, at) => (line.x[at] >= wide[0] && line.x[at] <= wide[1] ? value : null)),
         })
       : (line) => line;
-    const labels =
-      this.bands && this.bands.length > 1 && this.bands.length <= MOST_LABELS && this.plot.clientWidth > 300;
+    const labels = this.bands && this.bands.length > 1 && this.plot.clientWidth > 300;
+    /** @type {[number, number] | undefined} */
+    const range =
+      pair(y0, y1) ??
+      (state.outliers ? undefined : (rangeOf([...this.lines, ...edges].map(inside), isLogY) ?? undefined));
+    this.outliers = range && !this.zoom && !this.bands ? this.outside(range) : [];
     return {
       x: {
         type: state.x === "time" ? "date" : isLogX ? "log" : "linear",
@@ -549,41 +575,55 @@ export class MetricChart {
       },
       y: {
         type: isLogY ? "log" : "linear",
-        range:
-          pair(y0, y1) ??
-          (state.outliers
-            ? undefined
-            : (rangeOf([...this.lines, ...edges].map(inside), isLogY) ?? undefined)),
+        range,
       },
       labels: labels
-        ? this.lines.map(({ name, color, y }) => ({
-            text: tellingPart(name, this.bands),
-            color,
-            value: y.findLast((one) => one !== null),
-          }))
+        ? this.lines
+            .filter(({ x }) => x.at(-1) >= 0.9 * ends[1])
+            .slice(0, MOST_LABELS)
+            .map(({ name, color, y }) => ({
+              text: tellingPart(name, this.bands),
+              color,
+              value: y.findLast((one) => one !== null),
+            }))
         : [],
+      spikes:
+        this.outliers.length > MOST_OUTLIERS
+          ? []
+          : [
+              ...this.outliers,
+              ...this.spikes.filter(({ to }) => !range || (to >= range[0] && to <= range[1])),
+            ],
       onzoom: (ranges) => this.zoomed(ranges),
       onhover: (place) => this.hovered(place),
       onleave: () => this.left(),
     };
   }
 
-  /** Takes what was dragged out, null for all; an axis that was not keeps its range. */
-  zoomed(ranges) {
-    if (!ranges) {
-      if (this.zoom) keepNumbers("zoom", this.metric, null);
-      return;
-    }
-    const [x0, x1, y0, y1] = this.zoom ?? [null, null, null, null];
-    const x = ranges.x?.map((value) => this.fromAxis(value)) ?? [x0, x1];
-    // Another part has another height, unless that was dragged out too.
-    const y = ranges.y ?? (ranges.x ? [null, null] : [y0, y1]);
-    // Thirteen digits are milliseconds since 1970.
-    const round = (value) => (value === null ? null : Number(Number(value).toPrecision(13)));
-    keepNumbers("zoom", this.metric, [...x, ...y].map(round));
+  /** Returns the values outside a range of y, except at the start of a line. */
+  outside(range) {
+    return this.lines.flatMap(({ x, raw, least, most, color }) =>
+      outliersOf({ x, y: raw, low: least, high: most }, range)
+        .filter(({ to }) => state.logy !== "1" || to > 0)
+        .map((one) => ({ ...one, color })),
+    );
   }
 
-  /** Returns the lines at a place of the plot, the nearest first, each with its value there. */
+  /** Zooms to a range: of x in all charts, of y in this one; null resets all. */
+  zoomed(ranges) {
+    // Thirteen digits are milliseconds since 1970.
+    const round = (value) => Number(Number(value).toPrecision(13));
+    if (!ranges) {
+      update({ zoom: [] });
+      return;
+    }
+    // Another range of x resets y, unless y is dragged too.
+    keepNumbers("zoom", this.metric, ranges.y && [null, null, ...ranges.y.map(round)]);
+    if (ranges.x)
+      keepNumbers("zoom", ALL, [...ranges.x.map((value) => round(this.fromAxis(value))), null, null]);
+  }
+
+  /** Returns the lines at a place of the plot with their values there, the nearest first. */
   nearLines({ across, down }) {
     const { x: xAxis, y: yAxis } = this.plot.axes;
     const where = xAxis.valueAt(across);
@@ -619,7 +659,7 @@ export class MetricChart {
         ? formatTime(this.fromAxis(x))
         : state.x === "relative"
           ? formatDuration(x * this.unit)
-          : `${this.axisTitle} ${formatNumber(x)}`;
+          : `${this.axisTitle} ${formatNumber(state.x === "step" ? Math.round(x) : x)}`;
     const row = (one, text, isNear) =>
       el(
         "div",
@@ -632,13 +672,7 @@ export class MetricChart {
           one.isLeft ? " (left)" : "",
         ),
         el("b", {}, text),
-        one.low && isNear
-          ? el(
-              "small",
-              { class: "muted" },
-              `${formatNumber(one.low[one.index])} – ${formatNumber(one.high[one.index])}`,
-            )
-          : null,
+        one.low && isNear && el("small", { class: "muted" }, edgesText(one)),
       );
     const signed = (value) => `${value > 0 ? "+" : ""}${formatNumber(Number(value.toPrecision(3)))}`;
     fill(
@@ -661,7 +695,7 @@ export class MetricChart {
     for (const chart of shown) if (chart.isDrawn) chart.showCursor(at, near, chart === this);
   }
 
-  /** Draws the cursor where it is in the chart under the mouse, on the same run. */
+  /** Draws the cursor where the chart under the mouse has it, on the same run. */
   showCursor(at, { run, name }, isHere) {
     const x = this.toAxis(at);
     const same = this.lines.filter((one) => (run ? one.run === run && !one.isLeft : one.name === name));
@@ -678,7 +712,7 @@ export class MetricChart {
     for (const chart of shown) moveCursor(chart.plot, null);
   }
 
-  /** Says which member of a band is furthest from its middle. */
+  /** Shows which run or rank is furthest from the median of a band. */
   nameStraggler({ straggler, name }) {
     this.furthest.hidden = !straggler;
     if (!straggler) return;
@@ -709,30 +743,20 @@ export class MetricChart {
     const early = isLogX ? countOf((_, x) => x <= 0) : 0;
     if (low)
       parts.push(
-        `▾ ${low === 1 ? "1 value" : `${low} values`} ≤ 0: a log axis cannot show ${low === 1 ? "it" : "them"}.`,
+        `▾ ${low === 1 ? "1 value" : `${low} values`} ≤ 0: a log axis can't show ${low === 1 ? "it" : "them"}.`,
       );
     if (early)
       parts.push(
         `${early === 1 ? "1 value is" : `${early} values are`} left of the log axis, at ${this.axisTitle} ≤ 0.`,
       );
-    const [bottom, top] = this.plot.layout?.yaxis.range ?? [-Infinity, Infinity];
-    const spikes = this.series.flatMap((one) =>
-      one.low
-        ? [
-            one.high.filter((value) => value > top),
-            one.low.filter((value) => value < bottom && (!isLogY || value > 0)),
-          ]
-        : [],
-    );
-    const [above, below] = [0, 1].map((side) =>
-      spikes.filter((_, at) => at % 2 === side).reduce((sum, one) => sum + one.length, 0),
-    );
+    const above = this.outliers.filter(({ from, to }) => to > from).length;
+    const below = this.outliers.length - above;
     const beyond = [above && `▲ ${above} above`, below && `▼ ${below} below`].filter(Boolean).join(", ");
-    if (beyond && !this.zoom) parts.push(`${beyond}.`);
+    if (beyond) parts.push(`${beyond}.`);
     if (this.series.some((one) => isBranch(one) && one.x.length)) parts.push("Dotted: left by a resume.");
     const unread = this.series.filter((one) => one.unread);
     if (unread.length) parts.push(`Without ${unread.length} of the runs: ${unread[0].error}`);
-    // Of more bands they are many lines: hovering names them.
+    // With several bands, hovering names it.
     const straggler = this.bands?.length === 1 ? this.bands[0].straggler : null;
     if (straggler)
       parts.push(
@@ -740,22 +764,10 @@ export class MetricChart {
       );
     if (this.runs().length > MOST_RUNS) parts.push(`The first ${MOST_RUNS} runs.`);
     fill(this.foot, parts.join(" "));
-    const about = `A point is the mean of up to ${formatNumber(merged)} values; what is pale behind are their min and max. Zoom in for all.`;
+    const about = `A point is the mean of up to ${formatNumber(merged)} values; the pale area shows their min and max. Zoom in to see all.`;
     fill(
       this.badge,
       merged > 1 && el("span", { class: "means", title: about, role: "img", "aria-label": about }, "≈"),
-      this.zoom
-        ? el(
-            "button",
-            {
-              type: "button",
-              class: "button quiet",
-              style: { height: "24px", "font-size": "11.5px", padding: "0 7px" },
-              onclick: () => keepNumbers("zoom", this.metric, null),
-            },
-            "Reset zoom",
-          )
-        : null,
     );
   }
 
@@ -763,7 +775,7 @@ export class MetricChart {
     const name = this.metric;
     try {
       if (kind === "csv") {
-        // The ids are those of the shell.
+        // The ids that the shell uses.
         const idOf = (run) => runInfo(run).run_id ?? run;
         const rows = [["run", "name", "metric", state.x, "value", "min", "max"]];
         const writersOf = writersByRun(this.series);
@@ -784,11 +796,9 @@ export class MetricChart {
         download(`${name}.csv`, toCsv(rows), "text/csv");
         return;
       }
-      // With a legend of each run, where many are one trace.
-      const traces = this.bands ? this.plot.data : this.lineTraces(false);
-      await savePlot(this.plot, name, kind, traces);
+      await savePlot(this.plot, name, kind);
     } catch (error) {
-      toast(`The chart could not be saved: ${error.message ?? error}`, "error");
+      toast(`The chart couldn't be saved: ${error.message ?? error}`, "error");
     }
   }
 
@@ -801,7 +811,15 @@ export class MetricChart {
   }
 }
 
-/** Returns middle, lower and upper edge of a band, as the view has it. */
+/** Returns a trace of marks just above the x axis, in a list; an empty list for no places. */
+function marksBelow(base, color, places, symbol, part) {
+  const marker = { symbol, size: 8, color, line: { color, width: symbol === "x-thin" ? 2 : 0 } };
+  const y = places.map(() => null);
+  const meta = { ...base.meta, part };
+  return places.length ? [{ ...base, mode: "markers", isInStrip: true, x: places, y, marker, meta }] : [];
+}
+
+/** Returns the middle, lower and upper edge of a band, as chosen. */
 function edgesOf(band) {
   if (!["std", "stderr"].includes(state.band)) return [band.median, band.low, band.high];
   const half = (at) =>
@@ -810,30 +828,38 @@ function edgesOf(band) {
   return [band.mean, edge(-1), edge(1)];
 }
 
-/** Returns of the label of a band what tells it from the others. */
+/** Returns the extent of a band at a point. */
+function edgesText({ low, high, value, index }) {
+  return ["std", "stderr"].includes(state.band)
+    ? `± ${formatNumber(Number((high[index] - value).toPrecision(2)))}`
+    : `${formatNumber(low[index])} – ${formatNumber(high[index])}`;
+}
+
+/** Returns the part of a band's label that differs from the others and that its colour does not say. */
 function tellingPart(label, bands) {
   const parts = (text) => text.split(/, | · /);
   const others = bands.map((one) => parts(one.label));
-  const own = parts(label).filter((_, at) => new Set(others.map((one) => one[at])).size > 1);
+  const said = others[0].length > 1 ? state.group.indexOf(state.sc) : -1;
+  const own = parts(label).filter((_, at) => at !== said && new Set(others.map((one) => one[at])).size > 1);
   return own.map((part) => part.replace(/^[^=]*=/, "")).join(" ") || label;
 }
 
-/** Returns how many points each of some lines has. */
+/** Returns the number of points of each line. */
 function pointsFor(count) {
   return Math.max(LEAST_POINTS, Math.min(POINTS, Math.round(MOST_POINTS / Math.max(1, count))));
 }
 
-/** Whether a series has rows that a resume has left: they never change. */
+/** Whether a series holds rows that a resume left behind, which never change. */
 function isBranch(series) {
   return series.branch !== null && series.branch !== undefined;
 }
 
-/** Returns what tells the series of a chart apart, but for branches. */
+/** Returns a key for each series of a chart; branches share their run's. */
 function keyOf(series) {
   return `${series.run} ${series.writer ?? ""}`;
 }
 
-/** Returns the writers of each run that have a series, that of the trainer as "". */
+/** Returns the writers of each run that have a series; the trainer is "". */
 function writersByRun(series) {
   const found = new Map();
   for (const one of series) {
@@ -844,13 +870,13 @@ function writersByRun(series) {
   return found;
 }
 
-/** Returns the name of a line: that of its run, with that of its writer where several have the metric. */
+/** Returns the name of a line: its run's, with the writer's if several have the metric. */
 function labelOf({ run, writer }, writers) {
   const { name } = runInfo(run);
   return writers.length > 1 && writer ? `${name} · ${writer}` : name;
 }
 
-/** Returns the dash of a named writer, whose colour is that of the run. */
+/** Returns the dash of a named writer; its colour is the run's. */
 function dashOf(writers, writer) {
   const named = writers.filter(Boolean);
   return WRITER_DASHES[named.indexOf(writer) % WRITER_DASHES.length];

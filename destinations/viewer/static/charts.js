@@ -1,12 +1,13 @@
-/** The view of charts: one for each metric, in sections by prefix. Only those in the viewport are drawn. */
+/** The page of charts: one for each metric, in sections by prefix. Only charts on screen are drawn. */
 
 import { MetricChart } from "./chart.js";
 import { isExported } from "./data.js";
-import { debounce, el, fill, icon, inTurn, menu, shorten } from "./dom.js";
+import { debounce, el, fill, icon, inTurn, isDark, menu, shorten } from "./dom.js";
 import { chartRank, matcherOf } from "./names.js";
-import { bandSwatch, showBesideRuns, visibleRows } from "./sidebar.js";
-import { linkTo, state, toggle, update, visibleRuns, whenViewed } from "./state.js";
+import { pieceOf, showBesideRuns, visibleRows } from "./sidebar.js";
+import { colorOfBand, linkTo, state, toggle, update, visibleRuns, whenViewed } from "./state.js";
 import { View } from "./view.js";
+import { unfoldButton } from "./viewbar.js";
 
 const PINNED = "\u0000pinned";
 const X_AXES = [
@@ -15,9 +16,12 @@ const X_AXES = [
   ["time", "Wall time"],
   ["relative", "Relative time"],
 ];
-const MOST_AXES = 200;
+const MOST_AXES = 100;
 const LEAST_WIDTH = 325;
 const GAP = 14;
+const CARD_HEIGHT = 296;
+/** Sections get their cards when they are this near: most of thousands are never seen. */
+const NEAR_PX = 3000;
 
 /** The controls above the charts. */
 class ChartTools {
@@ -46,7 +50,7 @@ class ChartTools {
       max: 0.99,
       step: 0.01,
       "aria-label": "Smoothing",
-      title: "Double-click for auto: lines that are mostly noise are smoothed, with the values behind",
+      title: "Double-click for auto: only noisy lines are smoothed, with the raw values behind",
       oninput: () => update({ smooth: String(Number(this.smooth.value)) }),
       ondblclick: () => update({ smooth: "" }),
     });
@@ -56,6 +60,11 @@ class ChartTools {
       class: "button quiet",
       onclick: () => update({ hide: [] }),
     });
+    this.zoom = el(
+      "button",
+      { type: "button", class: "button", onclick: () => update({ zoom: [] }) },
+      "Reset zoom",
+    );
     this.element = el(
       "div",
       { class: "toolbar" },
@@ -68,10 +77,12 @@ class ChartTools {
       !isExported && this.band,
       this.folds,
       this.hidden,
+      this.zoom,
+      unfoldButton(),
     );
   }
 
-  /** Draws the button that folds all sections, or unfolds them. */
+  /** Draws the button that folds or unfolds all sections. */
   drawFolds(prefixes) {
     const all = prefixes.map((prefix) => `/${prefix}`);
     const isAll = all.length > 0 && all.every((one) => state.fold.includes(one));
@@ -80,7 +91,7 @@ class ChartTools {
     this.folds.onclick = () => update({ fold: isAll ? [] : all });
   }
 
-  /** Draws what can be chosen of the metrics, and what is. */
+  /** Draws the choices, and the current one of each. */
   draw(metrics) {
     const option = (value, name) => el("option", { value }, name);
     const others = metrics.slice(0, MOST_AXES).map((name) => [`metric:${name}`, shorten(name, 60)]);
@@ -111,25 +122,26 @@ class ChartTools {
     this.outliers.setAttribute("aria-pressed", String(state.outliers === "1"));
     this.smooth.value = state.smooth || "0";
     fill(this.said, Number(state.smooth) ? Number(state.smooth).toFixed(2) : state.smooth ? "off" : "auto");
+    this.zoom.hidden = !state.zoom.length;
     this.hidden.hidden = !state.hide.length;
     fill(this.hidden, `Show ${state.hide.length} hidden`);
     if (document.activeElement !== this.find) this.find.value = state.find;
   }
 }
 
-/** The legend of bands, whose colours are the same in all charts. */
+/** The legend of bands, beside the charts in place of the runs. */
 class BandLegend {
   constructor() {
-    /** Number of the colour and of the runs of each band, by its label. */
+    /** The band of each label, from the chart that has most of its runs. */
     this.bands = new Map();
-    this.element = el("ul", { class: "band-legend", "aria-label": "Bands", hidden: true });
+    this.element = el("ul", { class: "legend band-legend", "aria-label": "Bands", hidden: true });
   }
 
-  /** Shows a band. Its number, and so its colour, is the server's: the same in all charts. */
-  note({ label, number, members }) {
-    const held = this.bands.get(label);
-    if (number === held?.number && members.length <= held.count) return;
-    this.bands.set(label, { number, count: Math.max(members.length, held?.count ?? 0) });
+  /** Adds a band. The server numbers the bands, so that colours are the same in all charts. */
+  note(band) {
+    const held = this.bands.get(band.label);
+    if (band.number === held?.number && band.members.length <= held.members.length) return;
+    this.bands.set(band.label, band);
     this.draw();
   }
 
@@ -137,15 +149,19 @@ class BandLegend {
     this.element.hidden = !this.bands.size;
     fill(
       this.element,
-      [...this.bands]
-        .toSorted(([, one], [, other]) => one.number - other.number)
-        .map(([label, { number, count }]) =>
+      [...this.bands.values()]
+        .toSorted((one, other) => one.number - other.number)
+        .map((band) =>
           el(
             "li",
             {},
-            bandSwatch(number),
-            el("span", { title: shorten(label, 300), dir: "auto" }, shorten(label, 60)),
-            el("span", { class: "muted" }, count === 1 ? "1 run" : `${count} runs`),
+            pieceOf(colorOfBand(band, isDark())),
+            el("span", { title: shorten(band.label, 300), dir: "auto" }, shorten(band.label, 60)),
+            el(
+              "span",
+              { class: "muted" },
+              band.members.length === 1 ? "1 run" : `${band.members.length} runs`,
+            ),
           ),
         ),
     );
@@ -159,19 +175,19 @@ class BandLegend {
 
 /** The charts of the visible runs, in their sections. */
 class Charts {
-  /** @param {View} view that they belong to. */
+  /** @param {View} view of the page. */
   constructor(view) {
     this.view = view;
     this.charts = new Map();
     this.metrics = [];
-    /** Metrics that have one value throughout, in all visible runs. */
+    /** Metrics that never change in any visible run. */
     this.constants = new Set();
     this.isBegun = false;
     this.problem = "";
     this.tools = new ChartTools();
     this.legend = new BandLegend();
     this.sections = el("div", { class: "sections" });
-    // A section of few charts takes as many columns, so that small sections stand side by side.
+    // A small section takes only as many columns as it has charts, so that others fit beside it.
     const fitted = new ResizeObserver(() => this.fit());
     fitted.observe(this.sections);
     this.inView = new IntersectionObserver(
@@ -181,15 +197,26 @@ class Charts {
       },
       { rootMargin: "160px" },
     );
+    this.columns = 3;
+    /** The metrics of sections that have no cards yet. */
+    this.waiting = new WeakMap();
+    this.near = new IntersectionObserver(
+      (entries) => {
+        for (const { target, isIntersecting } of entries) if (isIntersecting) this.fillCards(target);
+      },
+      { rootMargin: `${NEAR_PX}px` },
+    );
     view.until(() => {
       fitted.disconnect();
       this.inView.disconnect();
+      this.near.disconnect();
       for (const chart of this.charts.values()) chart.remove();
     });
   }
 
   fit() {
     const columns = Math.max(1, Math.floor((this.sections.clientWidth + GAP) / (LEAST_WIDTH + GAP)));
+    this.columns = columns;
     this.sections.style.setProperty("--grid", String(columns));
     for (const section of this.sections.querySelectorAll(".chart-section"))
       section.style.setProperty(
@@ -208,7 +235,7 @@ class Charts {
     return chartRank(name, this.constants);
   }
 
-  /** Puts the charts in their sections; those that stay are not drawn again. */
+  /** Puts the charts in their sections; charts that stay are not drawn again. */
   arrange() {
     const isFound = matcherOf(state.find);
     const shown = this.metrics.filter((name) => !state.hide.includes(name) && isFound(name));
@@ -226,13 +253,24 @@ class Charts {
     );
     this.tools.drawFolds(groups.map(([prefix]) => prefix));
     this.fit();
-    for (const chart of this.charts.values()) {
-      chart.mark();
-      this.inView.observe(chart.element);
-    }
+    for (const chart of this.charts.values()) chart.mark();
   }
 
-  /** Returns the prefixes of metrics with their metrics, in order: those that are pinned are the first group. */
+  /** Fills a section with its cards. */
+  fillCards(cards) {
+    const names = this.waiting.get(cards);
+    if (!names) return;
+    this.waiting.delete(cards);
+    this.near.unobserve(cards);
+    cards.style.minHeight = "";
+    fill(
+      cards,
+      names.map((name) => this.chartOf(name).element),
+    );
+    for (const name of names) this.inView.observe(this.chartOf(name).element);
+  }
+
+  /** Returns the metrics by prefix, in order; pinned metrics are the first group. */
   grouped(shown) {
     const groups = new Map();
     const pinned = shown.filter((name) => state.pin.includes(name));
@@ -252,6 +290,12 @@ class Charts {
     const isFolded = state.fold.includes(`/${prefix}`);
     const title = prefix === PINNED ? "Pinned" : prefix || "Metrics";
     const isWide = isFolded || names.some((name) => state.open.includes(name));
+    const height = Math.ceil(names.length / Math.min(this.columns, names.length)) * CARD_HEIGHT;
+    const cards = el("div", { class: "cards", hidden: isFolded, style: { "min-height": `${height}px` } });
+    this.waiting.set(cards, names);
+    // Cards that exist already stay, without a flicker.
+    if (names.some((name) => this.charts.has(name))) this.fillCards(cards);
+    else this.near.observe(cards);
     return el(
       "section",
       {
@@ -283,15 +327,11 @@ class Charts {
               .join(", "),
           ),
       ),
-      el(
-        "div",
-        { class: "cards", hidden: isFolded },
-        names.map((name) => this.chartOf(name).element),
-      ),
+      cards,
     );
   }
 
-  /** Says why there is no chart. */
+  /** Returns the text for a page without charts. */
   nothing() {
     const isChosen = visibleRuns().length > 0;
     const reason = this.metrics.length
@@ -306,7 +346,7 @@ class Charts {
     );
   }
 
-  /** Asks which metrics the visible runs have; returns whether there are others than before. */
+  /** Requests the metrics of the visible runs; returns whether they changed. */
   async loadMetrics() {
     let isNew = false;
     const wasWrong = this.problem !== "";
@@ -319,7 +359,7 @@ class Charts {
             ? ""
             : isExported
               ? "These runs are not in the exported site."
-              : "These runs are not there any more.";
+              : "These runs don't exist any more.";
         if (this.problem) return;
         const moving = new Set(
           there.flatMap(({ metrics, constant }) => metrics.filter((name) => !constant.includes(name))),
@@ -330,7 +370,7 @@ class Charts {
         isNew = wasWrong || JSON.stringify(found) !== JSON.stringify(this.metrics);
         this.metrics = found;
       },
-      // Where no run answers, the charts stay.
+      // If the request fails, the charts stay.
       (error) => {
         this.problem = error.message;
       },
@@ -360,7 +400,7 @@ class Charts {
     }
   }
 
-  /** Draws what has changed in the URL. */
+  /** Applies a change of the URL. */
   async follow(changed) {
     const { charts } = this;
     const has = (...names) => names.some((name) => changed.has(name));
@@ -376,6 +416,7 @@ class Charts {
       for (const chart of charts.values()) chart.invalidate();
     else if (has("zoom")) for (const chart of charts.values()) chart.followZoom();
     else if (has("smooth", "logx", "logy", "outliers", "hues")) this.drawVisible();
+    if (has("hues")) this.legend.draw();
     this.tools.draw(this.metrics);
   }
 
@@ -388,7 +429,8 @@ class Charts {
 export function showCharts(root) {
   const view = new View("charts");
   const charts = new Charts(view);
-  view.until(showBesideRuns(root, charts.tools.element, charts.legend.element, charts.sections));
+  view.until(showBesideRuns(root, charts.tools.element, charts.sections));
+  root.querySelector(".sidebar").append(charts.legend.element);
   view.onState((changed) => charts.follow(changed));
   const refresh = inTurn(() => charts.refresh());
   view.onData(async (changed) => {

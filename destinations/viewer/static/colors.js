@@ -1,23 +1,23 @@
-/** The colours of runs in Explore by a column: a scale of numbers, or a colour for each word. */
+/** The colours of runs by a field: a scale for numbers, or a colour for each word. */
 
 import { bare, labelsOf, RunColumns, STOPS, valueIn } from "./columns.js";
 import { el, fill, isDark, shorten } from "./dom.js";
 import { ramp } from "./points.js";
 import { colorOfSlot, state } from "./state.js";
 
-/** Values of words that have a colour of their own; the others are grey. */
+/** The number of words with a colour of their own; further words are grey. */
 const MOST_COLORS = 8;
 
 export function neutral() {
   return isDark() ? "#8b93a5" : "#7b8496";
 }
 
-/** Returns the colour of a place on a scale, from 0 to 1, which the ground of the page does not swallow. */
+/** Returns the colour of a place on a scale from 0 to 1, readable on the page's background. */
 export function shade(place) {
   return `rgb(${ramp(isDark() ? 0.2 + 0.8 * place : 0.88 * place)})`;
 }
 
-/** Returns ticks that leave room for their texts beside one another, with the first and the last. */
+/** Returns the first, the last, and other ticks whose texts don't overlap. */
 function apart(ticks) {
   const sorted = ticks.toSorted((one, other) => one[0] - other[0]);
   const last = sorted.at(-1);
@@ -29,7 +29,7 @@ function apart(ticks) {
   return found;
 }
 
-/** Returns a function that colours a run by the chosen field: its place on a scale, or its word. */
+/** Returns a function that colours a run by the chosen field. */
 export function coloring(columns) {
   if (columns.isOfWords(state.sc)) {
     const words = columns.wordsOf(state.sc).slice(0, MOST_COLORS);
@@ -43,7 +43,7 @@ export function coloring(columns) {
   };
 }
 
-/** Returns the colours of runs by the chosen field, by their ids; none where no run has it. */
+/** Returns the colours of runs by the chosen field, by id; empty if no run has the field. */
 export function huesOf(rows) {
   const columns = Object.assign(new RunColumns(/** @type {any} */ (null), /** @type {any} */ (null)), {
     rows,
@@ -53,7 +53,7 @@ export function huesOf(rows) {
   return new Map(rows.map((row) => [row.id, colorOfRow(row)]));
 }
 
-/** Draws what the colours mean. */
+/** Draws the legend of the colours. */
 export function drawLegend(legend, columns) {
   legend.hidden = !state.sc;
   if (!state.sc) return;
@@ -87,7 +87,7 @@ export function drawLegend(legend, columns) {
   );
 }
 
-/** Returns traces without points, which are a legend of the colours where the plot is saved. */
+/** Returns traces without points: the legend of a saved plot. */
 export function legendTraces(columns) {
   const trace = { mode: "markers", x: [], y: [] };
   if (!state.sc) return [];

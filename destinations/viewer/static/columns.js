@@ -1,8 +1,9 @@
-/** The runs that Explore shows and their columns: values, the order of words, and where each lies on an axis. */
+/** The runs of Explore and their columns: values, the order of words, and places on axes. */
 
 import { listFields, listRuns } from "./data.js";
 import { formatApart, formatNumber, formatTime, shorten } from "./dom.js";
 import { numbersOf, state, viewQuery } from "./state.js";
+import { ticksOf } from "./ticks.js";
 import { View } from "./view.js";
 
 const MOST_SHOWN = 1000;
@@ -12,7 +13,7 @@ export const MOST_TICKS = 12;
 /** Stops of a scale. */
 export const STOPS = [0, 0.25, 0.5, 0.75, 1];
 
-/** Whether an axis is logarithmic: as chosen, "0" or "1", or else where its positive values span two decades. */
+/** Whether an axis is logarithmic: as chosen ("0" or "1"), or else if positive values span two decades. */
 export function isLog(chosen, values) {
   if (chosen !== "") return chosen === "1";
   const numbers = values.filter((value) => typeof value === "number");
@@ -22,19 +23,19 @@ export function isLog(chosen, values) {
   );
 }
 
-/** Returns a text for each of some different values; those that would look alike are told apart. */
+/** Returns a distinct text for each value. */
 export function labelsOf(values) {
   const texts = formatApart(values);
   return new Map(values.map((value, at) => [value, texts[at]]));
 }
 
-/** Returns the name of a column without that of its group. */
+/** Returns the name of a column without its group. */
 export function bare(name) {
   return shorten(name.replace(/^(summary|hparams)\./, ""), 60);
 }
 
 export function valueIn(row, name) {
-  // What is none has no place on an axis.
+  // None has no place on an axis.
   return (name === "created_at" || name === "status" ? row[name] : row.values[name]) ?? undefined;
 }
 
@@ -49,7 +50,7 @@ function asked() {
   return [state.sx, state.sy, state.sc].filter((name) => /^(hparams|summary)\./.test(name));
 }
 
-/** Returns the place of a metric among those that say most. */
+/** Returns the rank of a metric: accuracy and loss of evaluation come first. */
 function rank(name) {
   return (
     [/(val|test|eval).*acc/i, /acc/i, /(val|test|eval).*loss/i, /loss|reward|score/i].findIndex((kind) =>
@@ -64,21 +65,19 @@ function axisOfNumbers(values, isTime) {
     high = values.length ? Math.max(...values) : 0;
   const isLogAxis = isLog("", values);
   const to = isLogAxis ? Math.log10 : (value) => value;
-  const from = isLogAxis ? (value) => 10 ** value : (value) => value;
-  // Halves: of two numbers at opposite ends of what a double holds, the distance is infinite.
+  // Halves, because the distance of two huge numbers of opposite sign is infinite.
   const share = (value) => (to(value) / 2 - to(low) / 2) / (to(high) / 2 - to(low) / 2);
   const place = (value) =>
     typeof value === "number" && Number.isFinite(value) ? (high / 2 > low / 2 ? share(value) : 0.5) : null;
-  // At the values themselves, unless they would lie on one another.
+  // Ticks at the values themselves, unless they would overlap.
   const few = [...new Set(values)].sort((one, other) => one - other);
   const isFew =
     few.length <= MOST_TICKS &&
     few.every((value, at) => !at || (place(value) ?? 0) - (place(few[at - 1]) ?? 0) > 0.04);
   if (isFew)
     return { place, ticks: few.map((value) => [place(value), (isTime ? formatTime : formatNumber)(value)]) };
-  const text = isTime ? formatTime : (value) => formatNumber(Number(value.toPrecision(3)));
-  const stops = high > low ? STOPS : [0.5];
-  return { place, ticks: stops.map((at) => [at, text(from(to(low) * (1 - at) + to(high) * at))]) };
+  const ticks = ticksOf(isTime ? "date" : isLogAxis ? "log" : "linear", [low, high], 5);
+  return { place, ticks: ticks.map(([value, text]) => [place(value), text]) };
 }
 
 /** Returns the axis of words, as `axisOf` does. */
@@ -91,12 +90,12 @@ function axisOfWords(words) {
   return { place, ticks: words.slice(0, 20).map((word) => [place(word), shorten(labels.get(word), 14)]) };
 }
 
-/** What the plots know. It asks through its view, and tells when there is something new to draw. */
+/** The data of the plots. Requests go through the view; `told` hears of new data. */
 export class RunColumns {
   /**
-   * @param {View} view that they belong to.
-   * @param {{arrived: () => void, complain: (error: Error | null) => void}} told that runs have come, in order; and
-   *   what is wrong with what was asked, null for nothing.
+   * @param {View} view of the page.
+   * @param {{arrived: () => void, complain: (error: Error | null) => void}} told `arrived` is called when
+   *   runs have come, `complain` with an error, or null.
    */
   constructor(view, told) {
     this.view = view;
@@ -110,13 +109,13 @@ export class RunColumns {
     this.orders = new Map();
   }
 
-  /** Asks for the columns, and for the runs that match. */
+  /** Requests the columns and the runs that match. */
   load() {
     return this.view.ask(
       async (isOld) => {
         const { fields } = await listFields();
         if (!isOld()) this.fields = fields;
-        // Of more names than an answer has columns: those of the link, and some of both kinds.
+        // If there are too many columns: those of the link, and some of both kinds.
         const known = [...this.hparams.slice(0, MOST_COLUMNS / 2), ...this.metrics, ...this.hparams];
         const names = [...new Set([...asked().filter((name) => known.includes(name)), ...known])];
         const columns = names.slice(0, MOST_COLUMNS);
@@ -133,7 +132,7 @@ export class RunColumns {
     );
   }
 
-  /** Asks in which order the words of an axis come, where that is not known yet, and tells that it has come. */
+  /** Requests the order of words on axes if it isn't known yet. */
   async sortWords() {
     const { rows } = this;
     const names = [...new Set([this.chosen().sx, state.sc, ...this.axes()])].filter(
@@ -143,7 +142,7 @@ export class RunColumns {
       names.map((name) =>
         listRuns({ ...viewQuery(), columns: [name], sort: name, limit: MOST_SHOWN }).then(
           (answer) => answer.rows,
-          // Without an order they come as the runs do.
+          // If that fails, words come in the order of the runs.
           () => rows,
         ),
       ),
@@ -154,7 +153,7 @@ export class RunColumns {
     this.told.arrived();
   }
 
-  /** Whether the rows have the columns that the link names. */
+  /** Whether the rows have the columns of the link. */
   get hasAsked() {
     return asked().every((name) => this.loaded.has(name));
   }
@@ -172,7 +171,7 @@ export class RunColumns {
     return found.map(({ name }) => name);
   }
 
-  /** Returns the chosen column, or the one that says most: a hyperparameter that differs, a metric of evaluation. */
+  /** Returns the chosen columns; by default a hyperparameter that differs and a metric of evaluation. */
   chosen() {
     const { hparams } = this;
     const varied = hparams.filter((name) => new Set(this.rows.map((row) => row.values[name])).size > 1);
@@ -191,7 +190,7 @@ export class RunColumns {
     return [...every.slice(0, Math.min(MOST_AXES_SHOWN, every.length) - 1), every.at(-1)].filter(Boolean);
   }
 
-  /** Returns the columns that could be axes: that of the plot first, the metric last. */
+  /** Returns all possible axes: the x axis of the plot comes first, the metric last. */
   everyAxis() {
     const { sx, sy, varied } = this.chosen();
     const first = varied.includes(sx) ? [sx] : [];
@@ -211,7 +210,7 @@ export class RunColumns {
     return (this.orders.get(name) ?? [...there]).filter((value) => value !== undefined && there.has(value));
   }
 
-  /** Returns where values lie on an axis, from 0 to 1, null for nowhere, and its ticks: places and texts. */
+  /** Returns an axis: `place` from values to 0 to 1 (null for none), and `ticks` as places and texts. */
   axisOf(name) {
     const values = this.rows
       .map((row) => valueIn(row, name))
@@ -221,7 +220,7 @@ export class RunColumns {
       : axisOfWords(this.wordsOf(name));
   }
 
-  /** Returns a function that says whether a run lies outside of a range that is chosen now on an axis. */
+  /** Returns a function that tells whether a run is outside the ranges on the axes. */
   outside() {
     const ranges = this.axes()
       .map((name) => ({ name, range: numbersOf("brush", name) ?? [0, 1] }))

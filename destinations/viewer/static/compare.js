@@ -1,17 +1,27 @@
-/** The comparison of runs: what differs, and the step at which they part. */
+/** The comparison of runs: what differs, by how much, and the step at which they part. */
 
-import { compareRuns, listFields, loadInfos, rowsOf, runInfo } from "./data.js";
-import { breakable, el, fill, formatApart, formatNumber, icon, menu, shorten } from "./dom.js";
-import { isTiming } from "./names.js";
+import {
+  compareRuns,
+  isExported,
+  listFields,
+  loadInfos,
+  readSeries,
+  rowsOf,
+  runInfo,
+  selectedRows,
+} from "./data.js";
+import { breakable, debounce, el, fill, formatApart, formatNumber, icon, menu, shorten } from "./dom.js";
+import { chartRank, isTiming, runLabels } from "./names.js";
 import { showBesideRuns, swatch } from "./sidebar.js";
 import { linkTo, state, update, visibleRuns, whenViewed } from "./state.js";
-import { plainTable } from "./table.js";
+import { alignedTexts, differencesOf } from "./ticks.js";
 import { View } from "./view.js";
+import { unfoldButton } from "./viewbar.js";
 
 const MOST_RUNS_COMPARED = 20;
 const PARTS = [
+  ["summary.", "Metrics"],
   ["hparams.", "Hyperparameters"],
-  ["summary.", ""],
   ["git.", "Code"],
   ["environment.", "Environment"],
   ["", "Everything else"],
@@ -23,8 +33,12 @@ const VALUES = [
   ["best", "Best values"],
   ["min", "Smallest values"],
   ["max", "Largest values"],
+  ["step", "Values at step"],
 ];
 const MOST_METRICS = 300;
+/** Each metric at a step is a request. */
+const MOST_METRICS_AT_STEP = 60;
+const MOST_ROWS = 1000;
 
 /** Shows the comparison in an element until the returned function is called. */
 export function showCompare(root) {
@@ -34,7 +48,8 @@ export function showCompare(root) {
   /** Which direction of a metric is better, "min" or "max". */
   let best = new Map();
   let word = "",
-    withTimes = false;
+    withTimes = false,
+    withSame = false;
 
   function load() {
     return view.ask(
@@ -42,34 +57,68 @@ export function showCompare(root) {
         await whenViewed();
         const ids = visibleRuns().slice(0, MOST_RUNS_COMPARED);
         await loadInfos(ids);
-        const found = ids.length < 2 ? null : await compareRuns(ids);
-        return { ids, found: found && (await withValues(ids, found)) };
+        if (ids.length < 2) return null;
+        const [{ fields, parts }, rows] = await Promise.all([compareRuns(ids), selectedRows(ids)]);
+        return { ids, fields: await withValues(ids, fields), same: sameIn(rows, fields), parts };
       },
-      ({ ids, found }) => (found ? draw(ids, found) : drawTooFew()),
+      (found) => (found ? draw(found) : drawTooFew()),
       (error) => fill(content, el("p", { class: "empty" }, error.message)),
     );
   }
 
-  /** Returns a comparison with the chosen values of metrics, and the better direction of each, where it is known. */
-  async function withValues(ids, found) {
-    const { fields } = await listFields();
-    best = new Map(fields.filter((one) => one.best).map((one) => [one.name, one.best]));
+  /** Returns the hyperparameters that all runs have alike, as fields. */
+  function sameIn(rows, fields) {
+    const [first] = rows.filter(Boolean);
+    const differing = new Set(fields.map(({ name }) => name));
+    return Object.entries(first?.values ?? {})
+      .filter(([name]) => name.startsWith("hparams.") && !differing.has(name))
+      .map(([name, value]) => ({
+        name,
+        values: Object.fromEntries(rows.map((row) => [row?.id, value])),
+      }));
+  }
+
+  /** Returns the fields with the chosen values of metrics, and notes the better direction of each metric. */
+  async function withValues(ids, fields) {
+    const known = (await listFields()).fields;
+    best = new Map(known.filter((one) => one.best).map((one) => [one.name, one.best]));
     if (state.goal) best.set(state.goal.replace(/^(min|max)/, "summary"), state.goal.slice(0, 3));
-    if (!state.of) return found;
+    const names = fields.map(({ name }) => name).filter((name) => name.startsWith("summary."));
+    if (!state.of || !names.length) return fields;
+    const valuesOf = await (state.of === "step" ? atStep(ids, names) : extremes(ids, names));
+    return fields.map((field) =>
+      names.includes(field.name) ? { ...field, values: valuesOf(field.name) } : field,
+    );
+  }
+
+  /** Returns a function that gives the best, smallest or largest values of a metric by run. */
+  async function extremes(ids, names) {
     const columnOf = (name) =>
       name.replace(/^summary/, state.of === "best" ? (best.get(name) ?? "summary") : state.of);
-    const names = found.fields.map(({ name }) => name).filter((name) => name.startsWith("summary."));
     const rows = await rowsOf(ids, names.slice(0, MOST_METRICS).map(columnOf));
-    const valuesOf = (name) =>
+    return (name) =>
       Object.fromEntries(
         rows.map((row) => [row.id, row.values[columnOf(name)]]).filter(([, value]) => value !== undefined),
       );
-    return {
-      ...found,
-      fields: found.fields.map((field) =>
-        names.includes(field.name) ? { ...field, values: valuesOf(field.name) } : field,
+  }
+
+  /** Returns a function that gives the values of a metric at the chosen step, or the last ones before it, by run. */
+  async function atStep(ids, names) {
+    const step = state.step === "" ? undefined : Number(state.step);
+    // The server adds the value on each side of the range: the one before counts where the step itself has none.
+    const from = isExported ? undefined : step;
+    const found = new Map(
+      await Promise.all(
+        names.slice(0, MOST_METRICS_AT_STEP).map(async (name) => {
+          const metric = name.slice("summary.".length);
+          const series = await readSeries({ runs: ids, metric, x: "step", from, to: step });
+          const lastOf = ({ x, y }) => y[x.findLastIndex((one) => step === undefined || one <= step)];
+          const values = series.map((one) => [one.run, lastOf(one)]).filter(([, value]) => value != null);
+          return /** @type {[string, any]} */ ([name, Object.fromEntries(values.toReversed())]);
+        }),
       ),
-    };
+    );
+    return (name) => found.get(name) ?? {};
   }
 
   function drawTooFew() {
@@ -85,17 +134,8 @@ export function showCompare(root) {
     );
   }
 
-  function named(id) {
-    return el(
-      "span",
-      { style: { display: "inline-flex", "align-items": "center", gap: "6px" } },
-      swatch(id),
-      el("bdi", { title: shorten(runInfo(id).name, 300) }, shorten(runInfo(id).name, 40)),
-    );
-  }
-
   /** Says at which step the first metric of two runs differs, among those that are no times and speeds unless asked. */
-  function partingOf({ a, b, metrics, unread = 0 }) {
+  function partingOf({ a, b, metrics, unread = 0 }, named) {
     const counted = Object.entries(metrics).filter(([name]) => withTimes || !isTiming(name));
     const apart = counted.filter(([, step]) => step !== null);
     const [metric, step] = apart.reduce(
@@ -126,8 +166,20 @@ export function showCompare(root) {
     );
   }
 
-  function draw(ids, { fields, parts }) {
-    const tables = el("div", { class: "panels", style: { "grid-template-columns": "minmax(0, 1fr)" } });
+  function switchOf(id, label, title, checked, turn) {
+    const box = el("input", { type: "checkbox", id, checked, onchange: () => turn(box.checked) });
+    return el("label", { class: "check", title }, box, label);
+  }
+
+  function draw({ ids, fields, same, parts }) {
+    const labels = new Map(runLabels(ids.map(runInfo)).map((label, at) => [ids[at], label]));
+    const named = (id) =>
+      el(
+        "span",
+        { class: "named" },
+        swatch(id),
+        el("bdi", { title: shorten(runInfo(id).name, 300) }, shorten(labels.get(id), 60)),
+      );
     const find = el("input", {
       type: "search",
       id: "search",
@@ -136,114 +188,149 @@ export function showCompare(root) {
       value: word,
       oninput: () => {
         word = find.value;
-        drawTables();
+        drawTable();
       },
     });
     const parting = el("div", { class: "parting" });
+    const table = el("table", { class: "compared" });
     const values = menu("compared", "Values of metrics", (of) => update({ of }));
     fill(
       values,
       VALUES.map(([value, text]) => el("option", { value }, text)),
     );
     values.value = state.of;
-    const timed = el("input", {
-      type: "checkbox",
-      id: "timed",
-      checked: withTimes,
-      onchange: () => {
-        withTimes = timed.checked;
-        drawParting();
-      },
+    const step = el("input", {
+      type: "number",
+      class: "button",
+      "aria-label": "Step",
+      placeholder: "last",
+      value: state.step,
+      hidden: state.of !== "step",
+      oninput: debounce(() => update({ step: step.value }), 200),
     });
     fill(
       content,
       el(
         "div",
         { class: "toolbar" },
-        el("h1", {}, "What differs"),
-        el(
-          "label",
-          { class: "check", style: { "margin-left": "auto" }, title: "They differ between any two runs." },
-          timed,
-          "Times and speeds too",
-        ),
         values,
-        el("label", { class: "field search" }, icon("search"), find),
+        step,
+        switchOf("same", "Same ones too", "Hyperparameters that all runs have alike", withSame, (isOn) => {
+          withSame = isOn;
+          drawTable();
+        }),
+        switchOf("timed", "Times and speeds too", "They differ between any two runs", withTimes, (isOn) => {
+          withTimes = isOn;
+          drawTable();
+        }),
+        el("label", { class: "field search last" }, icon("search"), find),
+        unfoldButton(),
       ),
       visibleRuns().length > MOST_RUNS_COMPARED &&
         el("p", { class: "muted" }, `The first ${MOST_RUNS_COMPARED} runs.`),
+      el("div", { class: "panel scroll", tabIndex: 0 }, table),
       el("section", { class: "panel", "data-panel": "Parting" }, el("h2", {}, "Where they part"), parting),
-      tables,
     );
-    drawParting();
+    drawTable();
 
-    function drawParting() {
-      fill(parting, parts.map(partingOf));
-      drawTables();
-    }
-
-    function drawTables() {
-      const left = new Set(
-        fields.filter(
-          ({ name }) =>
-            name.toLowerCase().includes(word.toLowerCase()) &&
-            (withTimes || !name.startsWith("summary.") || !isTiming(name.slice("summary.".length))),
-        ),
+    function drawTable() {
+      fill(
+        parting,
+        parts.map((part) => partingOf(part, named)),
       );
-      tables.replaceChildren();
-      const compared = VALUES.find(([value]) => value === state.of) ?? VALUES[0];
-      for (const [prefix, name] of PARTS) {
-        const title = name || compared[1];
+      const isShown = ({ name }) =>
+        name.toLowerCase().includes(word.toLowerCase()) &&
+        (withTimes || !name.startsWith("summary.") || !isTiming(name.slice("summary.".length)));
+      const rank = ({ name }) => (name.startsWith("summary.") ? chartRank(name.slice("summary.".length)) : 0);
+      const left = new Set(fields.filter(isShown).sort((one, other) => rank(one) - rank(other)));
+      const bodies = PARTS.map(([prefix, title]) => {
         const own = [...left].filter(({ name }) => name.startsWith(prefix));
         for (const one of own) left.delete(one);
-        if (!own.length) continue;
-        tables.append(
+        return own.length ? bodyOf(title, `${own.length} differ`, own, prefix) : null;
+      });
+      const alike = same.filter(isShown);
+      fill(
+        table,
+        el(
+          "thead",
+          {},
           el(
-            "section",
-            { class: "panel", "data-panel": title },
-            el("h2", {}, title),
-            el(
-              "div",
-              { class: "scroll", style: { "max-height": "none" }, tabIndex: 0 },
-              plainTable(
-                own.slice(0, 1000).map(({ name, values }) => [
-                  el("th", { scope: "row", dir: "auto" }, breakable(shorten(name.slice(prefix.length), 120))),
-                  cells(
-                    name,
-                    ids.map((id) => values[id]),
-                  ),
-                ]),
-                ["Field", ...ids.map((id) => el("th", { scope: "col" }, named(id)))],
-              ),
+            "tr",
+            {},
+            el("th", { scope: "col" }, "Field"),
+            ids.map((id, at) =>
+              el("th", { scope: "col", title: at ? null : "The others are compared with it" }, named(id)),
             ),
           ),
-        );
-      }
-      if (!fields.length) tables.append(el("p", { class: "empty" }, "Nothing differs but the name."));
+        ),
+        bodies,
+        withSame && alike.length > 0 && bodyOf("Same in all", String(alike.length), alike, "hparams."),
+        !fields.length && el("caption", { class: "empty" }, "Nothing differs but the name."),
+      );
+    }
+
+    function bodyOf(title, count, own, prefix) {
+      return el(
+        "tbody",
+        { "data-panel": title },
+        el(
+          "tr",
+          { class: "section" },
+          el(
+            "th",
+            { scope: "rowgroup", colSpan: ids.length + 1 },
+            title,
+            " ",
+            el("span", { class: "muted" }, count),
+          ),
+        ),
+        own.slice(0, MOST_ROWS).map((field) =>
+          el(
+            "tr",
+            {},
+            el("th", { scope: "row", dir: "auto" }, breakable(shorten(field.name.slice(prefix.length), 120))),
+            cells(
+              field.name,
+              ids.map((id) => field.values[id]),
+            ),
+          ),
+        ),
+      );
     }
   }
 
   function cells(name, values) {
-    const numbers = values.filter((value) => typeof value === "number" && Number.isFinite(value));
-    const top = best.get(name) && numbers.length > 1 ? Math[best.get(name)](...numbers) : undefined;
+    if (name.startsWith("summary.")) return metricCells(best.get(name), values);
     const shown = values.map((value) => (Array.isArray(value) ? value.join(", ") : value));
-    return formatApart(shown).map((text, place) =>
+    return formatApart(shown).map((text, at) =>
       el(
         "td",
-        {
-          dir: "auto",
-          class: [
-            values[place] === undefined ? "muted" : typeof values[place] === "number" ? "number" : "",
-            values[place] === top && top !== undefined ? "best-value" : "",
-          ].join(" "),
-        },
+        { dir: "auto", class: values[at] === undefined || (at && values[at] === values[0]) ? "muted" : "" },
         shorten(text, 400),
       ),
     );
   }
 
+  /** Returns the cells of a metric: values in one notation, the best one marked, and how far each is from the first. */
+  function metricCells(direction, values) {
+    const numbers = values.filter(Number.isFinite);
+    const top = direction && numbers.length > 1 ? Math[direction](...numbers) : undefined;
+    const texts = alignedTexts(values);
+    const differences = differencesOf(values);
+    return values.map((value, at) => {
+      const isBetter = direction && (direction === "min" ? value < values[0] : value > values[0]);
+      return el(
+        "td",
+        { class: "number", title: Number.isFinite(value) ? String(value) : null },
+        el("span", { class: value === top ? "best-value" : "" }, texts.get(value) ?? formatNumber(value)),
+        at > 0 && el("span", { class: `apart ${isBetter ? "good" : "muted"}` }, differences[at]),
+      );
+    });
+  }
+
   view.onState((changed) => {
-    if (["run", "off", "of", "goal"].some((name) => changed.has(name))) load();
+    const isOther = ["run", "off", "of", "goal"].some((name) => changed.has(name));
+    if (isOther || (changed.has("step") && state.of === "step")) load();
   });
   view.onData((changed) => {
     if (changed.all && view.isFailed) load();

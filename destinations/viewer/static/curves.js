@@ -1,19 +1,17 @@
-/** Lines as numbers: smoothing, ranges, gaps, and what is drawn as one; knows neither the page nor pixels. */
+/** Lines as numbers: smoothing, ranges and gaps. Knows neither the page nor pixels. */
 
-/** Of how many places of a line its part of this ground has one. */
-const COARSE = 4;
-/** The least share of noise in a line that is smoothed for the eye, and how much: gently. */
+/** Lines with at least this share of noise are smoothed by default, with the weight GENTLE. */
 const LEAST_NOISE = 0.5;
 const LEAST_NOISY = 50;
 const GENTLE = 0.8;
 const MOST_SPIKES = 60;
-/** Of so many values of a line its range is computed, and of fewer than these nothing is left out. */
+/** The range of an axis is computed from this many values of a line; shorter lines than LEAST_CUT have no outliers. */
 const SAMPLED = 200;
 const LEAST_CUT = 20;
 
 /**
  * Returns the exponential moving average of values, corrected for its start (as Adam's moments are: Kingma and Ba,
- * 2015). A missing value stays missing, and is left out of the average.
+ * 2015). A missing value stays missing and doesn't count.
  *
  * @param {(number|null)[]} values
  * @param {number} weight of the past, in [0, 1).
@@ -29,12 +27,12 @@ export function smoothed(values, weight) {
   });
 }
 
-/** Returns the weight of a smoothing as the URL has it; 0 for none. */
+/** Returns the weight of smoothing in the URL; 0 for none. */
 export function weightOf(text) {
   return Math.min(0.999, Math.max(0, Number(text) || 0));
 }
 
-/** Returns the weight for a line: the chosen one, or where none is chosen a gentle one for a line that is mostly noise. */
+/** Returns the weight for a line: the chosen one, or by default a gentle one if the line is mostly noise. */
 export function weightFor(values, chosen, isMany) {
   if (chosen !== "" || isMany) return weightOf(chosen);
   const there = values.filter((value) => value !== null);
@@ -42,7 +40,7 @@ export function weightFor(values, chosen, isMany) {
   const at = (sorted, share) => sorted[Math.floor(share * (sorted.length - 1))];
   const sorted = there.toSorted((one, other) => one - other);
   const changes = there.slice(1).map((value, index) => Math.abs(value - there[index]));
-  // Both are the deviation of a normal distribution, by quantiles: a spike is no noise.
+  // Both estimate a standard deviation from quantiles, so that a spike doesn't count as noise.
   const noise =
     (at(
       changes.sort((one, other) => one - other),
@@ -54,7 +52,7 @@ export function weightFor(values, chosen, isMany) {
   return spread > 0 && noise / spread > LEAST_NOISE ? GENTLE : 0;
 }
 
-/** Returns the first and the last place of each stretch without a value in between. */
+/** Returns the first and the last place of each stretch of places that has no value in between. */
 export function stretchEnds(places, { x, y }) {
   const there = x.filter((_, index) => y[index] !== null);
   const isApart = (one, other) => {
@@ -70,48 +68,8 @@ export function stretchEnds(places, { x, y }) {
   );
 }
 
-/** Returns traces of which those that look alike are one, with a gap between what were several. */
-export function joinedTraces(traces) {
-  const groups = new Map();
-  for (const trace of traces) {
-    const { mode, line, marker, opacity, yaxis, meta } = trace;
-    const style = JSON.stringify([mode, line, mode === "markers" && marker, opacity, yaxis, meta.part]);
-    const group = groups.get(style);
-    if (!group) {
-      groups.set(style, {
-        ...trace,
-        x: trace.x.slice(),
-        y: trace.y.slice(),
-        meta: { ...meta, runs: [meta.run] },
-      });
-      continue;
-    }
-    group.x.push(null);
-    group.y.push(null);
-    for (const [index, value] of trace.x.entries()) {
-      group.x.push(value);
-      group.y.push(trace.y[index]);
-    }
-    group.meta.runs.push(meta.run);
-  }
-  return [...groups.values()];
-}
-
-/** Returns a range in a quarter of its places; each is as wide as all on both sides of it, so none sticks out. */
-export function coarse(x, low, high) {
-  const places = x.map((_, index) => index).filter((index) => index % COARSE === 0 || index === x.length - 1);
-  const widest = (list, most) =>
-    places.map((place) => {
-      const near = list
-        .slice(Math.max(0, place - COARSE + 1), place + COARSE)
-        .filter((value) => value !== null);
-      return near.length ? most(...near) : null;
-    });
-  return [places.map((place) => x[place]), widest(low, Math.min), widest(high, Math.max)];
-}
-
 /**
- * Returns the places at which a line stands for a value far from it, the farthest first: `{x, from, to}`.
+ * Returns the spikes of a line: `{x, from, to}`, the largest first.
  *
  * @param {{x: number[], y: (number|null)[], low: (number|null)[], high: (number|null)[]}} line
  */
@@ -120,11 +78,12 @@ export function spikesOf({ x, y, low, high }) {
   const widths = there.map((index) => Number(high[index]) - Number(low[index]));
   const usual = widths.toSorted((one, other) => one - other)[widths.length >> 1] ?? 0;
   const found = [];
-  for (const index of there) {
-    const from = Number(y[index]);
-    const to =
-      Number(high[index]) - from > from - Number(low[index]) ? Number(high[index]) : Number(low[index]);
-    if (Math.abs(to - from) > 4 * usual) found.push({ x: x[index], from, to });
+  for (const [at, index] of there.entries()) {
+    // A point may be the mean of two values; its neighbour tells which of them stands out.
+    const from = Number(y[there[at ? at - 1 : at + 1] ?? index]);
+    const [down, up] = [Number(low[index]), Number(high[index])];
+    const to = up - from > from - down ? up : down;
+    if (up - down > 4 * usual) found.push({ x: x[index], from, to });
   }
   return found
     .sort((one, other) => Math.abs(other.to - other.from) - Math.abs(one.to - one.from))
@@ -132,9 +91,9 @@ export function spikesOf({ x, y, low, high }) {
 }
 
 /**
- * Returns the range of an axis by the last four fifths of lines, without values far from all others; null for none.
+ * Returns the range of an axis for the last four fifths of lines, without outliers; null without values.
  *
- * The first fifth, and a spike, may leave through the edge: what comes after them is then not flattened.
+ * The first fifth and spikes may leave the chart, so that they don't flatten the rest.
  */
 export function rangeOf(lines, isLog) {
   let low = Infinity,
@@ -161,14 +120,30 @@ export function rangeOf(lines, isLog) {
   }
   if (low > high) return null;
   const span = high / 2 - low / 2 || Math.abs(high) * 0.05 || 0.5;
-  // As far as it costs less than half of the height, the rest is shown too.
+  // Show the rest too, as far as it takes less than half of the height.
   const range = [Math.max(ends[0], low - span), Math.min(ends[1], high + span)];
   const edge = (range[1] / 2 - range[0] / 2 || span) / 10;
-  const back = (value) => (isLog ? 10 ** Math.max(-300, Math.min(300, value)) : value);
+  const most = isLog ? 300 : Number.MAX_VALUE;
+  const within = (value) => Math.max(-most, Math.min(most, value));
+  const back = (value) => (isLog ? 10 ** within(value) : within(value));
   return /** @type {[number, number]} */ ([back(range[0] - edge), back(range[1] + edge)]);
 }
 
-/** Returns the outline of a band, without the places where it has no value. */
+/** Returns the values of a line outside a range, after its first fifth, as spikes: `{x, from, to}`. */
+export function outliersOf({ x, y, low, high }, [bottom, top]) {
+  const start = x[0] + (x.at(-1) - x[0]) / 5;
+  return x.flatMap((place, at) => {
+    if (place < start || y[at] === null) return [];
+    const [down, up] = [low?.[at] ?? y[at], high?.[at] ?? y[at]];
+    /** @type {{x: number, from: number, to: number}[]} */
+    const found = [];
+    if (up > top) found.push({ x: place, from: top, to: up });
+    if (down < bottom) found.push({ x: place, from: bottom, to: down });
+    return found;
+  });
+}
+
+/** Returns the outline of a band, without missing points. */
 export function outline(x, low, high) {
   const there = x.map((_, index) => index).filter((index) => low[index] !== null && high[index] !== null);
   const back = [...there].reverse();
@@ -178,7 +153,7 @@ export function outline(x, low, high) {
   };
 }
 
-/** Returns the place of the value that is nearest, in a sorted list; -1 if it is empty. */
+/** Returns the index of the nearest value in a sorted list; -1 if it is empty. */
 export function nearest(list, value) {
   let low = 0,
     high = list.length - 1;

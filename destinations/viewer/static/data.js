@@ -1,13 +1,13 @@
 /**
  * What the page knows about runs. This is the only module that fetches.
  *
- * With a server, answers come from its JSON API (docs/viewer-api.md). An exported site has none, and a page opened from
- * a file may fetch nothing: there, scripts in `data/` hand over the same answers through `destinationsSite.add`.
+ * With a server, answers come from its JSON API (docs/viewer-api.md). An exported site has no server, and a page opened
+ * from a file can't fetch: there, scripts in `data/` provide the same answers through `destinationsSite.add`.
  */
 
 const site = globalThis.destinationsSite;
 const MAX_ANSWERS = 500;
-/** Parameters of a longer address are sent as the body: servers bound what they take as an address. */
+/** Longer addresses are sent as a body, because servers limit their length. */
 const MAX_ADDRESS = 6000;
 const RETRY_MS = 3000;
 const MOST_RETRY_MS = 60000;
@@ -24,7 +24,7 @@ const followed = new Set();
 let polling = null;
 const retry = { ms: RETRY_MS, timer: 0, failedAt: 0 };
 let isBehind = false;
-/** Tells the columns that there are from those that there were. */
+/** Identifies the set of columns. */
 let fieldsNow = "";
 
 /** Whether the page is an exported site, without a server. */
@@ -32,7 +32,7 @@ export const isExported = site !== undefined;
 
 if (isExported) site.add = (key, answer) => added.set(key, answer);
 
-/** What went wrong, in words for the reader, with the status of the answer if there was one. */
+/** An error with a message for the reader, and the status of the answer if there was one. */
 class DataError extends Error {
   constructor(message, status = 0) {
     super(message);
@@ -63,7 +63,7 @@ async function ask(path, options = {}) {
   } catch (error) {
     if (error.name === "AbortError") throw error;
     askAgainLater();
-    throw new DataError("The server does not answer. Is destinations view still running?");
+    throw new DataError("The server doesn't answer. Is destinations view still running?");
   }
   if (response.ok) return response.json();
   if (response.status >= 500) askAgainLater();
@@ -71,7 +71,7 @@ async function ask(path, options = {}) {
   try {
     text = (await response.json()).error || text;
   } catch {
-    // The answer was not JSON: the status has to do.
+    // The answer isn't JSON: the status has to do.
   }
   throw new DataError(
     response.status === 401 ? `${text} Open the link that destinations view printed.` : text,
@@ -79,7 +79,7 @@ async function ask(path, options = {}) {
   );
 }
 
-/** Has the views ask again after a request that failed and may succeed later; ever more seldom while requests fail. */
+/** Makes the views ask again after a request that may succeed later, with growing pauses while requests fail. */
 function askAgainLater() {
   const now = performance.now();
   if (now - retry.failedAt > 2 * MOST_RETRY_MS) retry.ms = RETRY_MS;
@@ -137,10 +137,10 @@ function forget(mark) {
 
 const NOT_FINITE = { nan: NaN, inf: Infinity, "-inf": -Infinity };
 
-/** Of integers that a number of JavaScript would round: they are shown by their digits. */
+/** Integers that a JavaScript number would round; they are shown by their digits. */
 const DIGITS = /^-?\d{16,}$/;
 
-/** Returns an answer in which numbers that JSON lacks are numbers: `{"number": "nan"}` stands for one. */
+/** Returns an answer with the numbers that JSON lacks, sent as `{"number": "nan"}`. */
 function plain(value) {
   if (!value || typeof value !== "object") return value;
   if (Array.isArray(value)) return value.map(plain);
@@ -165,7 +165,7 @@ export function serverInfo() {
   return isExported ? fromSite("info") : ask("api/info");
 }
 
-/** Returns the rows of some runs with some columns, without those that are gone. */
+/** Returns the rows of some runs with some columns, without runs that are gone. */
 export async function rowsOf(ids, columns) {
   if (isExported) return (await fromSite("runs")).rows.filter(({ id }) => ids.includes(id)).map(plainRow);
   const answer = await ask(pathOf("api/runs", { run: ids, columns, archived: "all", limit: ids.length }));
@@ -201,7 +201,7 @@ async function sitePlaces({ q, where, without = [], sort = "", group = [] }) {
   const word = (q || "").toLowerCase();
   const search = word ? (await fromSite("orders")).search : [];
   let places = [...rows.keys()];
-  // The last order is the strongest.
+  // The last order takes precedence.
   for (const name of [sort, ...group.toReversed()].filter(Boolean)) {
     const order = (await siteColumn(name.replace(/^-/, "")))[name.startsWith("-") ? "down" : "up"];
     const of = new Map(order.map((place, at) => [place, at]));
@@ -216,10 +216,10 @@ async function sitePlaces({ q, where, without = [], sort = "", group = [] }) {
   );
 }
 
-/** Returns the orders of a column, and the labels of its values; they come when they are first needed. */
+/** Returns the orders of a column and the labels of its values, loaded when first needed. */
 async function siteColumn(name) {
   const { columns } = await fromSite("orders");
-  if (!Object.hasOwn(columns, name)) throw new DataError("The exported site has no order by this column.");
+  if (!Object.hasOwn(columns, name)) throw new DataError("The exported site can't sort by this column.");
   return (await fromSite(`orders/${columns[name]}`))[name];
 }
 
@@ -273,23 +273,23 @@ export function listFields() {
 
 /** Changes tags, note, name or archive of a run. */
 export async function editRun(id, patch) {
-  if (isExported) throw new DataError("An exported site cannot be edited.");
+  if (isExported) throw new DataError("An exported site can't be edited.");
   const row = await change(`api/runs/${id}`, patch);
   forget(id);
   return plainRow(row);
 }
 
-/** Returns name, status and liveness of a run, as last heard. */
+/** Returns name, status and liveness of a run, as last known. */
 export function runInfo(id) {
   return infos.get(id) ?? { id, name: id, status: "unknown", alive: false, tags: [], values: {} };
 }
 
-/** What was asked of runs by `selectedRows`, until they change. */
+/** The rows of `selectedRows`, until their runs change. */
 const selected = new Map();
 
 /**
- * Returns what legends and charts need of runs, in one answer: rows with all hyperparameters, `metrics`, and `constant`,
- * the metrics that never change; null for a run that is gone.
+ * Returns what legends and charts need, in one answer: rows with all hyperparameters, `metrics`, and `constant` (the
+ * metrics that never change); null for a run that is gone.
  */
 export async function selectedRows(ids) {
   if (!ids.length) return [];
@@ -310,11 +310,11 @@ export async function selectedRows(ids) {
 /** Loads name and status of runs that no table has brought yet. */
 export async function loadInfos(ids) {
   const missing = ids.filter((id) => !infos.has(id));
-  // What is wrong is said where the view asks.
+  // The view shows the error when it asks itself.
   if (missing.length) await selectedRows(missing).catch(() => {});
 }
 
-/** Returns everything about a run but its rows. */
+/** Returns everything about a run except its rows. */
 export async function runDetail(id) {
   const answer = kept(id, `api/runs/${encodeURIComponent(id)}`, `run/${id}`);
   try {
@@ -333,14 +333,14 @@ export function readLog(id, file, offset) {
   return isExported ? fromSite(`log/${id}/${file}`) : ask(pathOf(`api/runs/${id}/log`, { file, offset }));
 }
 
-/** Returns what differs between runs, and where they part. */
+/** Returns the differences between runs, and where they part. */
 export async function compareRuns(ids) {
   if (!isExported) return plain(await ask(pathOf("api/compare", { run: ids })));
   const pairs = plain(await Promise.all(ids.slice(1).map((id) => fromSite(`compare/${ids[0]}/${id}`))));
   const fields = new Map();
   for (const { name, values } of pairs.flatMap((pair) => pair.fields))
     fields.set(name, { name, values: { ...fields.get(name)?.values, ...values } });
-  // A pair says nothing of a field in which its two are alike.
+  // A pair doesn't list fields that are equal.
   for (const [at, pair] of pairs.entries()) {
     const told = new Set(pair.fields.map(({ name }) => name));
     for (const { name, values } of fields.values())
@@ -349,12 +349,9 @@ export async function compareRuns(ids) {
   return { runs: ids, fields: [...fields.values()], parts: pairs.flatMap((pair) => pair.parts) };
 }
 
-/** Returns which hyperparameters tell the order of runs by a metric. */
+/** Returns the importance of hyperparameters for a metric. */
 export async function readImportance(query) {
-  if (isExported)
-    throw new DataError(
-      "An exported site does not say which hyperparameter matters: destinations view does.",
-    );
+  if (isExported) throw new DataError("Which hyperparameter matters needs the server: destinations view.");
   return ask(pathOf("api/importance", query));
 }
 
@@ -375,7 +372,7 @@ export function readPoints(id, file) {
   return kept(id, pathOf(`api/runs/${id}/points`, { file }), `points/${id}/${file}`);
 }
 
-/** Returns the outline of a sound. */
+/** Returns the waveform of a sound. */
 export function readWave(id, file) {
   return kept(id, pathOf(`api/runs/${id}/wave`, { file }), `wave/${id}/${file}`);
 }
@@ -389,8 +386,8 @@ export function fileUrl(id, file) {
 // --- curves ---------------------------------------------------------------------------------------------------
 
 /**
- * Returns one series for each run and each writer that has the metric, or with `known` what came since: see `after` of
- * the API.
+ * Returns a series for each run and each writer that has the metric; with `known`, only new values (see `after` of the
+ * API).
  *
  * @param {{runs: string[], metric: string, x: string, from?: number, to?: number, points?: number,
  *   branches?: boolean, known?: {cursor?: string}[]}} query as of `/api/series`.
@@ -402,12 +399,12 @@ export async function readSeries({ runs, metric, x, from, to, points, branches, 
   return (await keptCurves(pathOf("api/series", query), runs)).series;
 }
 
-/** The charts that ask in this moment what is new, by what their questions have in common. */
+/** Requests for new values that are being collected, by what they share. */
 const asking = new Map();
-/** Of one request; the server takes twice as many. */
+/** The most series of a request; the server accepts twice as many. */
 const MOST_SERIES = 1000;
 
-/** Returns what came since; the questions of all charts of the same runs are one request. */
+/** Returns new values; charts of the same runs share one request. */
 function newSeries({ runs, metric, x, points, known }) {
   const key = JSON.stringify([runs, x, points]);
   let question = asking.get(key);
@@ -433,7 +430,7 @@ function askNew(key, question, { runs, x, points }) {
   return newestFirst(() => ask(pathOf("api/series", query) + after));
 }
 
-/** Curves that were asked for, by the request; those of runs that have ended are drawn again without asking. */
+/** Answers with curves, by request; curves of ended runs are kept. */
 const curves = new Map();
 const MOST_CURVES = 64;
 
@@ -461,12 +458,12 @@ function forgetCurves(id) {
   for (const [path, held] of curves) if (held.runs.has(id)) curves.delete(path);
 }
 
-/** How many curves are asked for at once: a browser has six connections for a server, and one waits for changes. */
+/** Requests for curves at a time: a browser has six connections to a server, and one waits for changes. */
 const MOST_ASKED = 3;
 const waiting = [];
 let asked = 0;
 
-/** Calls a function that asks, the newest first where many wait: it is of what has just come into view. */
+/** Queues a request, the newest first: it belongs to a chart that just came into view. */
 function newestFirst(act) {
   return new Promise((resolve, reject) => {
     waiting.push({ act, resolve, reject });
@@ -498,7 +495,7 @@ async function siteSeries(id, metric, x, from, to) {
   }
 }
 
-/** Returns the part of a series of an exported site that is shown. */
+/** Returns the shown part of a series of an exported site. */
 function partOf(held, x, from, to) {
   try {
     if (!held[x]) throw new DataError("This x axis needs the server: destinations view.");
@@ -524,7 +521,7 @@ function partOf(held, x, from, to) {
   }
 }
 
-/** Returns a series that cannot be shown, with what is wrong. */
+/** Returns an empty series with an error. */
 function withoutPoints({ run, metric, writer = "" }, error) {
   return {
     run,
@@ -551,13 +548,13 @@ export async function readBands(query) {
 
 // --- live -----------------------------------------------------------------------------------------------------
 
-/** Calls a function with `{all, table, order, runs}` whenever something is new, until the returned function is called. */
+/** Calls a function with `{all, table, order, runs}` whenever data changes, until the returned function is called. */
 export function dataChanges(watcher) {
   watchers.add(watcher);
   return () => watchers.delete(watcher);
 }
 
-/** Tells the server which runs the page shows: it reports new rows of these alone. */
+/** Sets the shown runs: the server reports new rows of these only. */
 export function follow(ids) {
   if (ids.length === followed.size && ids.every((id) => followed.has(id))) return;
   followed.clear();
@@ -565,10 +562,10 @@ export function follow(ids) {
   polling?.abort();
 }
 
-/** Asks what is new, over and over; waits while the page is hidden. Calls `told` with what is wrong, or null. */
+/** Asks for changes, over and over, except while the page is hidden. Calls `told` with an error, or null. */
 export async function watchChanges(told) {
   if (isExported) return;
-  // From before the first data is asked for: what comes between is then told of.
+  // The version from before the first request, so that no change in between is missed.
   let since = await serverInfo().then(
     ({ version }) => version,
     () => "",
@@ -580,10 +577,10 @@ export async function watchChanges(told) {
       });
     const question = new AbortController();
     polling = question;
-    // A connection that has died with a sleep or a network is not always reported.
+    // A connection that died with a sleep or a network isn't always reported.
     const late = setTimeout(() => question.abort(new DataError("late")), MOST_POLL_MS);
     try {
-      // Without a version the server says that all is new.
+      // Without a version, the server reports everything as new.
       const query = { since: isBehind ? "" : since, run: [...followed] };
       const answer = await ask(pathOf("api/changes", query), { signal: question.signal });
       told(null);
@@ -608,7 +605,7 @@ export async function watchChanges(told) {
       const changed = {
         all: Boolean(answer.all),
         table: Boolean(answer.table || answer.all),
-        // Whether others may match, or stand in another place.
+        // Whether other runs may match, or the order may change.
         order: Boolean(answer.all || runs.some(([, { gone, order }]) => gone || order)),
         runs: answer.runs,
       };

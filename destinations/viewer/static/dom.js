@@ -25,6 +25,7 @@ const ICONS = {
   moon: "M16 11.500A6.500 6.500 0 018.500 4a6.500 6.500 0 107.500 7.500z",
   pin: "M10 12.500V18M6 12.500h8l-1.500-3V4.500h-5v5z",
   search: "M9 14.500a5.500 5.500 0 100-11 5.500 5.500 0 000 11zM13 13l4 4",
+  star: "M10 2.800l2.200 4.600 5 .7-3.600 3.500.9 5L10 14.200l-4.500 2.400.9-5L2.800 8.100l5-.7z",
   sun: "M10 13.500a3.500 3.500 0 100-7 3.500 3.500 0 000 7zM10 2v1.500M10 16.500V18M2 10h1.500M16.500 10H18M4.300 4.300l1.100 1.100M14.600 14.600l1.100 1.100M4.300 15.700l1.100-1.100M14.600 5.400l1.100-1.100",
 };
 
@@ -170,6 +171,24 @@ export function toast(message, kind = "info") {
   setTimeout(() => node.remove(), kind === "error" ? 8000 : 3500);
 }
 
+/** Keeps a text in this browser under a name. */
+export function remember(name, text) {
+  try {
+    localStorage.setItem(name, text);
+  } catch {
+    // Browsers may refuse to store for a file.
+  }
+}
+
+/** Returns the text that this browser keeps under a name, or null. */
+export function remembered(name) {
+  try {
+    return localStorage.getItem(name);
+  } catch {
+    return null;
+  }
+}
+
 /** Returns a function that calls `act` once the calls of it have paused for `ms`. */
 export function debounce(act, ms) {
   let timer = 0;
@@ -279,12 +298,12 @@ export function formatDuration(seconds) {
   return texts.join(" ");
 }
 
-/** Returns a time in seconds since 1970 as date and time of this machine's zone. */
-export function formatTime(time) {
+/** Returns a time in seconds since 1970 as date and time of this machine's zone, with seconds if asked. */
+export function formatTime(time, withSeconds = false) {
   if (!time) return "–";
   const date = new Date(time * 1000);
   const two = (part) => String(part).padStart(2, "0");
-  return `${date.getFullYear()}-${two(date.getMonth() + 1)}-${two(date.getDate())} ${two(date.getHours())}:${two(date.getMinutes())}`;
+  return `${date.getFullYear()}-${two(date.getMonth() + 1)}-${two(date.getDate())} ${two(date.getHours())}:${two(date.getMinutes())}${withSeconds ? `:${two(date.getSeconds())}` : ""}`;
 }
 
 /** Returns how long ago a time in seconds since 1970 is. */
@@ -354,6 +373,11 @@ export function shorten(text, length = 80) {
 /** Returns a name that is broken after its separators, where there is no room for all of it. */
 export function breakable(name) {
   return name.split(/(?<=[._/-])/).flatMap((part, at) => (at ? [el("wbr"), part] : part));
+}
+
+/** Whether the page is as narrow as on a phone. */
+export function isNarrow() {
+  return matchMedia("(max-width: 760px)").matches;
 }
 
 /** Whether the page is dark now. */

@@ -28,9 +28,9 @@ function saves(kinds) {
   );
 }
 
-/** The plots, with the controls that say what they show, and what matters. */
+/** The plots, their controls, and the importance of hyperparameters. */
 class Explore {
-  /** @param {View} view that it belongs to. */
+  /** @param {View} view of the page. */
   constructor(view) {
     this.columns = new RunColumns(view, {
       arrived: () => this.draw(),
@@ -53,7 +53,7 @@ class Explore {
       "log y",
     );
     this.count = el("span", { class: "muted count" });
-    this.title = el("h3", {});
+    this.title = el("h2", {});
     this.axesSaid = el("span", { class: "badge" });
     this.legend = el("div", { class: "color-legend", id: "colors" });
     this.plot = el("div", { class: "plot", id: "scatter", style: { height: "310px" } });
@@ -69,7 +69,7 @@ class Explore {
     view.until(() => resized.disconnect());
   }
 
-  /** Returns what the view consists of, from top to bottom. */
+  /** Returns the parts of the page, from top to bottom. */
   elements() {
     const saveCsv = () => this.saveCsv();
     return [
@@ -109,7 +109,7 @@ class Explore {
         el(
           "div",
           { class: "card-head" },
-          el("h3", {}, "Parallel coordinates"),
+          el("h2", {}, "Parallel coordinates"),
           this.axesSaid,
           saves([
             ["SVG", () => saveParallel(this.holder)],
@@ -127,8 +127,8 @@ class Explore {
     const [axes, every] = [this.columns.axes().length, this.columns.everyAxis().length];
     fill(
       this.axesSaid,
-      axes < every && `${axes} of ${every} axes, the others left out: click the name of one to leave it. `,
-      "Drag along an axis to choose a range; click its name to leave it.",
+      axes < every && `${axes} of ${every} axes; the others are left out. `,
+      "Drag along an axis to select a range; click its name to remove it.",
     );
     fill(this.title, `${bare(sy)} against ${bare(sx)}`);
     drawLegend(this.legend, this.columns);

@@ -1,4 +1,4 @@
-/** The field of the filter language: completes names of columns, and shows what is wrong with a filter. */
+/** The filter field: completes names of columns and shows errors. */
 
 import { debounce, el, fill, icon, popover, shorten } from "./dom.js";
 import { state, update } from "./state.js";
@@ -19,11 +19,11 @@ const PLAIN = /^[\w./@:%+$#-]+$/;
 /**
  * An input whose text is the filter of the view.
  *
- * `element` is the field, and `problem` the place for what is wrong. What is typed is applied after a pause, and at
- * once with Enter or where the field is left.
+ * `element` is the field, and `problem` the element for errors. The filter is applied after a pause, and at once on
+ * Enter or when the field loses focus.
  */
 export class FilterField {
-  /** @param {() => {name: string, kind?: string}[]} fields returns the columns whose names are completed. */
+  /** @param {() => {name: string, kind?: string}[]} fields returns the columns to complete. */
   constructor(fields) {
     this.fields = fields;
     this.problem = el("pre", { class: "filter-error", id: "filter-error", role: "alert", hidden: true });
@@ -47,7 +47,7 @@ export class FilterField {
       this.showHints();
       applySoon();
     });
-    this.help = popover(["?"], { class: "button quiet", "aria-label": "How filters are written" }, () =>
+    this.help = popover(["?"], { class: "button quiet", "aria-label": "Filter syntax" }, () =>
       el(
         "dl",
         { class: "syntax" },
@@ -57,7 +57,7 @@ export class FilterField {
     this.element = el("div", { class: "field filter" }, icon("filter"), this.input, this.hints);
   }
 
-  /** Shows the filter of the view, unless it is being typed, and an example of names that there are. */
+  /** Shows the filter of the view, unless it is being typed, and an example with names that exist. */
   show() {
     const first = (kind) => this.fields().find((one) => one.name.startsWith(kind) && one.kind === "number");
     const [metric, setting] = ["summary.", "hparams."].map((kind) => first(kind)?.name.slice(kind.length));
@@ -66,7 +66,7 @@ export class FilterField {
     if (document.activeElement !== this.input) this.input.value = state.where;
   }
 
-  /** Shows what is wrong; null if nothing is. */
+  /** Shows an error; null clears it. */
   complain(error) {
     this.problem.hidden = error === null;
     fill(this.problem, error?.message);
@@ -99,7 +99,7 @@ export class FilterField {
     );
   }
 
-  /** Puts a name in the place of the word before the cursor, in quotes where it needs them. */
+  /** Replaces the word before the cursor by a name, quoted if necessary. */
   take(name) {
     const end = this.input.selectionStart;
     const begin = end - this.input.value.slice(0, end).match(WORD)[0].length;

@@ -4,9 +4,9 @@ import { readImportance } from "./data.js";
 import { el, fill, formatNumber, shorten } from "./dom.js";
 import { View } from "./view.js";
 
-/** The bars, as a card. */
+/** The card with the bars. */
 export class Importance {
-  /** @param {(column: string) => void} chosen is told of the hyperparameter that is clicked. */
+  /** @param {(column: string) => void} chosen gets the hyperparameter that is clicked. */
   constructor(chosen) {
     this.chosen = chosen;
     this.asked = "";
@@ -15,12 +15,12 @@ export class Importance {
     this.element = el(
       "section",
       { class: "card importance", "aria-label": "Which hyperparameter matters" },
-      el("div", { class: "card-head" }, el("h3", {}, "Which hyperparameter matters")),
+      el("div", { class: "card-head" }, el("h2", {}, "Which hyperparameter matters")),
       this.content,
     );
   }
 
-  /** Asks, where the runs that have ended, the metric or the filter are others than before. */
+  /** Requests the importance if the ended runs, the metric or the filter changed. */
   follow(metric, view, rows) {
     const ended = rows.filter((row) => !row.alive).map((row) => row.id);
     const asked = JSON.stringify([metric, view, ended]);
@@ -54,7 +54,7 @@ export class Importance {
         {},
         fields.map(({ names, mean, std }) => {
           const text = names.map((name) => name.replace(/^hparams\./, "")).join(" = ");
-          // Without a zero that is negative.
+          // Avoids a negative zero.
           const value = formatNumber(Number(mean.toFixed(2)) + 0);
           return el(
             "li",
@@ -80,7 +80,7 @@ export class Importance {
       el(
         "p",
         { class: "card-foot" },
-        `Permutation importance: a small forest (scikit-learn) learns the order of ${formatNumber(runs)} runs that have ended by ${shorten(metric, 60)}, and tells that of runs which it has not seen with R² ${formatNumber(Number(score.toPrecision(3)))}. A bar is what of R² is lost when the values of one are shuffled.`,
+        `Permutation importance: a small random forest learns how ${formatNumber(runs)} ended runs rank by ${shorten(metric, 60)}. It predicts unseen runs with R² ${formatNumber(Number(score.toPrecision(3)))}; a bar is the drop of R² when one hyperparameter is shuffled.`,
       ),
     );
   }

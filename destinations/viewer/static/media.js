@@ -3,22 +3,14 @@
 import { drawPlot, savePlot, talking } from "./plot.js";
 import { fileUrl, listMedia, readTable, runDetail, runInfo, serverInfo } from "./data.js";
 import { debounce, el, fill, formatNumber, icon, iconButton, inTurn, isDark, shorten } from "./dom.js";
+import { runLabels } from "./names.js";
 import { CLASSES, picture } from "./pictures.js";
 import { pointCloud, ramp, sound } from "./points.js";
 import { showBesideRuns, swatch, visibleDetails } from "./sidebar.js";
 import { dataTable, flatten, pairTable } from "./table.js";
-import {
-  colorOf,
-  keepNumbers,
-  linkTo,
-  numbersOf,
-  state,
-  toggle,
-  update,
-  visibleRuns,
-  whenViewed,
-} from "./state.js";
+import { colorOf, linkTo, state, toggle, update, visibleRuns, whenViewed } from "./state.js";
 import { View } from "./view.js";
+import { unfoldButton } from "./viewbar.js";
 
 const MOST_PICTURES = 64;
 const MOST_RIDGES = 40;
@@ -50,17 +42,6 @@ export function showMedia(root) {
     onchange: () => update({ find: find.value }),
   });
   const kinds = el("span", { class: "actions", role: "group", "aria-label": "Kinds" });
-  const linked = el(
-    "label",
-    { class: "check" },
-    el("input", {
-      type: "checkbox",
-      id: "linked",
-      checked: state.linked === "1",
-      onchange: (event) => update({ linked: event.target.checked ? "1" : "", step: "", at: [] }),
-    }),
-    "Link steps",
-  );
   const master = el("input", {
     type: "range",
     id: "step",
@@ -76,8 +57,8 @@ export function showMedia(root) {
       "div",
       { class: "toolbar" },
       el("label", { class: "field search" }, icon("search"), find),
+      unfoldButton(),
       kinds,
-      linked,
       bar,
     ),
     none,
@@ -116,16 +97,13 @@ export function showMedia(root) {
         ),
     );
     const steps = allSteps();
-    bar.hidden = state.linked !== "1" || steps.length < 2;
+    bar.hidden = steps.length < 2;
     master.max = String(Math.max(0, steps.length - 1));
     const at = state.step === "" ? steps.length - 1 : placeOf(steps, Number(state.step));
     master.value = String(at);
     master.setAttribute("aria-valuetext", `step ${steps[at]}`);
     fill(said, formatNumber(steps[at]));
-    master.oninput = () => {
-      const place = Number(master.value);
-      update({ step: place === steps.length - 1 ? "" : String(steps[place]) });
-    };
+    master.oninput = () => chooseStep(steps, Number(master.value));
   }
 
   /** Asks which media the visible runs have. */
@@ -254,7 +232,7 @@ export function showMedia(root) {
     if (changed.has("run") || changed.has("off")) await loadIndex();
     if (view.isGone) return;
     if (["run", "off", "kind", "find"].some((name) => changed.has(name))) arrange();
-    if (["step", "linked", "at", "class", "opacity"].some((name) => changed.has(name)))
+    if (["step", "class", "opacity"].some((name) => changed.has(name)))
       for (const panel of panels.values()) panel.follow(changed);
     drawTools();
   });
@@ -310,6 +288,11 @@ function placeOf(steps, step) {
   return place;
 }
 
+/** Has all panels show a step; at the last one they stay at the newest. */
+function chooseStep(steps, place) {
+  update({ step: place >= steps.length - 1 ? "" : String(steps[Math.max(0, place)]) });
+}
+
 /** What was logged under one name, of all selected runs. */
 class Panel {
   constructor(about) {
@@ -317,6 +300,10 @@ class Panel {
     this.isVisible = false;
     this.shown = "";
     this.turn = 0;
+    /** How many pictures a run has at the step. */
+    this.most = 0;
+    /** @type {number | null} Which picture of each run is enlarged. */
+    this.place = null;
     this.content = el("div", { class: "media-grid" });
     this.classes = el("div", { class: "classes", hidden: true });
     this.slider = el("input", {
@@ -324,7 +311,7 @@ class Panel {
       min: 0,
       step: 1,
       "aria-label": `Step of ${shorten(about.name, 60)}`,
-      oninput: () => this.slid(),
+      oninput: () => chooseStep(this.about.steps, Number(this.slider.value)),
     });
     this.said = el("output", {});
     this.bar = el("div", { class: "step-bar" }, this.slider, this.said);
@@ -365,24 +352,50 @@ class Panel {
     if (isVisible) this.show();
   }
 
-  /** Returns the step to show: that of all panels, or this panel's own; null is the last. */
+  /** Returns the step to show: the chosen one or the last before it; without a choice, the last one. */
   step() {
     const { steps } = this.about;
-    const wanted =
-      state.linked === "1"
-        ? state.step === ""
-          ? null
-          : Number(state.step)
-        : (numbersOf("at", this.about.key)?.[0] ?? null);
-    return wanted === null ? steps.at(-1) : steps[placeOf(steps, wanted)];
+    return state.step === "" ? steps.at(-1) : steps[placeOf(steps, Number(state.step))];
   }
 
-  slid() {
-    const { steps } = this.about;
-    const place = Number(this.slider.value);
-    const step = place === steps.length - 1 ? null : steps[place];
-    if (state.linked === "1") update({ step: step === null ? "" : String(step) });
-    else keepNumbers("at", this.about.key, step === null ? null : [step]);
+  /** Shows one picture of each run side by side, as large as the window, until it is closed. */
+  enlarge(place) {
+    this.place = place;
+    const parts = [this.bar, this.classes, this.content];
+    const close = iconButton("close", "Close (Esc)", () => dialog.close());
+    const dialog = el(
+      "dialog",
+      { class: "enlarged", "aria-label": shorten(this.about.name, 100) },
+      close,
+      el("h2", {}, shorten(this.about.name, 120)),
+      parts,
+    );
+    dialog.addEventListener("keydown", (event) => {
+      const { steps } = this.about;
+      const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+      const next = { ArrowUp: -1, ArrowDown: 1 }[event.key];
+      if (!by && !next) return;
+      event.preventDefault();
+      if (by) {
+        chooseStep(steps, Number(this.slider.value) + by);
+      } else {
+        this.place = Math.max(0, Math.min(this.most - 1, (this.place ?? 0) + (next ?? 0)));
+        this.show(true);
+      }
+    });
+    dialog.addEventListener("close", () => {
+      this.place = null;
+      this.element.append(...parts);
+      this.element.style.minHeight = "";
+      dialog.remove();
+      this.show(true);
+    });
+    // Else the card would collapse, and the page behind it would scroll.
+    this.element.style.minHeight = `${this.element.offsetHeight}px`;
+    document.body.append(dialog);
+    dialog.showModal();
+    close.focus();
+    this.show(true);
   }
 
   follow(changed) {
@@ -390,11 +403,11 @@ class Panel {
       this.drawClasses();
       for (const canvas of this.content.querySelectorAll("canvas.mask")) canvas.paint();
     }
-    if (["step", "linked", "at"].some((name) => changed.has(name))) this.show();
+    if (changed.has("step")) this.show();
   }
 
   async show(isForced = false) {
-    if (!this.isVisible) {
+    if (!this.isVisible && this.place === null) {
       if (isForced) this.shown = "";
       return;
     }
@@ -411,6 +424,7 @@ class Panel {
     this.shown = wanted;
     this.turn += 1;
     const mine = this.turn;
+    this.most = 0;
     const parts = await Promise.all(
       runs.map(async (id) => {
         try {
@@ -423,6 +437,7 @@ class Panel {
       }),
     );
     if (mine !== this.turn) return;
+    const labels = runLabels(runs.map(runInfo));
     const nodes = parts.map((part, at) => {
       const id = runs[at];
       return el(
@@ -432,7 +447,7 @@ class Panel {
           "h4",
           {},
           swatch(id),
-          el("span", { dir: "auto", title: shorten(runInfo(id).name, 300) }, shorten(runInfo(id).name, 80)),
+          el("span", { dir: "auto", title: shorten(runInfo(id).name, 300) }, shorten(labels[at], 80)),
           part?.dataset?.step && part.dataset.step !== String(step)
             ? el("span", { class: "muted" }, `step ${part.dataset.step}`)
             : null,
@@ -465,9 +480,13 @@ class Panel {
         Object.fromEntries(Object.keys(item.masks ?? {}).map((mask) => [mask, item.labels ?? {}])),
       ),
     );
-    for (const item of now.slice(0, MOST_PICTURES))
-      node.append(renderer.figure(id, item, now.length > FEW ? 64 : 96));
-    if (now.length > MOST_PICTURES)
+    this.most = Math.max(this.most, now.length);
+    const first = this.place === null ? 0 : Math.min(this.place, now.length - 1);
+    const side = this.place === null ? (now.length > FEW ? 64 : 96) : Infinity;
+    const shown = now.slice(first, this.place === null ? MOST_PICTURES : first + 1);
+    for (const [at, item] of shown.entries())
+      node.append(renderer.figure(id, item, side, () => this.place === null && this.enlarge(at)));
+    if (this.place === null && now.length > MOST_PICTURES)
       node.append(el("p", { class: "muted" }, `and ${now.length - MOST_PICTURES} more`));
     return node;
   }
@@ -541,10 +560,14 @@ class Panel {
  */
 const RENDERERS = {
   image: {
-    figure: (id, item, side) => el("figure", {}, picture(id, item, side), captionOf(item)),
+    figure: (id, item, side, enlarge) => el("figure", {}, picture(id, item, side, enlarge), captionOf(item)),
   },
   video: {
-    figure: (id, item) => el("figure", WIDE, moving(item, fileUrl(id, item.file)), captionOf(item)),
+    // A GIF is a picture to browsers.
+    figure: (id, item, side, enlarge) =>
+      /\.gif$/i.test(item.file)
+        ? el("figure", {}, picture(id, item, side, enlarge), captionOf(item))
+        : el("figure", WIDE, video(id, item), captionOf(item)),
   },
   audio: {
     figure: (id, item) =>
@@ -572,7 +595,7 @@ const RENDERERS = {
           class: "text-record",
           dir: "auto",
           tabIndex: 0,
-          role: "region",
+          role: "group",
           "aria-label": "Text",
           style: { flex: "1 1 100%" },
         },
@@ -583,24 +606,21 @@ const RENDERERS = {
     figure: (_, item) =>
       el(
         "div",
-        { class: "data-table", tabIndex: 0, role: "region", "aria-label": "Traces" },
+        { class: "data-table", tabIndex: 0, role: "group", "aria-label": "Traces" },
         pairTable(flatten(item.traces)),
       ),
   },
 };
 
-/** Returns what plays a video; a GIF is a picture to browsers. */
-function moving(item, src) {
-  const label = item.caption ? shorten(item.caption, 100) : "Video";
-  if (/\.gif$/i.test(item.file)) return el("img", { src, alt: label });
+function video(id, item) {
   return el("video", {
     controls: true,
     loop: true,
     muted: true,
     preload: "metadata",
     playsInline: true,
-    src,
-    "aria-label": label,
+    src: fileUrl(id, item.file),
+    "aria-label": item.caption ? shorten(item.caption, 100) : "Video",
   });
 }
 

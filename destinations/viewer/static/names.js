@@ -1,6 +1,6 @@
 /** Names of metrics and runs: what they say of a metric, in which order charts come, and what of names is left out. */
 
-import { formatApart } from "./dom.js";
+import { formatApart, formatTime } from "./dom.js";
 
 const LEAST_CUT = 6;
 const MOST_SETTINGS = 4;
@@ -38,7 +38,7 @@ export function chartRank(name, constants) {
  * @param {string[]} names
  * @returns {string[]}
  */
-export function cutNames(names) {
+function cutNames(names) {
   const [first = "", ...others] = [...new Set(names)];
   let shared = others.length ? first.length : 0;
   for (const name of others) {
@@ -48,6 +48,20 @@ export function cutNames(names) {
   }
   const cut = first.slice(0, shared).search(/[^-_/ :=]*$/);
   return cut < LEAST_CUT ? names : names.map((name) => `…${name.slice(cut)}`);
+}
+
+/**
+ * Returns a label for each run: its name, and when it started where another run has the same name.
+ *
+ * @param {{name: string, created_at?: number}[]} runs
+ */
+export function runLabels(runs) {
+  const names = runs.map(({ name }) => name);
+  const isAlone = (name) => names.indexOf(name) === names.lastIndexOf(name);
+  const short = cutNames(names);
+  return runs.map(({ name, created_at }, at) =>
+    isAlone(name) ? short[at] : `${short[at]} · ${formatTime(created_at, true)}`,
+  );
 }
 
 /**

@@ -1,6 +1,6 @@
-/** The panels of the page of a run: what it was, what it left, and what it cost. */
+/** The panels of a run's page: settings, results and costs. */
 
-import { fileUrl } from "./data.js";
+import { fileUrl, isExported } from "./data.js";
 import { el, formatAge, formatBytes, formatDuration, formatNumber, formatTime, shorten } from "./dom.js";
 import { flatten, pairTable, plainTable } from "./table.js";
 import { faultTable } from "./time.js";
@@ -8,11 +8,11 @@ import { faultTable } from "./time.js";
 const WRAPPED = { "white-space": "pre-wrap", "overflow-wrap": "anywhere" };
 
 /**
- * Returns the panels of a run, from top to bottom: the title of each, what it holds, and a class if it has one.
+ * Returns the panels of a run, from top to bottom: title, content, and optionally a class.
  *
  * @param {string} id
  * @param {Object<string, any>} detail
- * @param {HTMLElement | null} metrics what the panel of metrics holds; without it there is none.
+ * @param {HTMLElement | null} metrics the content of the panel of metrics; null for no such panel.
  */
 export function panelsOf(id, detail, metrics) {
   const { problem, errors, flight, time, writers, sessions, branches, checkpoints, artifacts } = detail;
@@ -34,7 +34,7 @@ export function panelsOf(id, detail, metrics) {
     ["What logging cost", costOf(detail)],
     ["Sessions", sessions?.length && sessionsOf(sessions)],
     ["Left by a resume", branches?.length && branchesOf(branches)],
-    ["Checkpoints", checkpoints?.length && checkpointsOf(checkpoints)],
+    ["Checkpoints", checkpoints?.length && checkpointsOf(id, checkpoints)],
     ["Artifacts", artifacts?.length && artifactsOf(id, artifacts)],
     ["Code", Object.keys(detail.git ?? {}).length && scroll(pairTable(flatten(detail.git)))],
     ["Environment", environment.length > 1 && scroll(pairTable(environment))],
@@ -143,17 +143,23 @@ function branchesOf(branches) {
   return el("p", {}, texts.join("; "), ". Charts show these rows as dotted lines.");
 }
 
-function checkpointsOf(checkpoints) {
+function checkpointsOf(id, checkpoints) {
   return scroll(
     plainTable(
       checkpoints.map((one) => [
-        el("td", { dir: "auto", title: shorten(one.path, 500) }, shorten(one.name, 120)),
+        el("td", { dir: "auto", title: shorten(one.path, 500) }, linked(id, one)),
         el("td", { class: "number" }, formatBytes(one.size)),
         el("td", { class: "muted time" }, formatTime(one.time)),
         el("td", { class: one.exists ? "good" : "bad" }, one.exists ? "there" : "missing"),
       ]),
     ),
   );
+}
+
+/** Returns the name of a file as a link to it, where the server has it. */
+function linked(id, { file, name }) {
+  const text = shorten(name, 120);
+  return file && !isExported ? el("a", { class: "link", href: fileUrl(id, file), download: "" }, text) : text;
 }
 
 function artifactsOf(id, artifacts) {
@@ -163,9 +169,7 @@ function artifactsOf(id, artifacts) {
         el(
           "td",
           { dir: "auto" },
-          one.file
-            ? el("a", { href: fileUrl(id, one.file), download: "" }, shorten(one.name, 120))
-            : shorten(one.name, 120),
+          linked(id, one),
           one.uri && el("div", { class: "muted mono" }, shorten(one.uri, 200)),
         ),
         el("td", { class: "number" }, formatBytes(one.size)),
@@ -179,7 +183,7 @@ function artifactsOf(id, artifacts) {
   );
 }
 
-/** Returns what is known of host and process by name, without what other panels show; the time first. */
+/** Returns what is known about host and process, without what other panels show; the time comes first. */
 function environmentOf({ packages, git, time, ...others }) {
   const pairs = flatten(others);
   if (time) pairs.unshift(["time", formatTime(time)]);

@@ -1,4 +1,4 @@
-/** Parallel coordinates: a line for each run over axes of hyperparameters and a metric, with a range chosen on each. */
+/** Parallel coordinates: a line for each run over axes of hyperparameters and a metric; each axis can have a range. */
 
 import { coloring, shade } from "./colors.js";
 import { bare, textIn, valueIn } from "./columns.js";
@@ -8,16 +8,16 @@ import { keepNumbers, numbersOf, state, update } from "./state.js";
 const HEIGHT = 340;
 const MARGIN = { top: 46, bottom: 24, side: 60 };
 const INNER = HEIGHT - MARGIN.top - MARGIN.bottom;
-/** The least distance of two axes, and the width of a letter of their names. */
+/** The least distance between two axes, and the width of a letter. */
 const LEAST_GAP = 84;
 const LETTER = 7;
 
-/** Returns how far down a place on an axis is. */
+/** Returns the y of a place on an axis. */
 function yOf(place) {
   return MARGIN.top + (1 - place) * INNER;
 }
 
-/** Keeps the range that the pointer draws along an axis, until it is lifted or taken away. */
+/** Sets the range that the pointer drags along an axis. */
 function startBrush(event, name, ground) {
   const box = ground.getBoundingClientRect();
   const placeAt = (clientY) => Math.max(0, Math.min(1, 1 - (clientY - box.top - 6) / (box.height - 12)));
@@ -43,11 +43,11 @@ function startBrush(event, name, ground) {
     },
     { signal },
   );
-  // As where a touch becomes a scroll: what was drawn so far stays.
+  // When a touch becomes a scroll, the range so far stays.
   addEventListener("pointercancel", () => ended.abort(), { signal });
 }
 
-/** Draws a run: a line through its values, which are said while the pointer is on it. */
+/** Draws the line of a run; its values are shown while the pointer is on it. */
 function lineOf(row, { names, scales, left }, look, said) {
   const points = names
     .map((name, at) => ({ across: left(at), place: scales[at].place(valueIn(row, name)) }))
@@ -71,14 +71,14 @@ function lineOf(row, { names, scales, left }, look, said) {
   return line;
 }
 
-/** Draws an axis: its name, its ticks, and the range that is chosen on it. */
+/** Draws an axis with its name, ticks and range. */
 function axisAt(at, { names, scales, left, gap }) {
   const name = names[at];
   const x = left(at);
   const isFirst = at === 0,
     isLast = at === names.length - 1;
   const held = numbersOf("brush", name);
-  // The names at both ends stand over half of their gap and a part of the margin, the others over half of two.
+  // Names at both ends have half a gap and a part of the margin; the others have two halves.
   const room = isFirst || isLast ? gap / 2 + MARGIN.side / 2 : gap;
   const ground = svg("rect", {
     class: "brush-ground",
@@ -131,10 +131,10 @@ export function drawParallel(holder, columns) {
   if (columns.view.isGone) return;
   const names = columns.axes();
   if (names.length < 2) {
-    fill(holder, el("p", { class: "empty" }, "There is no hyperparameter in which these runs differ."));
+    fill(holder, el("p", { class: "empty" }, "These runs have the same hyperparameters."));
     return;
   }
-  // On a phone the axes are scrolled.
+  // On a phone the axes scroll.
   const width = Math.max(2 * MARGIN.side + (names.length - 1) * LEAST_GAP, holder.clientWidth - 16);
   const gap = (width - 2 * MARGIN.side) / (names.length - 1);
   const scales = names.map((name) => columns.axisOf(name));
@@ -177,7 +177,7 @@ export function drawParallel(holder, columns) {
   );
 }
 
-/** Saves the plot as SVG, with the styles that the page gives it. */
+/** Saves the plot as SVG, with its styles. */
 export function saveParallel(holder) {
   const drawn = holder.querySelector("svg")?.cloneNode(true);
   if (!drawn) {

@@ -21,22 +21,26 @@ function classColors() {
   });
 }
 
-/** Returns an image with its masks above it; small ones are enlarged to a side, with hard pixels. */
-export function picture(id, item, side) {
-  const frame = el("div", { class: "picture" });
+/**
+ * Returns an image with its masks above it, and calls `enlarge` for a click. Small ones are enlarged to a side, with hard
+ * pixels; with a side of infinity, all of them fill the window.
+ */
+export function picture(id, item, side, enlarge) {
+  const name = item.caption ? shorten(item.caption, 200) : `Image ${item.index ?? 0} of step ${item.step}`;
+  const frame = el("button", { type: "button", class: "picture", title: "Enlarge", onclick: enlarge });
   const image = el("img", {
-    alt: item.caption ? shorten(item.caption, 200) : `Image ${item.index ?? 0} of step ${item.step}`,
+    alt: name,
     decoding: "async",
     src: fileUrl(id, item.file),
   });
   image.addEventListener(
     "load",
     () => {
-      const least = Math.max(image.naturalWidth, image.naturalHeight);
-      const width =
-        least < SMALL ? Math.round(image.naturalWidth * (side / least)) : Math.min(image.naturalWidth, 420);
-      frame.style.width = `${width}px`;
-      frame.style.aspectRatio = `${image.naturalWidth} / ${image.naturalHeight}`;
+      const { naturalWidth: wide, naturalHeight: high } = image;
+      const least = Math.max(wide, high);
+      const width = least < SMALL ? Math.round(wide * (side / least)) : Math.min(wide, 420);
+      frame.style.width = Number.isFinite(side) ? `${width}px` : `min(100%, ${(76 * wide) / high}vh)`;
+      frame.style.aspectRatio = `${wide} / ${high}`;
       frame.classList.toggle("pixelated", least < 2 * SMALL);
     },
     { once: true },

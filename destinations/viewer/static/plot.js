@@ -1,13 +1,13 @@
-/** Plots as SVG: axes, lines, areas and marks, zoom by dragging, and the cursor. Knows numbers and pixels, and no runs. */
+/** Plots as SVG: axes, lines, areas and marks, zoom by dragging, and the cursor. Knows nothing of runs. */
 
 import { download, el, fill, isDark, shorten, svg } from "./dom.js";
-import { ticksOf } from "./ticks.js";
+import { sameNotation, ticksOf } from "./ticks.js";
 
-/** Beyond this a range of values has no middle that a double holds. */
-const MOST_DRAWN = 1e300;
-/** Pixels beyond this are as good as infinitely far. */
+/** Coordinates are clamped to this many pixels. */
 const FAR = 20000;
 const LEAST_DRAG = 6;
+const MOST_LETTERS = 17;
+const MOST_SPIKES = 3;
 const CHARACTER = 6.4;
 const DASHES = { dash: "6 4", dot: "2 3", longdash: "10 4", dashdot: "8 3 2 3", longdashdot: "12 3 2 3" };
 let clips = 0;
@@ -15,7 +15,7 @@ let clips = 0;
 /** @type {Promise<unknown>} */
 let lastTurn = Promise.resolve();
 
-/** Waits for those that asked before and lets the browser paint: charts appear one by one, and clicks are heard. */
+/** Waits for earlier callers and lets the browser paint, so that charts appear one by one and clicks are handled. */
 export function turnToDraw() {
   lastTurn = lastTurn.then(
     () =>
@@ -28,20 +28,6 @@ export function turnToDraw() {
   return lastTurn;
 }
 
-/** Returns values as they are drawn: those at the edges of what a double holds are moved to where they can be. */
-export function drawable(values) {
-  const isDrawable = (value) =>
-    typeof value !== "number" ||
-    (Math.abs(value) >= 1 / MOST_DRAWN && Math.abs(value) <= MOST_DRAWN) ||
-    value === 0;
-  if (values.every(isDrawable)) return values;
-  return values.map((value) => {
-    if (typeof value !== "number") return value;
-    if (Math.abs(value) < 1 / MOST_DRAWN) return 0;
-    return Math.max(-MOST_DRAWN, Math.min(MOST_DRAWN, value));
-  });
-}
-
 /** Returns a colour of the palette with some opacity. */
 export function faded(color, opacity) {
   return (
@@ -52,14 +38,14 @@ export function faded(color, opacity) {
   );
 }
 
-/** The colours of what is no line. */
+/** The colours of axes, texts and the background. */
 function inks() {
   return isDark()
     ? { grid: "#25272c", axis: "#3a3d44", text: "#a2a5ad", ink: "#ececef", ground: "#17181b" }
     : { grid: "#ecece8", axis: "#cfcfc8", text: "#5d5f66", ink: "#1a1b1e", ground: "#ffffff" };
 }
 
-/** Returns the least and the greatest of the values that an axis can show; null if there are none. */
+/** Returns the least and the greatest value that an axis can show; null for none. */
 function extentOf(lists, type) {
   let low = Infinity,
     high = -Infinity;
@@ -73,7 +59,7 @@ function extentOf(lists, type) {
 }
 
 /**
- * Returns a range with some room on both sides; a single value gets room too.
+ * Returns a range with some room on both sides, also around a single value.
  *
  * @param {number[]} range
  * @param {string} type
@@ -87,10 +73,10 @@ function padded([low, high], type, share) {
     return [10 ** Math.max(-300, from - room), 10 ** Math.min(300, to + room)];
   }
   const room = low === high ? Math.abs(low) * 0.1 || 1 : (high / 2 - low / 2) * 2 * share;
-  return [low - room, high + room];
+  return [Math.max(-Number.MAX_VALUE, low - room), Math.min(Number.MAX_VALUE, high + room)];
 }
 
-/** Returns an axis that knows its range: where values lie in pixels, and which value lies at a pixel. */
+/** Returns an axis with its range, `place` from values to pixels, and `valueAt` from pixels to values. */
 function axisOf({ type = "linear", range, share = 0.05, ...rest }, lists, from, to) {
   const shown = range ?? padded(extentOf(lists, type) ?? (type === "log" ? [1, 10] : [0, 1]), type, share);
   const scaled = type === "log" ? Math.log10 : (value) => value;
@@ -103,7 +89,7 @@ function axisOf({ type = "linear", range, share = 0.05, ...rest }, lists, from, 
   return { ...rest, type, range: shown, place, valueAt };
 }
 
-/** Returns the commands of a path through points; a point without a place ends a stretch. */
+/** Returns the commands of a path through points; a missing point leaves a gap. */
 function pathOf(xs, ys, x, y, isClosed = false) {
   let path = "",
     length = 0;
@@ -126,7 +112,7 @@ function pathOf(xs, ys, x, y, isClosed = false) {
   return path;
 }
 
-/** Returns the commands of a mark around a place. */
+/** Returns the path of a mark. */
 function markOf(symbol, across, down, size) {
   const half = size / 2;
   if (symbol === "x-thin")
@@ -183,7 +169,7 @@ function drawTrace(trace, x, y, strip) {
   return group;
 }
 
-/** Returns ticks that leave room for one another. */
+/** Returns the ticks whose texts don't overlap. */
 function fitting(ticks, place, room) {
   const found = [];
   let end = -Infinity;
@@ -198,13 +184,17 @@ function fitting(ticks, place, room) {
   return found;
 }
 
+/** Returns a text in the font of ticks, unless attributes say another. */
+function textOf(content, attributes) {
+  return svg(
+    "text",
+    { "font-size": 11, "font-family": "Inter, system-ui, sans-serif", ...attributes },
+    content,
+  );
+}
+
 function drawAxes(x, y, area, ink) {
-  const text = (content, attributes) =>
-    svg(
-      "text",
-      { "font-size": 11, fill: ink.text, "font-family": "Inter, system-ui, sans-serif", ...attributes },
-      content,
-    );
+  const text = (content, attributes) => textOf(content, { fill: ink.text, ...attributes });
   const { left, right, top, bottom } = area;
   const xs = x.ticks ?? ticksOf(x.type, x.range, Math.max(2, Math.floor((right - left) / 62)));
   const ys = y.ticks ?? ticksOf(y.type, y.range, Math.max(2, Math.min(5, Math.floor((bottom - top) / 36))));
@@ -221,7 +211,7 @@ function drawAxes(x, y, area, ink) {
     );
   }
   group.append(svg("path", { d: `M${left},${bottom + 0.5}H${right}`, stroke: ink.axis }));
-  // The name of the axis stands at its end; a tick that would touch it is left out.
+  // The name of the axis is at its end; a tick that would touch it is left out.
   const free = (tick) =>
     !title || area.isTall || x.place(tick[0]) + (tick[1].length * CHARACTER) / 2 < titleLeft - 8;
   for (const [value, content] of fitting(xs.filter(inside(x, left, right)).filter(free), x.place, 1)) {
@@ -243,7 +233,42 @@ function drawAxes(x, y, area, ink) {
   return group;
 }
 
-/** Draws names at the ends of lines, apart from one another, with leaders. */
+/** Returns a label cut to fit beside the lines; it keeps its end, where names differ. */
+function endOf(text) {
+  return text.length > MOST_LETTERS ? `…${text.slice(1 - MOST_LETTERS)}` : text;
+}
+
+/** Draws the values of the largest spikes; a spike that leaves the chart gets a triangle at the edge. */
+function drawSpikes(spikes, x, y, area, ink) {
+  const isOut = ({ to }) => !(y.place(to) >= area.top && y.place(to) <= area.bottom);
+  const reach = ({ from, to }) => Math.abs(y.place(to) - y.place(from));
+  // Spikes inside the chart are labelled only if they stand out.
+  const isTall = (one) => isOut(one) || reach(one) > (area.bottom - area.top) / 2;
+  const shown = spikes
+    .filter((one) => x.place(one.x) >= area.left && x.place(one.x) <= area.right && isTall(one))
+    .sort((one, other) => reach(other) - reach(one))
+    .slice(0, MOST_SPIKES);
+  const group = svg("g", { class: "spike-labels" });
+  for (const one of shown) {
+    const [across, end] = [x.place(one.x), y.place(one.to)];
+    const isAbove = end < area.top;
+    const down = Math.max(area.top + 4, Math.min(area.bottom - 4, end));
+    if (isOut(one))
+      group.append(
+        svg("path", {
+          d: markOf(isAbove ? "triangle-up" : "triangle-down", across, down, 8),
+          fill: one.color,
+        }),
+      );
+    const isLeft = across + 50 > area.right;
+    const place = { x: across + (isLeft ? -7 : 7), y: down + 4, "text-anchor": isLeft ? "end" : "start" };
+    const digit = 10 ** (Math.floor(Math.log10(Math.abs(one.to) || 1)) - 2);
+    group.append(textOf(sameNotation([one.to], digit)[0], { fill: ink.text, ...place }));
+  }
+  return group;
+}
+
+/** Draws names at the ends of lines, with leaders so that they don't overlap. */
 function drawLabels(labels, y, area, ink) {
   const placed = labels
     .map((one) => ({ ...one, from: y.place(one.value) }))
@@ -262,17 +287,7 @@ function drawLabels(labels, y, area, ink) {
         stroke: one.color,
         fill: "none",
       }),
-      svg(
-        "text",
-        {
-          x: area.right + 16,
-          y: down + 4,
-          "font-size": 11,
-          fill: ink.text,
-          "font-family": "Inter, system-ui, sans-serif",
-        },
-        shorten(one.text, 14),
-      ),
+      textOf(endOf(one.text), { x: area.right + 16, y: down + 4, fill: ink.text }),
     );
   }
   return group;
@@ -281,7 +296,7 @@ function drawLabels(labels, y, area, ink) {
 function build(traces, layout, width, height) {
   const ink = inks();
   const labels = layout.labels ?? [];
-  const widest = Math.max(0, ...labels.map(({ text }) => Math.min(14, text.length)));
+  const widest = Math.max(0, ...labels.map(({ text }) => endOf(text).length));
   const margin = { l: 50, r: labels.length ? 24 + widest * CHARACTER : 14, t: 8, b: 26, ...layout.margin };
   const area = {
     left: margin.l,
@@ -329,18 +344,19 @@ function build(traces, layout, width, height) {
       { class: "scatterlayer", "clip-path": `url(#${clip})` },
       ...traces.map((trace) => drawTrace(trace, x, y, strip)),
     ),
+    drawSpikes(layout.spikes ?? [], x, y, area, ink),
     drawLabels(labels, y, area, ink),
   );
   return { picture, x, y, area, ink, clip: `url(#${clip})` };
 }
 
 /**
- * Draws a plot in an element, in place of the one that is there.
+ * Draws a plot in an element, in place of an earlier one.
  *
- * @param {any} node gets `data`, the traces; `layout`; and `axes`, which know places and values.
+ * @param {any} node gets `data`, the traces, `layout`, and `axes`.
  * @param {any[]} traces lines, areas (with `fillcolor`) and markers, from the back to the front.
  * @param {Object<string, any>} layout `x` and `y`: type, range, ticks, title; margin; labels at the ends of lines; and
- *   what is told: `onzoom` of ranges, null for all; `onhover` of a place in the plot and `onleave`; `onclick`.
+ *   callbacks: `onzoom` gets ranges, null for all; `onhover` and `onclick` get a place in the plot; `onleave`.
  */
 export function drawPlot(node, traces, layout) {
   const { clientWidth: width, clientHeight: height } = node;
@@ -363,7 +379,7 @@ export function drawPlot(node, traces, layout) {
     axes: { x, y, area, cursor, brush, ink, clip },
   });
   const old = node.querySelector(":scope > .main-svg");
-  // A class by which programs outside have always found what is drawn.
+  // Programs outside find drawn plots by this class.
   node.classList.add("js-plotly-plot");
   if (old) old.replaceWith(picture);
   else {
@@ -372,14 +388,14 @@ export function drawPlot(node, traces, layout) {
   }
 }
 
-/** Takes a plot down. */
+/** Removes a plot. */
 export function clearPlot(node) {
   node.querySelector(":scope > .main-svg")?.remove();
   node.classList.remove("js-plotly-plot");
   node.data = undefined;
 }
 
-/** Returns where in a plot the mouse is, in pixels; null outside of its lines. */
+/** Returns the place of the mouse in a plot in pixels, and whether it is within the axes. */
 function placeIn(node, event) {
   const box = node.getBoundingClientRect();
   const { area } = node.axes;
@@ -388,7 +404,7 @@ function placeIn(node, event) {
   return { across, down, isIn };
 }
 
-/** Hears what is done with the mouse or a finger; the plot may be drawn again meanwhile. */
+/** Handles mouse and touch; the plot may be drawn again meanwhile. */
 function listen(node) {
   node.isHeard = true;
   /** @type {{across: number, down: number} | null} */
@@ -449,7 +465,7 @@ function listen(node) {
   node.addEventListener("click", (event) => node.data && node.layout.onclick?.(placeIn(node, event)));
 }
 
-/** Draws the cursor at a value of the x axis, null for none, with dots, `{y, color}`, and lines in front of all others. */
+/** Draws the cursor at a value of x (null removes it), with dots, `{y, color}`, and lines in front of all others. */
 export function moveCursor(node, value, dots = [], lines = []) {
   if (!node.data) return;
   const { x, y, area, cursor, ink } = node.axes;
@@ -481,7 +497,7 @@ export function moveCursor(node, value, dots = [], lines = []) {
   }
 }
 
-/** Returns the marker that is nearest to a place, within some pixels: the trace and its index. */
+/** Returns the nearest marker within some pixels of a place: its trace and index. */
 function nearestMark(node, { across, down }, reach) {
   const { x, y } = node.axes;
   /** @type {{trace: any, index: number} | null} */
@@ -495,7 +511,7 @@ function nearestMark(node, { across, down }, reach) {
   return best;
 }
 
-/** Returns what a layout needs so that marks say their `text` when the mouse is near, and are clicked. */
+/** Returns the callbacks of a layout whose marks show their `text` when the mouse is near, and can be clicked. */
 export function talking(node, chosen = (_) => {}) {
   const box = el("div", { class: "hover-box", hidden: true });
   return {
@@ -525,19 +541,14 @@ export function talking(node, chosen = (_) => {}) {
   };
 }
 
-/** Saves a plot as PNG or SVG, with a title and a legend; of its own traces, or of others. */
+/** Saves a plot as PNG or SVG with a title and a legend, with its own traces or others. */
 export async function savePlot(node, name, kind, traces = node.data) {
   const named = traces.filter((trace) => ["line", "median"].includes(trace.meta?.part));
   const rows = Math.ceil(named.length / 3);
   const [width, height] = [900, 470 + 18 * rows];
   const margin = { l: 64, r: 20, t: 50, b: 50 + 18 * rows };
   const { picture, ink } = build(traces, { ...node.layout, margin, labels: [] }, width, height);
-  const text = (content, attributes) =>
-    svg(
-      "text",
-      { fill: ink.ink, "font-family": "Inter, system-ui, sans-serif", "font-size": 12, ...attributes },
-      content,
-    );
+  const text = (content, attributes) => textOf(content, { fill: ink.ink, "font-size": 12, ...attributes });
   picture.prepend(svg("rect", { width, height, fill: ink.ground }));
   picture.append(text(shorten(name, 100), { x: 18, y: 28, "font-size": 16 }));
   for (const [index, trace] of named.entries()) {

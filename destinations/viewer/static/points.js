@@ -13,9 +13,9 @@ const RAMP = [
 ];
 
 /**
- * Shows a point cloud that is turned with the mouse, a finger or the arrow keys, and enlarged with the wheel.
+ * Shows a point cloud. Drag or use the arrow keys to turn it, the wheel to enlarge it.
  *
- * Points nearer to the eye cover those behind them. Points without colours are coloured by height.
+ * Nearer points cover points behind them. Without colours, points are coloured by height.
  */
 export function pointCloud(id, file) {
   const canvas = el("canvas", {
@@ -27,7 +27,7 @@ export function pointCloud(id, file) {
   const view = { yaw: 0.7, pitch: 0.45, zoom: 1 };
   /** @type {ReturnType<typeof prepared> | null} */
   let cloud = null;
-  /** @type {[number, number] | null} Where the pointer was last, while it is held down. */
+  /** @type {[number, number] | null} The last place of the pressed pointer. */
   let held = null;
   let isPending = false;
 
@@ -122,7 +122,7 @@ function prepared({ x, y, z, colors }) {
   return { places, shades };
 }
 
-/** Returns the colour of a share in [0, 1]: five colours of viridis (van der Walt and Smith, 2015), mixed. */
+/** Returns the colour of a share in [0, 1], interpolated between five colours of viridis (van der Walt and Smith, 2015). */
 export function ramp(share) {
   const at = Math.max(0, Math.min(0.9999, share || 0)) * (RAMP.length - 1);
   const index = Math.floor(at);
@@ -174,7 +174,7 @@ function drawCloud(canvas, cloud, view) {
   context.putImageData(picture, 0, 0);
 }
 
-/** Shows a sound: its outline, on which a click jumps, and the controls of the browser. */
+/** Shows a sound: its waveform, in which a click jumps, and the browser's controls. */
 export function sound(id, file, source, color) {
   const canvas = el("canvas", { class: "wave", role: "img", "aria-label": "Waveform" });
   const player = el("audio", { controls: true, preload: "metadata", src: source });

@@ -1,16 +1,17 @@
 /** The rows of the table of runs: those in view, their columns and groups; asked for a hundred at a time. */
 
 import { listFields, listGroups, listRuns, rowsOf } from "./data.js";
-import { shorten } from "./dom.js";
+import { isNarrow, shorten } from "./dom.js";
 import { isSteady, state, viewQuery } from "./state.js";
+import { alignedTexts } from "./ticks.js";
 
 const BLOCK = 100;
 /** The columns that every run has, with their headings and widths. */
 export const FIXED = {
-  status: { title: "Status", width: "118px" },
-  created_at: { title: "Started", width: "116px" },
-  duration: { title: "Duration", width: "104px" },
-  tags: { title: "Tags", width: "minmax(150px, 0.9fr)" },
+  status: { title: "Status", width: "106px" },
+  created_at: { title: "Started", width: "100px" },
+  duration: { title: "Duration", width: "88px" },
+  tags: { title: "Tags", width: "minmax(130px, 0.9fr)" },
   note: { title: "Note", width: "minmax(140px, 1fr)" },
 };
 /** Fields of the first column, and of the one of notes. */
@@ -65,6 +66,15 @@ export class RunRows {
     this.loaded = null;
     /** Headings and rows from top to bottom: one part without groups, and one for each open group with them. */
     this.layout = [];
+  }
+
+  /** Returns the texts of a column of numbers by value: one notation for all rows that have arrived. */
+  textsOf(name) {
+    const rows = [...this.blocks.values()].flat();
+    return alignedTexts(
+      rows.map((row) => row.values[name]),
+      false,
+    );
   }
 
   /** Asks for everything; what is shown stays until it arrives. */
@@ -220,7 +230,10 @@ export class RunRows {
     return (await listRuns({ ...this.question(), columns: [], offset: first, limit })).rows;
   }
 
-  /** Returns the usual columns: the metrics that say most, and the hyperparameters in which the first runs differ. */
+  /**
+   * Returns the usual columns: the goal, the metrics that say most, and the hyperparameters in which the first runs
+   * differ; on a phone the status and the first of these metrics.
+   */
   async automaticColumns() {
     const weight = (name) =>
       [/(val|test|eval).*(acc|loss)/i, /acc|loss|reward|score|f1|bleu/i].findIndex((kind) =>
@@ -228,7 +241,10 @@ export class RunRows {
       ) >>> 0;
     const metrics = this.fields
       .filter(({ name, kind }) => name.startsWith("summary.") && kind === "number")
-      .map(({ name }) => name);
+      .map(({ name }) => name)
+      .sort((one, other) => weight(one) - weight(other));
+    if (this.isKnown(state.goal)) metrics.unshift(state.goal);
+    if (isNarrow()) return ["status", ...metrics.slice(0, 1)];
     const candidates = this.fields
       .map(({ name }) => name)
       .filter((name) => name.startsWith("hparams."))
@@ -242,7 +258,7 @@ export class RunRows {
       "created_at",
       "duration",
       "tags",
-      ...metrics.sort((one, other) => weight(one) - weight(other)).slice(0, MAX_AUTOMATIC),
+      ...metrics.slice(0, MAX_AUTOMATIC),
       ...varied.slice(0, MAX_AUTOMATIC),
       "note",
     ];

@@ -19,7 +19,7 @@ import {
 } from "./dom.js";
 import { chartRank } from "./names.js";
 import { panelsOf } from "./panels.js";
-import { statusMark } from "./runs.js";
+import { favouriteButton, statusMark } from "./runs.js";
 import { linkTo, selectRuns, selectedRuns, state } from "./state.js";
 import { dataTable } from "./table.js";
 import { timeBand } from "./time.js";
@@ -78,6 +78,7 @@ class RunPage {
     this.time = el("div", { style: { display: "contents" } });
     this.alarms = el("div", { class: "panels" });
     this.panels = el("div", { class: "panels" });
+    this.side = el("div", { class: "run-side" });
     /** @type {Map<string, MetricChart>} */
     this.charts = new Map();
     /** The panels that have been drawn, by title. */
@@ -120,8 +121,11 @@ class RunPage {
   }
 
   draw(detail) {
-    const { element, top, alarms, curves, time, panels } = this;
-    if (!element.contains(panels)) fill(element, top, alarms, curves, time, panels);
+    const { element, top, alarms, curves, time, panels, side } = this;
+    if (!element.contains(panels)) {
+      const parts = el("div", { class: "run-parts" }, curves, time, panels);
+      fill(element, top, alarms, el("div", { class: "run-body" }, parts, side));
+    }
     fill(
       top,
       this.head(detail),
@@ -154,6 +158,7 @@ class RunPage {
       "div",
       { class: "run-head" },
       this.heading(detail.name),
+      !isExported && favouriteButton(detail, (patch) => this.save(patch)),
       statusMark(detail),
       el(
         "span",
@@ -199,20 +204,22 @@ class RunPage {
 
   /** Puts a field into the place of a value; what is typed is kept with Enter, or where the field is left. */
   edit(node, name, value, patchOf) {
-    const end = async (text) => {
+    const end = (text) => {
       field.remove();
-      if (text !== null) {
-        try {
-          await editRun(this.id, patchOf(text));
-        } catch (error) {
-          toast(error.message, "error");
-        }
-      }
-      await this.load();
+      return text === null ? this.load() : this.save(patchOf(text));
     };
     const field = fieldFor(value, { label: name, isLong: name === "Note", end, style: { width: "340px" } });
     fill(node, name === "Name" ? "" : `${name} `, field);
     field.focus();
+  }
+
+  async save(patch) {
+    try {
+      await editRun(this.id, patch);
+    } catch (error) {
+      toast(error.message, "error");
+    }
+    await this.load();
   }
 
   /** Draws the curves that say most, in the order of the charts; those that are there stay. */
@@ -234,6 +241,7 @@ class RunPage {
       if (!charts.has(name)) charts.set(name, new MetricChart(name, { runs: () => [id] }));
     fill(
       curves,
+      el("h2", { class: "unseen" }, "Curves"),
       shown.map((name) => charts.get(name)?.element),
       order.length > shown.length &&
         el("a", { class: "button quiet", ...this.linkToRuns("charts") }, `All ${order.length} charts`),
@@ -246,7 +254,7 @@ class RunPage {
     const nodes = panels.map(([title, content, more]) => this.panel(title, content, more));
     if (detail.logs?.length) {
       this.log ??= new LogTail(this.id, detail.logs);
-      nodes.push(this.log.element);
+      if (!this.side.hasChildNodes()) this.side.append(this.log.element);
       this.log.more();
     }
     const isAlarm = (node) => ALARMS.includes(node.dataset.panel);
@@ -342,7 +350,7 @@ class LogTail {
         : el("span", { class: "muted" }, this.file);
     this.element = el(
       "section",
-      { class: "panel wide", "data-panel": "Log" },
+      { class: "panel", "data-panel": "Log" },
       el("h2", {}, "Log ", choice),
       this.text,
     );

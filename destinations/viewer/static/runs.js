@@ -1,6 +1,6 @@
 /** The table of runs: search, filter, columns, sort, groups, selection, tags and notes. Only rows in view exist. */
 
-import { editRun } from "./data.js";
+import { editRun, isExported } from "./data.js";
 import {
   el,
   fieldFor,
@@ -13,6 +13,7 @@ import {
   iconButton,
   inTurn,
   isDark,
+  isNarrow,
   popover,
   shorten,
   tagsIn,
@@ -38,6 +39,20 @@ export function statusMark({ status }) {
   return el("span", { class: `status ${kind}`, title }, el("i", {}), status);
 }
 
+const FAVOURITE = "favourite";
+
+/** Makes the star of a run: it adds a tag, by which filters and the shell find the run too, or takes it away. */
+export function favouriteButton({ tags }, save, props = {}) {
+  const isOn = tags.includes(FAVOURITE);
+  const change = () =>
+    save({ tags: isOn ? tags.filter((tag) => tag !== FAVOURITE) : [...tags, FAVOURITE], was: { tags } });
+  return iconButton("star", isOn ? "Remove from favourites" : "Favourite", change, {
+    class: "icon-button star",
+    "aria-pressed": String(isOn),
+    ...props,
+  });
+}
+
 /** Returns the heading of a column. */
 function titleOf(name) {
   return FIXED[name]?.title ?? (name === "name" ? "Name" : name.replace(/^(summary|min|max|hparams)\./, ""));
@@ -58,24 +73,20 @@ function tailOf(title) {
 }
 
 function rowHeight() {
-  return matchMedia("(pointer: coarse)").matches ? 46 : 36;
+  return matchMedia("(pointer: coarse)").matches ? 44 : 28;
 }
 
-/** Draws what the runs of a group have in a column: mean ± standard deviation. */
+/** Draws the mean ± standard deviation of the runs of a group: no digit of the mean is surer than the deviation. */
 function groupCell(name, found) {
-  const text = found ? formatNumber(roundedTo(found.mean, found.std)) : "";
-  const spread = found?.std ? ` ± ${formatNumber(Number(found.std.toPrecision(2)))}` : "";
+  const digits = found?.std ? 1 - Math.floor(Math.log10(found.std)) : -1;
+  const of = (value) =>
+    digits < 0 || digits > 12 ? formatNumber(value) : value.toFixed(digits).replace("-", "−");
+  const text = found ? of(found.mean) : "";
+  const spread = found?.std ? ` ± ${of(found.std)}` : "";
   const title = found
     ? `${text}${spread}: mean and standard deviation of ${found.count} ${found.count === 1 ? "run" : "runs"}`
     : null;
   return el("div", { role: "gridcell", class: "number", "data-column": name, title }, text, spread);
-}
-
-/** Returns a mean with as many digits as two digits of its deviation have: it is no surer than that. */
-function roundedTo(mean, deviation) {
-  if (!deviation) return mean;
-  const digits = 1 - Math.floor(Math.log10(deviation));
-  return digits < 0 || digits > 12 ? mean : Number(mean.toFixed(digits));
 }
 
 /** The table: a grid in which only the rows in view exist; cursor, selection, and edits in place. */
@@ -86,6 +97,8 @@ class RunTable {
     this.cursorRun = null;
     this.lastPicked = -1;
     this.isEditing = false;
+    /** @type {Map<string, Map<number, string>>} The texts of metrics, by column and value. */
+    this.texts = new Map();
     this.actions = el("span", { class: "actions" });
     this.head = el("div", { class: "grid-row grid-head", role: "row" });
     this.body = el("div", { class: "grid-body", role: "rowgroup" });
@@ -129,6 +142,9 @@ class RunTable {
     const at = this.cursorRun ? this.rows.indexOf(this.cursorRun) : -1;
     if (at >= 0) this.cursor = at;
     if (isHead) this.drawHead();
+    this.texts = new Map(
+      this.rows.columns.filter(shownOfMetric).map((name) => [name, this.rows.textsOf(name)]),
+    );
     this.draw();
   }
 
@@ -147,8 +163,10 @@ class RunTable {
   widths() {
     // The heading of a metric also says which of its values is shown.
     const width = (name) =>
-      FIXED[name]?.width ?? (shownOfMetric(name) ? "minmax(156px, 170px)" : "minmax(118px, 140px)");
-    return ["42px", "minmax(230px, 1.6fr)", ...this.rows.columns.map(width), "40px"];
+      FIXED[name]?.width ??
+      (isNarrow() || !shownOfMetric(name) ? "minmax(100px, 120px)" : "minmax(132px, 150px)");
+    const least = isNarrow() ? 110 : state.group.length ? 280 : 230;
+    return ["38px", `minmax(${least}px, 1.6fr)`, ...this.rows.columns.map(width)];
   }
 
   drawHead() {
@@ -194,7 +212,6 @@ class RunTable {
       el("div", { role: "columnheader", class: "pick" }, all),
       heading("name"),
       this.rows.columns.map(heading),
-      el("div", { role: "columnheader", "aria-label": "Actions" }),
     );
     this.drawActions();
   }
@@ -272,6 +289,7 @@ class RunTable {
         const look = row && [
           formatAge(row.created_at),
           state.run.includes(row.id) && colorOf(row.id, isDark()),
+          this.rows.columns.map((name) => this.texts.get(name)?.get(row.values[name])),
         ];
         put(at, [index, row ?? null, look, this.rows.columns, index === this.cursor], () =>
           this.drawRow(at, index, height),
@@ -369,20 +387,25 @@ class RunTable {
           },
           shorten(row.name, 200),
         ),
+        !isExported && this.rowTools(row),
       ),
       this.rows.columns.map((name) => this.cell(name, row)),
-      el(
-        "div",
-        { role: "gridcell", class: "row-tools" },
-        iconButton(
-          "archive",
-          row.archived ? "Take out of the archive" : "Archive",
-          () => this.save(row, { archived: !row.archived }),
-          { tabIndex: -1 },
-        ),
-      ),
     );
     return node;
+  }
+
+  rowTools(row) {
+    return el(
+      "span",
+      { class: "row-tools" },
+      iconButton(
+        "archive",
+        row.archived ? "Take out of the archive" : "Archive",
+        () => this.save(row, { archived: !row.archived }),
+        { tabIndex: -1 },
+      ),
+      favouriteButton(row, (patch) => this.save(row, patch), { tabIndex: -1 }),
+    );
   }
 
   cell(name, row) {
@@ -426,7 +449,7 @@ class RunTable {
             class: typeof value === "number" ? "number" : "",
             title: value === undefined ? null : shorten(String(value), 300),
           },
-          shorten(this.textOf(value, this.rows.kindOf(name)), 80),
+          shorten(this.texts.get(name)?.get(value) ?? this.textOf(value, this.rows.kindOf(name)), 80),
         );
       }
     }

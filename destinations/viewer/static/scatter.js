@@ -3,17 +3,17 @@
 import { coloring, neutral } from "./colors.js";
 import { bare, isLog, labelsOf, MOST_TICKS, textIn, valueIn } from "./columns.js";
 import { formatNumber, isDark, shorten } from "./dom.js";
-import { drawable, drawPlot, talking } from "./plot.js";
+import { drawPlot, talking } from "./plot.js";
 import { colorOf, state, update } from "./state.js";
 
-/** Returns the ticks of an axis with few values: at these values. */
+/** Returns ticks at the values of an axis, if these are few. */
 function ticksAt(values) {
   const found = [...new Set(values)].sort((one, other) => one - other);
   if (!found.length || found.length > MOST_TICKS) return {};
   return { ticks: found.map((value) => [value, formatNumber(value)]) };
 }
 
-/** Returns the ticks of an axis of words, some of them where there are many. */
+/** Returns ticks at the words of an axis, at every nth if there are many. */
 function ticksOfWords(words) {
   const every = Math.ceil(words.length / MOST_TICKS);
   const labels = labelsOf(words);
@@ -21,7 +21,7 @@ function ticksOfWords(words) {
   return { ticks: places.map((place) => [place, shorten(labels.get(words[place]), 40)]) };
 }
 
-/** Returns the points of runs: their colours, sizes, and what they say of themselves. */
+/** Returns the points of runs with colours, sizes and texts. */
 function traceOf(columns, shown, xs, sx, sy) {
   const byField = state.sc ? coloring(columns) : null;
   const isOut = columns.outside();
@@ -30,8 +30,8 @@ function traceOf(columns, shown, xs, sx, sy) {
   const said = [...new Set([sy, sx, state.sc])].filter(Boolean);
   return {
     mode: "markers",
-    x: drawable(xs),
-    y: drawable(shown.map((row) => valueIn(row, sy))),
+    x: xs,
+    y: shown.map((row) => valueIn(row, sy)),
     customdata: shown.map(({ id }) => id),
     text: shown.map((row) =>
       [shorten(row.name, 60), ...said.map((name) => `${bare(name)} ${textIn(row, name)}`)].join("\n"),
@@ -50,16 +50,16 @@ function traceOf(columns, shown, xs, sx, sy) {
   };
 }
 
-/** Draws the plot, and presses a button where its horizontal axis is logarithmic. */
+/** Draws the plot, and shows in the button whether the x axis is logarithmic. */
 export function drawScatter(plot, logX, columns) {
   const { sx, sy } = columns.chosen();
-  // What is drawn last is in front: the selected runs.
+  // The chosen runs are drawn last: in front.
   const shown = columns.rows
     .filter((row) => valueIn(row, sx) !== undefined && typeof valueIn(row, sy) === "number")
     .sort((one, other) => Number(state.run.includes(one.id)) - Number(state.run.includes(other.id)));
   const isTime = sx === "created_at",
     isText = columns.isOfWords(sx);
-  // Words have the places of their order: values that look alike, such as 1 and "1", have two.
+  // The place of a word is its rank: values that look alike, such as 1 and "1", stay apart.
   const words = isText ? columns.wordsOf(sx) : [];
   const places = new Map(words.map((word, place) => [word, place]));
   const xs = shown.map((row) =>

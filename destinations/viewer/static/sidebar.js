@@ -2,12 +2,11 @@
 
 import { huesOf } from "./colors.js";
 import { runDetail, runInfo, selectedRows } from "./data.js";
-import { el, fill, iconButton, inTurn, isDark, shorten, svg } from "./dom.js";
-import { cutNames, differingSettings } from "./names.js";
+import { el, fill, iconButton, inTurn, isDark, remember, remembered, shorten, svg } from "./dom.js";
+import { differingSettings, runLabels } from "./names.js";
 import { statusMark } from "./runs.js";
 import {
   colorOf,
-  colorOfSlot,
   selectRuns,
   setHues,
   selectedRuns,
@@ -27,12 +26,8 @@ export function swatch(id) {
   return pieceOf(colorOf(id, isDark()));
 }
 
-/** Draws a piece of the line that stands for a band. */
-export function bandSwatch(number) {
-  return pieceOf(colorOfSlot(number, isDark()));
-}
-
-function pieceOf(color) {
+/** Draws a piece of a line of a colour. */
+export function pieceOf(color) {
   return svg(
     "svg",
     { class: "swatch", viewBox: "0 0 18 10", width: 18, height: 10, "aria-hidden": "true" },
@@ -67,11 +62,41 @@ export async function visibleRows() {
   }
 }
 
+const WIDTH = "destinations-sidebar";
+const LEAST_WIDTH = 180;
+
 /** Shows the selected runs beside what a view consists of, until the returned function is called. */
 export function showBesideRuns(root, ...content) {
-  const aside = el("aside", { class: "sidebar" });
-  fill(root, el("div", { class: "split" }, aside, el("section", { class: "page" }, content)));
+  const aside = el("aside", { class: "sidebar", "aria-label": "Selected runs" });
+  const edge = edgeOf(aside);
+  fill(root, el("div", { class: "split" }, aside, edge, el("section", { class: "page" }, content)));
   return showSidebar(aside);
+}
+
+/** Makes the edge of the list, which a drag or the arrow keys move; the browser remembers where it is. */
+function edgeOf(aside) {
+  const edge = el("div", {
+    class: "edge",
+    role: "separator",
+    "aria-orientation": "vertical",
+    "aria-label": "Width of the list of runs",
+    "aria-valuemin": LEAST_WIDTH,
+    tabIndex: 0,
+    onpointerdown: (event) => edge.setPointerCapture(event.pointerId),
+    onpointermove: (event) => edge.hasPointerCapture(event.pointerId) && widen(event.clientX),
+    onkeydown: (event) => {
+      const by = { ArrowLeft: -20, ArrowRight: 20 }[event.key];
+      if (by) widen(aside.clientWidth + by);
+    },
+  });
+  const widen = (wanted) => {
+    const width = Math.round(Math.max(LEAST_WIDTH, Math.min(wanted, innerWidth / 2)));
+    aside.style.setProperty("--sidebar", `${width}px`);
+    edge.setAttribute("aria-valuenow", String(width));
+    remember(WIDTH, String(width));
+  };
+  widen(Number(remembered(WIDTH)) || 252);
+  return edge;
 }
 
 function showSidebar(root) {
@@ -88,7 +113,7 @@ function showSidebar(root) {
     if (view.isGone) return;
     // Others may have been selected meanwhile.
     const ids = selectedRuns();
-    const names = cutNames(ids.map((id) => runInfo(id).name));
+    const names = runLabels(ids.map(runInfo));
     const settings = differingSettings(rows.filter(Boolean));
     setHues(huesOf(rows.filter(Boolean)));
     fill(
@@ -98,9 +123,19 @@ function showSidebar(root) {
         const isOff = state.off.includes(id);
         const name = shorten(info.name, 120);
         const setting = settings.get(id);
+        const hide = () => toggle("off", id);
+        const takeOut = () => {
+          selectRuns([id], false);
+          if (isOff) update({ off: state.off.filter((one) => one !== id) });
+        };
+        const keys = { x: hide, Delete: takeOut };
         return el(
           "li",
-          { class: isOff ? "off" : "", "data-run": id },
+          {
+            class: isOff ? "off" : "",
+            "data-run": id,
+            onkeydown: (event) => Object.hasOwn(keys, event.key) && keys[event.key](),
+          },
           swatch(id),
           el(
             "div",
@@ -124,14 +159,14 @@ function showSidebar(root) {
             { class: "tools" },
             iconButton(
               isOff ? "eyeOff" : "eye",
-              `${isOff ? "Show" : "Hide"} ${shorten(name, 40)}`,
-              () => toggle("off", id),
-              { "aria-pressed": String(isOff) },
+              `${isOff ? "Show" : "Hide"} ${shorten(name, 40)} (x)`,
+              hide,
+              {
+                "aria-pressed": String(isOff),
+                tabIndex: -1,
+              },
             ),
-            iconButton("close", `Take ${shorten(name, 40)} out`, () => {
-              selectRuns([id], false);
-              if (isOff) update({ off: state.off.filter((one) => one !== id) });
-            }),
+            iconButton("close", `Take ${shorten(name, 40)} out (Delete)`, takeOut, { tabIndex: -1 }),
           ),
         );
       }),

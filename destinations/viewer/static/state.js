@@ -1,7 +1,7 @@
 /**
- * The view as it is in the URL: which page, which runs, which axes. A link shows the same to someone else.
+ * The state of the page as the URL holds it: page, runs, axes. A link shows someone else the same.
  *
- * The fragment is used (`#/charts?run=a&run=b&x=time`), so that it works from a file as well.
+ * It is in the fragment (`#/charts?run=a&run=b&x=time`), so that it works from a file too.
  */
 
 const LISTS = [
@@ -17,7 +17,6 @@ const LISTS = [
   "class",
   "open",
   "fold",
-  "at",
   "brush",
 ];
 
@@ -48,8 +47,6 @@ const DEFAULTS = {
   outliers: "",
   ranks: "",
   step: "",
-  linked: "1",
-  at: [],
   opacity: "0.5",
   class: [],
   kind: "",
@@ -60,7 +57,7 @@ const DEFAULTS = {
   brush: [],
 };
 
-/** What a view of runs is, and is saved by: the rest of the address says how one page shows it. */
+/** The fields of a view of runs, as it is saved; the other fields belong to single pages. */
 export const VIEW = [
   "q",
   "where",
@@ -75,7 +72,7 @@ export const VIEW = [
   "off",
 ];
 
-/** Colours that the common kinds of colour blindness keep apart, for light and for dark ground. */
+/** Colours that stay distinct with the common kinds of colour blindness, for light and dark backgrounds. */
 const PALETTE_LIGHT = [
   "#2e69e1",
   "#ec5f07",
@@ -100,10 +97,7 @@ const PALETTE_DARK = [
   "#d2326a",
   "#c8c8c8",
 ];
-/** Lines beyond the colours: they are there, and do not compete with the others. */
-const CONTEXT = ["#b4b4ae", "#4d5058"];
-
-/** Browsers refuse to note a view in the URL more often than a hundred times in ten seconds (Safari). */
+/** Safari refuses more than a hundred changes of the URL in ten seconds. */
 const NOTES_AT_ONCE = 50;
 const WINDOW_MS = 10000;
 const NOTE_MS = 300;
@@ -114,7 +108,7 @@ const noted = { hash: "", since: -Infinity, count: 0, timer: 0 };
 /** @type {{page: string, id: string} & Object<string, any>} */
 export const state = { page: "runs", id: "", ...structuredClone(DEFAULTS) };
 
-/** Reads the view from the URL. */
+/** Reads the state from the URL. */
 export function readUrl() {
   clearTimeout(noted.timer);
   Object.assign(noted, { timer: 0, hash: location.hash });
@@ -129,10 +123,6 @@ export function readUrl() {
     if (!Object.hasOwn(DEFAULTS, name)) continue;
     state[name] = LISTS.includes(name) ? given.getAll(name) : given.get(name);
   }
-  // Links of earlier versions say by what runs are grouped with the band.
-  const [kind, field] = state.band.split(/:(.*)/s);
-  if (field !== undefined) state.band = "range";
-  if (kind === "group" && field) state.group = [field];
 }
 
 function decode(text) {
@@ -143,7 +133,7 @@ function decode(text) {
   }
 }
 
-/** Returns the fragment that shows the view with some things changed. */
+/** Returns the fragment of the state with some fields changed. */
 function link(patch = {}) {
   const view = { ...state, ...patch };
   const query = new URLSearchParams();
@@ -157,8 +147,8 @@ function link(patch = {}) {
 }
 
 /**
- * Returns the properties of a link to the view with some things changed: those of the moment at which it is used, not
- * of that at which it was drawn.
+ * Returns the properties of a link to the state with some fields changed. The link uses the state at the time of the
+ * click, not at the time it was drawn.
  *
  * @param {Object<string, any> | (() => Object<string, any>)} patch what changes.
  */
@@ -170,14 +160,14 @@ export function linkTo(patch) {
   return { href: href(), onpointerenter: renew, onfocus: renew, onclick: renew };
 }
 
-/** Changes the view, in the URL too, and tells those who listen which parts changed. */
+/** Changes the state and the URL, and tells listeners which fields changed. */
 export function update(patch, push = false) {
   const changed = Object.keys(patch).filter(
     (name) => JSON.stringify(patch[name]) !== JSON.stringify(state[name]),
   );
   if (!changed.length) return;
   const isNewPage = push || changed.includes("page") || changed.includes("id");
-  // The step in the history that is left has its last view.
+  // The history entry that we leave gets its final state.
   if (isNewPage && noted.timer) note();
   Object.assign(state, patch);
   if (isNewPage) {
@@ -191,7 +181,7 @@ function tell(changed) {
   for (const listener of [...listeners]) listener(changed);
 }
 
-/** Notes the view in the URL: at once, or a little later where a slider or a brush has changed it many times. */
+/** Writes the state to the URL: at once, or a little later while a slider or a brush changes it many times. */
 function noteSoon() {
   const isMany = noted.count >= NOTES_AT_ONCE && performance.now() - noted.since < WINDOW_MS;
   if (isMany) noted.timer ||= setTimeout(note, NOTE_MS);
@@ -201,7 +191,7 @@ function noteSoon() {
 function note() {
   clearTimeout(noted.timer);
   noted.timer = 0;
-  // Else the reader is on the way to another view.
+  // Otherwise the reader is already on the way to another page.
   if (!isShown()) return;
   const now = performance.now();
   if (now - noted.since >= WINDOW_MS) Object.assign(noted, { since: now, count: 0 });
@@ -212,32 +202,32 @@ function note() {
 
 addEventListener("pagehide", () => noted.timer && note());
 
-/** Whether the view of the URL is the one that is shown. */
+/** Whether the page shows the state of the URL. */
 export function isShown() {
   return location.hash === noted.hash;
 }
 
-/** Calls a function with the names of what changed, until the returned function is called. */
+/** Calls a function with the names of changed fields, until the returned function is called. */
 export function onChange(listener) {
   listeners.add(listener);
   return () => listeners.delete(listener);
 }
 
-/** Returns the parameters by which the server knows the runs of the view. */
+/** Returns the view as parameters of a request. */
 export function viewQuery() {
   const { q, where, without, archived, sort, goal } = state;
-  // Without another order, the best run is the first.
+  // Without another order, the best run comes first.
   return { q, where, without, archived, sort: sort || (goal.startsWith("max.") ? `-${goal}` : goal) };
 }
 
-/** Whether a run that logs stays where it is in the view: no filter, order or group looks at what changes. */
+/** Whether new rows can't move a run: no filter, order or group depends on values that change. */
 export function isSteady() {
   const { q, where, sort } = viewQuery();
   const isFixed = (name) => /^-?(hparams\.|name$|created_at$|$)/.test(name);
   return !q && !where && [sort, ...state.group].every(isFixed);
 }
 
-/** Returns all parts of a saved view, each with its usual value where it has none. */
+/** Returns all fields of a saved view; missing ones have their defaults. */
 export function fieldsOfView(saved) {
   return Object.fromEntries(VIEW.map((name) => [name, saved[name] ?? structuredClone(DEFAULTS[name])]));
 }
@@ -250,17 +240,17 @@ const firstViewed = new Promise((resolve) => {
   haveViewed = resolve;
 });
 
-/** Waits until it is known which runs are shown. */
+/** Waits until the runs of the view are known. */
 export function whenViewed() {
   return state.run.some(Boolean) ? Promise.resolve() : firstViewed;
 }
 
-/** Returns the places of the runs that are shown, which decide their colours: the chosen ones, or else the view's. */
+/** Returns the shown runs by colour: the chosen ones, or else the first of the view. */
 function slotsNow() {
   return state.run.some(Boolean) ? state.run : viewed.slots;
 }
 
-/** Takes the first runs of the view, and tells those who listen where these are shown. */
+/** Sets the first runs of the view, and tells listeners if the shown runs changed. */
 export function setViewed(ids) {
   const before = selectedRuns();
   const kept = viewed.slots.map((id) => (ids.includes(id) ? id : ""));
@@ -272,22 +262,22 @@ export function setViewed(ids) {
   if (String(before) !== String(selectedRuns())) tell(new Set(["run"]));
 }
 
-/** Returns the ids of the runs that were chosen one by one. */
+/** Returns the ids of the chosen runs. */
 export function chosenRuns() {
   return state.run.filter(Boolean);
 }
 
-/** Returns the ids of the runs that charts show, also those that are switched off. */
+/** Returns the ids of the runs in charts, including hidden ones. */
 export function selectedRuns() {
   return slotsNow().filter(Boolean);
 }
 
-/** Returns the ids of the selected runs that are not switched off. */
+/** Returns the ids of the runs in charts that are not hidden. */
 export function visibleRuns() {
   return selectedRuns().filter((id) => !state.off.includes(id));
 }
 
-/** Returns places in which ids have taken the first free ones. */
+/** Returns the slots with ids added in the first free ones. */
 function placed(slots, ids) {
   const found = [...slots];
   for (const id of ids) {
@@ -299,9 +289,9 @@ function placed(slots, ids) {
   return found;
 }
 
-/** Selects runs, or takes them out; the others keep their colours. */
+/** Chooses runs, or removes them; the others keep their colours. */
 export function selectRuns(ids, isOn) {
-  // Where none was chosen, all of the view were shown: what is taken out is left out of these.
+  // If none was chosen, the runs of the view are shown: removing one chooses the others.
   const slots = isOn ? [...state.run] : [...slotsNow()];
   const run = isOn
     ? placed(
@@ -315,10 +305,10 @@ export function selectRuns(ids, isOn) {
   update({ run });
 }
 
-/** The colours of runs by a field of theirs, while one is chosen. */
+/** The colour of each run by the chosen field. */
 const hues = new Map();
 
-/** Takes the colours of runs by a field; without one, each run has its own. */
+/** Sets the colours of runs by a field; without any, each run has its own. */
 export function setHues(found) {
   if (JSON.stringify([...found]) === JSON.stringify([...hues])) return;
   hues.clear();
@@ -326,24 +316,35 @@ export function setHues(found) {
   tell(new Set(["hues"]));
 }
 
-/** Returns the colour of a run, the same in every view: of its field, or its own. */
+/** Returns the colour of a run, the same on every page: its field's, or its own. */
 export function colorOf(id, isDarkNow) {
   return hues.get(id) ?? colorOfSlot(Math.max(0, slotsNow().indexOf(id)), isDarkNow);
 }
 
-/** Returns the colour of the line of a number; those beyond the palette are grey. */
-export function colorOfSlot(slot, isDarkNow) {
-  return (isDarkNow ? PALETTE_DARK : PALETTE_LIGHT)[slot] ?? CONTEXT[Number(isDarkNow)];
+/** Returns the colour of a band: the field's if all of its runs share it, or else the colour of its number. */
+export function colorOfBand({ number, members }, isDarkNow) {
+  const found = new Set(members.map(({ run }) => hues.get(run)));
+  return (found.size === 1 && [...found][0]) || colorOfSlot(number, isDarkNow);
 }
 
-/** How many numbers a list holds for a name: the name itself may look like more of them. */
-const NUMBERS = { zoom: 4, at: 1, brush: 2 };
+/** Returns the colour of a slot; slots beyond the palette are grey. */
+export function colorOfSlot(slot, isDarkNow) {
+  return (isDarkNow ? PALETTE_DARK : PALETTE_LIGHT)[slot] ?? contextColor(isDarkNow);
+}
+
+/** Returns the grey of lines beyond the palette, which stay in the background. */
+export function contextColor(isDarkNow) {
+  return isDarkNow ? "#4d5058" : "#b4b4ae";
+}
+
+/** How many numbers precede a name in each list: the name itself may look like numbers. */
+const NUMBERS = { zoom: 4, brush: 2 };
 
 function nameIn(list, text) {
   return text.split("~").slice(NUMBERS[list]).join("~");
 }
 
-/** Returns the numbers that a list of the view holds for a name, as `1~2~name`; null if it holds none. */
+/** Returns the numbers that a list holds for a name, as in `1~2~name`; null for none. */
 export function numbersOf(list, name) {
   const found = state[list].find((one) => nameIn(list, one) === name);
   if (found === undefined) return null;
@@ -353,13 +354,13 @@ export function numbersOf(list, name) {
     .map((part) => (part === "" || !Number.isFinite(Number(part)) ? null : Number(part)));
 }
 
-/** Keeps numbers for a name in a list of the view; null takes them out. */
+/** Sets the numbers of a name in a list; null removes them. */
 export function keepNumbers(list, name, numbers) {
   const others = state[list].filter((one) => nameIn(list, one) !== name);
   update({ [list]: numbers ? [...others, [...numbers.map((part) => part ?? ""), name].join("~")] : others });
 }
 
-/** Adds a value to a list of the view, or takes it out. */
+/** Adds a value to a list, or removes it. */
 export function toggle(name, value) {
   const list = state[name];
   update({ [name]: list.includes(value) ? list.filter((one) => one !== value) : [...list, value] });

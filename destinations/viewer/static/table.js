@@ -137,7 +137,7 @@ export function dataTable(columns, rows, orders, about = {}) {
       {
         class: "data-table",
         tabIndex: 0,
-        role: "region",
+        role: "group",
         "aria-label": about.name ? `Table ${shorten(about.name, 80)}` : "Table",
       },
       el("table", {}, head, body),

@@ -1,11 +1,11 @@
-/** Ticks of axes: which values, and their texts in one notation; knows no page. */
+/** Ticks of axes: values, and their texts in one notation. */
 
 const SI = ["", "k", "M", "G", "T", "P", "E"];
 const STEPS_OF_TIME = [
   1, 5, 15, 30, 60, 300, 900, 1800, 3600, 10800, 21600, 43200, 86400, 172800, 604800, 2592000,
 ];
 const DAY = 86400;
-/** Below this, ticks of a log scale are not only its decades. */
+/** A log scale of fewer decades has ticks between them. */
 const FEW_DECADES = 1.5;
 
 function decimalsFor(step) {
@@ -32,7 +32,47 @@ export function sameNotation(values, step) {
   return texts(1, "");
 }
 
-/** Returns the smallest of 1, 2 and 5 times a power of ten that is not below a number. */
+/** Returns a step of numbers side by side: five digits of the largest, or as many as tell all of them apart. */
+function stepOf(numbers, isApart = true) {
+  const sizes = numbers.map(Math.abs).filter(Boolean);
+  const places = Math.floor(Math.log10(Math.max(1e-300, ...sizes)));
+  // The smallest has a digit at least.
+  let power = Math.min(
+    places - 4,
+    ...sizes.map((size) => Math.max(places - 6, Math.floor(Math.log10(size)))),
+  );
+  if (numbers.every(Number.isInteger)) power = Math.max(0, power);
+  const different = new Set(numbers).size;
+  while (isApart && power > places - 15 && new Set(sameNotation(numbers, 10 ** power)).size < different)
+    power -= 1;
+  return 10 ** power;
+}
+
+/**
+ * Returns texts of the values of a row or a column, by value, in one notation and with the same decimals.
+ *
+ * @param {any[]} values those that are no finite numbers have no text.
+ * @param {boolean} [isApart] whether different values must have different texts, however many digits that takes.
+ * @returns {Map<number, string>}
+ */
+export function alignedTexts(values, isApart = true) {
+  const numbers = [...new Set(values.filter(Number.isFinite))];
+  if (!numbers.length) return new Map();
+  const texts = sameNotation(numbers, stepOf(numbers, isApart));
+  return new Map(numbers.map((value, at) => [value, texts[at]]));
+}
+
+/** Returns the signed difference of each value from the first, as `alignedTexts` writes them; "" where one is missing. */
+export function differencesOf(values) {
+  const numbers = values.filter(Number.isFinite);
+  if (!numbers.length) return values.map(() => "");
+  const apart = values.map((value) => value - values[0]);
+  const shown = [...apart.map((one) => one || 0), ...numbers];
+  const texts = sameNotation(shown, stepOf(numbers));
+  return apart.map((one, at) => (Number.isFinite(one) ? `${one > 0 ? "+" : ""}${texts[at]}` : ""));
+}
+
+/** Returns the smallest 1, 2 or 5 times a power of ten that is at least as large as a number. */
 function roundStep(least) {
   const power = 10 ** Math.floor(Math.log10(least));
   return power * ([1, 2, 5].find((one) => one * power >= least * (1 - 1e-9)) ?? 10);
@@ -43,7 +83,7 @@ function roundStep(least) {
  *
  * @param {string} type "linear", "log" or "date", which has seconds since 1970.
  * @param {[number, number]} range
- * @param {number} most how many there may be.
+ * @param {number} most the largest number of ticks.
  * @returns {Array<[number, string]>}
  */
 export function ticksOf(type, [low, high], most) {

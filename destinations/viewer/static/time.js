@@ -1,9 +1,9 @@
-/** On what the time of a run was spent: a band of its buckets, and what each fault cost. */
+/** How a run spent its time: a band of parts, and the cost of each fault. */
 
 import { el, formatDuration, formatNumber, formatTime } from "./dom.js";
 import { plainTable } from "./table.js";
 
-/** The buckets that are one part of the band, and its colour; what is not named is "other". */
+/** The buckets of each part of the band; further buckets are "other". */
 const PARTS = {
   training: ["batch", "forward", "backward", "optimizer"],
   data: ["data"],
@@ -14,10 +14,10 @@ const PARTS = {
   repeated: ["repeated"],
   gone: ["gone", "stopped"],
 };
-/** Parts of less than this share have no room in the band. */
+/** Smaller parts are left out of the band. */
 const LEAST_SHARE = 0.002;
 
-/** Returns the seconds of each part of the band, in its order; none of those that took next to none. */
+/** Returns the seconds of each part of the band, in order, without parts that took next to no time. */
 export function partsOf(time) {
   const left = { ...time.seconds };
   const parts = Object.entries(PARTS).map(([part, buckets]) => {
@@ -31,7 +31,7 @@ export function partsOf(time) {
   );
 }
 
-/** Returns the band of what the time was spent on, with goodput, and who made others wait. */
+/** Returns the band with goodput, and a note on who made others wait. */
 export function timeBand(time) {
   const parts = partsOf(time);
   const text = ({ part, seconds }) =>
@@ -69,7 +69,7 @@ export function timeBand(time) {
   );
 }
 
-/** Returns the table of what each fault cost. */
+/** Returns the table of faults with their costs. */
 export function faultTable(faults) {
   return el(
     "div",

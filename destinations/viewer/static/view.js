@@ -1,4 +1,4 @@
-/** What all views share: only the answer to the newest question counts, and a view that is left hears nothing more. */
+/** What all views share: only the answer to the newest request counts, and a closed view gets no more events. */
 
 import { dataChanges } from "./data.js";
 import { onChange, state } from "./state.js";
@@ -6,25 +6,25 @@ import { onChange, state } from "./state.js";
 /**
  * The life of a view, from `new View` until `leave`.
  *
- * A view asks when it begins and whenever what it shows may have changed. Any number of questions may be under way:
- * what is answered after a newer question, or after the view was left, is neither shown nor complained of.
+ * A view asks when it opens and whenever its data may have changed. Several requests may be pending at once: an
+ * answer, or an error, that arrives after a newer request or after the view was closed is ignored.
  */
 export class View {
-  /** @param {string} page of the URL; changes of the URL are told of only while it has this page, "" for any. */
+  /** @param {string} page of the URL: the view hears of changes only while this page is open; "" for any page. */
   constructor(page = "") {
     this.page = page;
     this.isGone = false;
-    /** Whether the newest question failed: it is asked again when the server answers again. */
+    /** Whether the newest request failed; it is repeated once the server answers again. */
     this.isFailed = false;
     this.turn = 0;
     this.ends = [];
   }
 
   /**
-   * Asks a question and shows its answer, unless it is too late for it.
+   * Makes a request and shows its answer, unless the answer is outdated.
    *
    * @template T
-   * @param {(isOld: () => boolean) => T | Promise<T>} question gets a function that says whether it is too late.
+   * @param {(isOld: () => boolean) => T | Promise<T>} question makes the request; it gets a function that tells whether the answer is outdated.
    * @param {(answer: Awaited<T>) => void} show draws the answer.
    * @param {(error: Error) => void} complain shows what is wrong; without it, the error is thrown.
    * @returns {Promise<boolean>} whether the answer was shown.
@@ -68,12 +68,12 @@ export class View {
     this.until(() => document.removeEventListener(kind, act));
   }
 
-  /** Calls a function when the view is left. */
+  /** Calls a function when the view closes. */
   until(end) {
     this.ends.push(end);
   }
 
-  /** Ends the view. */
+  /** Closes the view. */
   leave() {
     this.isGone = true;
     for (const end of this.ends.splice(0)) end();

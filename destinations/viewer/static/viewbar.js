@@ -1,4 +1,4 @@
-/** The line that says which runs all views show: saved views, search, filter, statuses, groups, colours and the goal. */
+/** The bar of the view that all pages share: saved views, search, filter, statuses, groups, colours and the goal. */
 
 import { dataChanges, isExported, listFields, listGroups, listRuns, readViews, saveView } from "./data.js";
 import { debounce, el, fill, formatNumber, icon, iconButton, menu, popover, shorten, toast } from "./dom.js";
@@ -16,20 +16,37 @@ import {
   viewQuery,
 } from "./state.js";
 
-/** How many runs a view without a choice draws: as many as there are colours. */
+/** How many runs a page draws if none is chosen: one for each colour, or as many as bands average over. */
 const MOST_VIEWED = 10;
-const MOST_FIELDS = 200;
+const MOST_BANDED = 200;
+const MOST_FIELDS = 100;
 const OWN = ["q", "where", "without", "archived", "sort", "goal", "group", "sc"];
 
 function bare(name) {
   return shorten(name.replace(/^(hparams|summary)\./, ""), 60);
 }
 
-/** The line itself, the same on every page; it stays while pages come and go. */
+/** Returns how many runs the page draws if none is chosen. */
+function mostViewed() {
+  return state.page === "charts" && state.band ? MOST_BANDED : MOST_VIEWED;
+}
+
+/** Returns the button that unfolds a toolbar on a phone. */
+export function unfoldButton() {
+  const button = iconButton("chevron", "More controls", () => {
+    const isOpen = button.parentElement?.classList.toggle("open") ?? false;
+    button.setAttribute("aria-expanded", String(isOpen));
+  });
+  button.classList.add("unfold");
+  return button;
+}
+
+/** The bar itself; it stays while pages change. */
 class ViewBar {
   constructor(root) {
     this.fields = [];
     this.asked = 0;
+    this.most = 0;
     /** @type {Record<string, Error | null>} */
     this.problems = { view: null, page: null };
     this.search = el("input", {
@@ -38,7 +55,7 @@ class ViewBar {
       placeholder: "Search runs",
       "aria-label": "Search runs",
       oninput: debounce(() => update({ q: this.search.value }), 150),
-      // "change" comes when the field is left: what was typed last is then not waited for.
+      // "change" fires when the field loses focus, so that nobody waits for the pause.
       onchange: () => update({ q: this.search.value }),
     });
     this.filter = new FilterField(() => this.fields);
@@ -73,12 +90,12 @@ class ViewBar {
         el("label", { class: "pair" }, "Goal", this.goal),
         el("label", { class: "check" }, this.archived, "Archived"),
         this.count,
+        unfoldButton(),
       ),
     );
     onChange((changed) => {
-      if (changed.has("page")) this.draw();
-      if (["column", "run", "off", ...OWN].some((name) => changed.has(name))) this.draw();
-      if (OWN.some((name) => changed.has(name))) this.load();
+      if (["page", "column", "run", "off", ...OWN].some((name) => changed.has(name))) this.draw();
+      if (mostViewed() !== this.most || OWN.some((name) => changed.has(name))) this.load();
     });
     dataChanges((changed) => {
       if (changed.table && (changed.order || !isSteady())) this.load();
@@ -87,18 +104,19 @@ class ViewBar {
     this.load();
   }
 
-  /** Asks how many runs of each status there are, and which runs the view shows while none is chosen. */
+  /** Requests the number of runs of each status, and the runs that the view shows if none is chosen. */
   async load() {
     this.asked += 1;
     const mine = this.asked;
+    this.most = mostViewed();
     try {
       const { fields } = await listFields();
       const query = viewQuery();
-      // A link may name a column that these runs do not have.
+      // A link may name a column that these runs don't have.
       if (!isColumn(query.sort.replace(/^-/, ""), fields)) query.sort = "";
       const [groups, { total, rows }] = await Promise.all([
         listGroups({ ...query, without: [], group: ["status"] }),
-        listRuns({ ...query, columns: [], limit: MOST_VIEWED }),
+        listRuns({ ...query, columns: [], limit: this.most }),
       ]);
       if (mine !== this.asked) return;
       this.fields = fields;
@@ -114,13 +132,13 @@ class ViewBar {
     }
   }
 
-  /** Shows what is wrong with the view, or with what one page asked; null if nothing is. */
+  /** Shows an error of the view or of a page's request; null clears it. */
   complain(part, error) {
     this.problems[part] = error;
     this.filter.complain(this.problems.view ?? this.problems.page);
   }
 
-  /** Draws what the view is. */
+  /** Draws the current view. */
   draw() {
     fill(this.name, shorten(state.view || "All runs", 40));
     if (document.activeElement !== this.search) this.search.value = state.q;
@@ -128,7 +146,7 @@ class ViewBar {
     this.filter.show();
     this.archived.checked = state.archived === "1";
     const groups = state.group.map(bare);
-    fill(this.groupName, groups.length ? shorten(`Group ${groups.join(" × ")}`, 40) : "Group");
+    fill(this.groupName, groups.length ? shorten(`Group ${groups.join(" × ")}`, 32) : "Group");
     const named = (kinds) => this.fields.filter(({ name }) => kinds.test(name)).map(({ name }) => name);
     const option = (value, text) => el("option", { value }, text);
     const hues = [
@@ -157,7 +175,7 @@ class ViewBar {
     this.goal.value = state.goal;
   }
 
-  /** Draws a chip for each status of the runs that match, to leave its runs out and to take them back. */
+  /** Draws a chip for each status, which leaves out its runs and brings them back. */
   drawChips(groups) {
     const there = new Map(groups.map(({ label, total }) => [label, total]));
     for (const label of state.without) if (!there.has(label)) there.set(label, 0);
@@ -212,13 +230,14 @@ class ViewBar {
     );
   }
 
-  /** Returns the saved views, and a field for the name of a new one; they come a moment later. */
+  /** Returns the list of saved views, which fills a moment later, and a field for the name of a new one. */
   chooseView(close) {
     const list = el("div", { class: "choices" });
     const keep = async (name, view) => {
       try {
         draw(await saveView(name, view));
         update({ view: view ? name : "" });
+        if (view) close();
       } catch (error) {
         toast(error.message, "error");
       }
@@ -262,7 +281,7 @@ class ViewBar {
   }
 }
 
-/** Returns the parts of the view that are not as usual, as they are saved. */
+/** Returns the fields of the view that differ from the defaults. */
 function viewNow() {
   const parts = VIEW.map((name) => [name, state[name]]).filter(([, value]) => value.length);
   return Object.fromEntries(
@@ -273,23 +292,23 @@ function viewNow() {
 /** @type {ViewBar | undefined} */
 let bar;
 
-/** Shows the line in an element. */
+/** Shows the bar in an element. */
 export function showViewBar(root) {
   bar = new ViewBar(root);
 }
 
-/** Shows the view of an address that another one has replaced. */
+/** Draws the bar again after the address changed. */
 export function showViewNow() {
   bar?.draw();
   bar?.load();
 }
 
-/** Returns the place for what is wrong with the view, which each page has at its top. */
+/** Returns the element for errors of the view, which each page has at its top. */
 export function problemOfView() {
   return bar?.filter.problem ?? "";
 }
 
-/** Shows what is wrong with what a page asked; null if nothing is. */
+/** Shows an error of a page's request; null clears it. */
 export function complain(error) {
   bar?.complain("page", error);
 }

@@ -13,12 +13,9 @@ from destinations.run_directory.frames import (
     Keys,
     Resume,
     UnknownFrame,
-    boundary_frame,
     encode_frame,
-    follows_frame,
     iter_frames,
     keys_frame,
-    resume_frame,
 )
 
 # A machine with other work takes what time it takes, for any example.
@@ -66,10 +63,10 @@ def test_names_marks_and_boundaries_come_back():
     """Frames that are no rows come back as what they were."""
     data = (
         keys_frame(3, ("a", 'b"\n', "\udc80", "ü"))
-        + resume_frame(7, 1.5)
-        + resume_frame(8, None)
-        + boundary_frame()
-        + follows_frame(4, 1000)
+        + encode_frame(("resume", 7, 1.5))
+        + encode_frame(("resume", 8, None))
+        + encode_frame(("boundary",))
+        + encode_frame(("follows", 4, 1000))
     )
 
     records = payloads(data)

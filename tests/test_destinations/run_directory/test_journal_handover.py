@@ -24,7 +24,6 @@ from destinations.run_directory import read_rows
 from destinations.run_directory import segments as segments_module
 from destinations.run_directory.drain import JournalDrain
 from destinations.run_directory.journal import Journal
-from destinations.run_directory.journal_files import sync_journal
 from destinations.run_directory.layout import journal_path, segment_path
 from destinations.run_directory.metrics_csv import MetricsCsv
 from destinations.run_directory.segments import AppendedSegment, MappedSegment
@@ -169,30 +168,6 @@ def test_of_many_full_segments_the_newest_stay_open(tmp_path):
     if Path("/proc/self/maps").exists():
         assert Path("/proc/self/maps").read_text().count(str(written.folder)) == 1
     assert written.close() == rows(range(step))
-
-
-class SyncsRecorded(Disk):
-    """Notes which folders it was asked to sync."""
-
-    def __init__(self):
-        self.synced = []
-
-    def sync_folder(self, path):
-        self.synced.append(path)
-
-
-def test_the_names_of_a_new_journal_are_synced_from_above(tmp_path):
-    """The run is synced in its folder, the journal in the run, and the segments in the journal."""
-    disk = SyncsRecorded()
-
-    sync_journal(tmp_path / "run/journal/rank0", tmp_path / "run", disk)
-
-    assert disk.synced == [
-        tmp_path,
-        tmp_path / "run",
-        tmp_path / "run/journal",
-        tmp_path / "run/journal/rank0",
-    ]
 
 
 def test_a_journal_that_stopped_accepting_counts_what_it_drops(tmp_path):

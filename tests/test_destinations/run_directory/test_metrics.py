@@ -367,21 +367,6 @@ def test_one_new_metric_per_step_does_not_rewrite_the_file_each_time(tmp_path):
     ]
 
 
-def test_a_mapped_page_costs_no_row_to_a_concurrent_reader(drive, tmp_path):
-    """A reader that reads all the time while rows are drained sees each row once, in order, and ever more of them."""
-    run = drive(flush_seconds=0.001).fit()
-    seen = []
-
-    for step in range(1500):
-        run.log({"a": float(step)} if step % 250 < 125 else {"a": float(step), f"b{step // 250}": 1}, step)
-        if step % 25 == 0:
-            seen.append((step + 1, read_series(tmp_path / "run", "a")))
-    run.close()
-
-    for count, rows in seen:
-        assert rows == [(step, float(step)) for step in range(count)]
-
-
 def test_a_segment_is_read_on_when_the_journal_closes_it(tmp_path):
     """The journal closes the oldest of many segments, also while one is being drained."""
     journal = Journal(tmp_path, State("x"))

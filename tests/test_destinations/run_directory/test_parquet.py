@@ -20,7 +20,6 @@ from destinations.run_directory import parquet
 from destinations.run_directory.blocks import block_of_rows, blocks_of
 from destinations.run_directory.layout import header_line, number_of_int, parse_header
 from destinations.run_directory.parquet import ParquetRows
-from destinations.run_directory.part_index import PartIndex
 from tests.effort import times
 from tests.hostile.fuzzing import fuzz
 
@@ -208,7 +207,7 @@ def test_an_index_is_read_by_column(tmp_path):
     lines = "".join(f"{step},0,{step / 8},{step / 3},{step}\n" for step in range(2500)).encode()
     csv, found = converted(b"step,epoch,time,loss,acc\n", lines, tmp_path / "part.csv")
     with contextlib.closing(csv), contextlib.closing(found):
-        every, one = PartIndex.read(found), PartIndex.read(found, ["acc", "missing"])
+        every, one = found.packed.index(), found.packed.index(["acc", "missing"])
 
     assert (every.columns, one.columns, len(one)) == (["epoch", "loss", "acc"], ["acc"], 3)
     np.testing.assert_array_equal(one.of_column("acc"), every.of_column("acc"))

@@ -24,14 +24,13 @@ from destinations.history.csv_file import CsvSnapshot
 from destinations.history.sealed import Part
 from destinations.history.snapshot import last_rows, metric_columns, take_snapshot
 from destinations.run_directory import read_rows
-from destinations.run_directory.blocks import block_of_rows
+from destinations.run_directory.blocks import block_of_rows, indexed_files
 from destinations.run_directory.conversion import convert_parts
 from destinations.run_directory.drain import JournalDrain
 from destinations.run_directory.journal import Journal
 from destinations.run_directory.layout import journal_path, part_numbers, part_path, parts_path
 from destinations.run_directory.metrics_csv import MetricsCsv, RowFormatter
 from destinations.run_directory.parquet import ENTRY_ROWS, ParquetRows, rows_entry
-from destinations.run_directory.part_index import indexed_files
 from destinations.runs import open_runs
 from destinations.runs.content.follow import Follower
 from destinations.runs.content.rank_reader import RankReader
@@ -226,11 +225,11 @@ READERS = [
 ]
 
 
-@pytest.mark.parametrize("name", ["parts", "csv", "mixed"])
 @pytest.mark.parametrize("read", READERS)
-def test_a_reader_sees_the_rows_of_all_parts(written, read, name):
-    """Rows, columns, last rows, summaries and charts are those of a run in one file."""
-    np.testing.assert_equal(read(written / name), read(written / "whole"))
+def test_every_reader_sees_the_rows_of_all_parts(written, read):
+    """Rows, columns, last rows, summaries and charts equal those of the same run in a single file."""
+    for name in ("parts", "csv", "mixed"):
+        np.testing.assert_equal(read(written / name), read(written / "whole"))
 
 
 @pytest.mark.parametrize("name", ["parts", "csv"])
@@ -307,14 +306,13 @@ CONDITIONS = [
 ]
 
 
-@pytest.mark.parametrize("name", ["parts", "mixed"])
 @pytest.mark.parametrize("condition", CONDITIONS)
-def test_a_condition_finds_its_values_by_the_index(written, condition, name):
-    """What a condition finds in parts is what it finds in all rows, for metrics that are there now and then too."""
+def test_a_condition_finds_its_values_by_the_index(written, condition):
+    """A condition finds the same values in parts as in all rows, also for metrics that only some rows have."""
     where = Where.parse(condition)
     names = {"value": 0.0, "step": 0}
     python = condition.replace("== nan", "!= value").replace("value != nan and", "")
-    for metric in ("acc", "late"):
+    for metric, name in itertools.product(("acc", "late"), ("parts", "mixed")):
         expected = [
             row.step
             for row in read_rows(written / "whole")
@@ -337,25 +335,6 @@ def test_a_condition_reads_only_what_may_hold(written):
     assert may.count(True) <= 1
     with pytest.raises(FilterError, match="is no condition"):
         Where.parse("value is large")
-
-
-def test_a_run_in_parts_is_continued(tmp_path):
-    """A session that resumes writes behind the parts, and its summary covers them."""
-    with WrittenInParts(tmp_path / "run") as run:
-        for step in range(200):
-            run.log({"loss": float(step)}, step)
-            if step % 50 == 49:
-                run.flush()
-    before = numbers(tmp_path / "run")
-
-    with WrittenInParts(tmp_path / "run", batch=200) as run:
-        run.log({"loss": 1000.0}, 200)
-
-    assert numbers(tmp_path / "run")[: len(before)] == before
-    assert [row.step for row in read_rows(tmp_path / "run")] == list(range(201))
-    summary = json.loads((tmp_path / "run" / "summary.json").read_bytes())
-    assert (summary["metrics"]["loss"]["count"], summary["metrics"]["loss"]["max"]) == (201, 1000.0)
-    assert summary["metrics"]["loss"]["min"] == 0.0
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
@@ -438,40 +417,6 @@ def test_an_early_row_of_a_late_step_changes_no_part(tmp_path):
     assert len(before) > 5
     # The heartbeat goes on meanwhile.
     assert len(calls) >= 3
-
-
-def test_a_follower_sees_each_row_once_while_parts_are_closed(tmp_path):
-    """A follower that looks now and then, or missed several parts, gets every row once, in order."""
-    writer = Writer(tmp_path)
-    with Follower(tmp_path) as often, Follower(tmp_path) as rarely:
-        seen, seldom = [], []
-        for start in range(0, 800, 40):
-            writer.log_and_drain(range(start, start + 40))
-            seen += [row.step for row in often.poll()]
-            if start in {40, 400}:
-                seldom += [row.step for row in rarely.poll()]
-        seldom += [row.step for row in rarely.poll()]
-    writer.die()
-
-    assert len(numbers(tmp_path)) > 10
-    assert seen == seldom == list(range(800))
-
-
-def test_a_follower_that_missed_a_cut_yields_what_is_new(tmp_path):
-    """Where a resume took parts away between two looks, only rows that were logged since are new."""
-    writer = Writer(tmp_path)
-    with Follower(tmp_path) as follower:
-        writer.log_and_drain(range(300))
-        first = [row.step for row in follower.poll()]
-        closed = numbers(tmp_path)
-        writer.go_back(150)
-        writer.log_and_drain(range(150, 400))
-        second = [row.step for row in follower.poll()]
-    writer.die()
-
-    assert len(closed) > 3
-    assert first == list(range(300))
-    assert second == list(range(150, 400))
 
 
 def test_only_rows_of_a_new_part_are_new_to_a_look(tmp_path):
@@ -618,32 +563,6 @@ def test_a_call_with_the_epoch_as_a_metric_is_a_line_of_its_own(tmp_path):
 
     assert before == after == [(3, 0, {"loss": 0.5}), (3, 0.25, {"acc": 1.0}), (3, 0, {"lr": 0.1})]
     assert seen == [{"loss": 0.5}, {"acc": 1.0}, {"lr": 0.1}]
-
-
-@pytest.mark.parametrize("name", ["position.json", "metrics.csv"])
-@pytest.mark.parametrize("fault", ["fails_to_replace", "fails_to_sync"])
-@pytest.mark.parametrize("before", [0, 5])
-def test_rows_are_there_once_after_an_error_and_a_kill(tmp_path, name, fault, before):
-    """Where a file could not be renamed, or its folder not be synced, the next turn goes on; a kill within it doubles no row."""
-    disk = Failing()
-    writer = Writer(tmp_path, 1 << 20, disk)
-    writer.log(range(before))
-    writer.drain.run()
-    writer.log(range(before, 10), acc=0.5)
-    setattr(disk, fault, name)
-    with pytest.raises(OSError, match=r"full|not synced"):
-        writer.drain.run()
-    # Killed when all rows are appended, and the position that covers them is not there yet.
-    disk.killed_at_lines = 11
-    with pytest.raises(KeyboardInterrupt):
-        writer.drain.run()
-    writer.die()
-
-    assert [row.step for row in read_rows(tmp_path)] == list(range(10))
-    again = Writer(tmp_path)
-    again.drain.run()
-    again.die()
-    assert [row.step for row in read_rows(tmp_path)] == list(range(10))
 
 
 class KilledAtTruncate(Failing):

@@ -194,23 +194,6 @@ def test_a_loop_that_evaluates_before_it_trains_logs_it_anew(drive, tmp_path):
     ]
 
 
-def test_what_is_logged_before_training_begins_stays(drive, tmp_path):
-    """A row of this session is no earlier one, whatever its step."""
-    first = drive().fit()
-    log_steps(first, range(6), 0.0)
-    first.close()
-
-    second = drive(batch=3)
-    for step in (2, 3, 9):
-        second.log({"test/acc": float(step)}, step)
-    second.fit()
-    log_steps(second, range(3, 5), 100.0)
-    second.close()
-
-    assert sorted(read_series(tmp_path / "run", "test/acc")) == [(2, 2.0), (3, 3.0), (9, 9.0)]
-    assert [value for _, value in read_series(tmp_path / "run", "loss")] == [0.0, 1.0, 2.0, 103.0, 104.0]
-
-
 def test_a_session_that_ends_in_its_first_step_replaces_what_it_logged(drive, tmp_path):
     """The decision is taken at its end, and the next session sees each step once."""
     first = drive().fit()
@@ -268,20 +251,6 @@ def test_training_from_the_beginning_again_abandons_everything(drive, tmp_path, 
     assert found == [0, 1, 2]
     if kind == "rows":
         assert steps_left(tmp_path / "run") == [[*range(10)]]
-
-
-def test_an_evaluation_afterwards_abandons_nothing(drive, tmp_path):
-    """A session without training adds rows and takes none away."""
-    first = drive().fit()
-    log_steps(first, range(5), 0.0)
-    first.close()
-
-    second = drive()
-    second.log({"test/acc": 0.75}, 0)
-    second.close()
-
-    assert [step for step, _ in read_series(tmp_path / "run", "loss")] == [0, 1, 2, 3, 4]
-    assert read_series(tmp_path / "run", "test/acc") == [(0, 0.75)]
 
 
 def test_what_users_and_viewers_wrote_survives(drive, tmp_path):
@@ -527,19 +496,6 @@ def test_ranks_that_all_write_refuse_a_run_without_a_proof(tmp_path):
         run.run_event("init")
 
 
-def test_row_that_repeats_a_step_of_an_earlier_session_is_said_once(tmp_path, caplog):
-    """A loop that gives its own steps never says where it begins; the line names the call that does."""
-    for begin, value in ((0, 1.0), (1, 2.0)):
-        with Run(RunDirectory(tmp_path / "run", if_exists="resume"), run_name="mine") as run:
-            for step in range(begin, 3):
-                run.log_metrics({"loss": value}, step)
-
-    (said,) = [message for message in caplog.messages if "earlier session" in message]
-    assert "'loss' at step 1 was logged by an earlier session too, which went on to step 2" in said
-    assert "run.fit_start(batch=1)" in said
-    assert len(read_rows(tmp_path / "run")) == 5
-
-
 def test_run_that_lost_records_is_not_completed(tmp_path, monkeypatch):
     """A text that cannot be written costs the status, and the sidecar says what was lost."""
     with Run(RunDirectory(tmp_path / "run"), run_name="mine") as run:
@@ -702,14 +658,6 @@ def test_a_run_of_an_earlier_version_is_continued_and_its_rows_are_counted(drive
     assert summary(tmp_path)["loss"]["count"] == 8
     assert json.loads(path.read_text())["csv"]["rows"] == 9
     assert (sidecar(tmp_path)["status"], sidecar(tmp_path)["lost"]) == ("completed", {})
-
-
-def test_error_refuses_a_run_that_is_there(drive):
-    """`if_exists="error"` takes a new folder, and refuses the same folder afterwards."""
-    drive(if_exists="error").close()
-
-    with pytest.raises(RunExistsError, match="holds a run already"):
-        drive(if_exists="error")
 
 
 def test_a_moved_run_continues_where_it_is(drive, tmp_path):

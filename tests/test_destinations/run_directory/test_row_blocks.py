@@ -12,7 +12,6 @@ from destinations.run_directory.frames import (
     FLOAT_TAG,
     HEADER,
     VALUES_AT,
-    boundary_frame,
     encode_frame,
     iter_frames,
     keys_frame,
@@ -62,7 +61,7 @@ def test_a_block_has_the_rows_that_frames_have():
         encode_frame((0, 9, 1, "text", (1.0, 2.0))),
         encode_frame((0, 9, 1, 1.5, (1.0, "text"))),
         keys_frame(1, ("a",)),
-        boundary_frame(),
+        encode_frame(("boundary",)),
         bytes(64),
     ],
     ids=[

@@ -10,7 +10,7 @@ import pytest
 from destinations.history.rows import Call
 from destinations.run_directory import frames, segments
 from destinations.run_directory.drain import JournalDrain
-from destinations.run_directory.frames import MAGIC, encode_frame, follows_frame, keys_frame
+from destinations.run_directory.frames import MAGIC, encode_frame, keys_frame
 from destinations.run_directory.layout import segment_path, segment_paths
 from destinations.run_directory.metrics_csv import MetricsCsv
 from destinations.run_directory.segments import (
@@ -22,7 +22,6 @@ from destinations.run_directory.segments import (
     journal_extent,
     journal_records,
 )
-from uploads.disk import Disk
 
 START = (0, len(MAGIC))
 
@@ -34,7 +33,7 @@ def row(step, schema=0):
 
 def segment(*steps, place=None):
     """Returns a segment with some rows, which follows a place, if one is given."""
-    first = b"" if place is None else follows_frame(*place)
+    first = b"" if place is None else encode_frame(("follows", *place))
     return MAGIC + first + keys_frame(0, ("a",)) + b"".join(map(row, steps))
 
 
@@ -179,19 +178,6 @@ def test_another_segment_of_the_same_name_is_decoded_anew(tmp_path):
     assert [record.step for record in records] == [4, 5]
 
 
-def test_few_decoded_segments_are_kept(tmp_path):
-    """A reader of a journal that is not drained for long decodes old segments again instead."""
-    write(tmp_path, **{f"s{number}": segment(number) for number in range(1, 50)})
-    known = {}
-
-    found = [len(journal_records(tmp_path, START, known)[0]) for _ in range(2)]
-
-    assert found == [97, 97]
-    assert sorted(known) == [*range(18, 50)]
-    journal_records(tmp_path, (40, len(MAGIC)), known)
-    assert sorted(known) == [*range(40, 50)]
-
-
 def test_the_extent_of_a_journal_changes_with_each_row(tmp_path):
     """Without reading the rows, and without keeping a file open; it is the same for any place before."""
     one = segment(1, 2)
@@ -242,14 +228,6 @@ def test_a_segment_that_goes_while_it_is_looked_for_is_no_error(tmp_path, monkey
         folder.unlink()
     write(folder, s1=segment(1))
     assert journal_records(folder, START) == ([], START, False)
-
-
-@pytest.mark.parametrize("rest", range(len(row(1))))
-def test_the_extent_of_a_segment_that_is_full_is_that_of_its_frames(tmp_path, rest):
-    """With less room left than a frame or its header takes."""
-    segment_path(tmp_path, 1).write_bytes(segment(1, 2) + bytes(rest))
-
-    assert journal_extent(tmp_path, START) == (1, len(segment(1, 2)))
 
 
 @pytest.fixture(params=[MappedSegment, AppendedSegment], ids=["mapped", "appended"])
@@ -309,87 +287,6 @@ def test_rows_that_are_written_while_a_segment_is_sealed_count(tmp_path, monkeyp
     made.move(segment_path(tmp_path, 1), 1)
     assert steps_in(tmp_path) == ([1, 2, 3], (1, end))
     made.close()
-
-
-class Interrupting(Disk):
-    """Calls a function in the middle of each write, as a signal handler."""
-
-    handler = staticmethod(lambda: None)
-
-    def write(self, fd, data, offset):
-        super().write(fd, data[:5], offset)
-        self.handler()
-        super().write(fd, data[5:], offset + 5)
-
-
-def test_a_write_that_interrupts_another_is_refused_and_harms_none(tmp_path):
-    """The same thread cannot wait for itself; the journal holds the row until the first one is written."""
-    disk, refused = Interrupting(), []
-    made = AppendedSegment(tmp_path / "new", 1, 256, disk)
-
-    def handler():
-        with pytest.raises(BlockingIOError):
-            made.write(row(9))
-        refused.append(1)
-
-    disk.handler = handler
-    made.write(row(1))
-    made.write(row(2))
-
-    assert len(refused) == 2
-    assert os.pread(made.fileno(), 256, 0) == MAGIC + row(1) + row(2)
-    made.close()
-
-
-@pytest.mark.parametrize("error", [OSError, ValueError, AttributeError])
-def test_a_segment_that_cannot_be_populated_is_written_all_the_same(tmp_path, monkeypatch, error):
-    """As with a Linux before 5.14, or a system that knows no such advice."""
-
-    class Unadvised(mmap.mmap):
-        def madvise(self, *_):
-            raise error
-
-    monkeypatch.setattr(mmap, "mmap", Unadvised)
-    made = MappedSegment(tmp_path / "new", 1, 4096)
-    made.populate()
-    made.write(row(1))
-
-    assert made.end() == len(MAGIC) + len(row(1))
-    made.close()
-
-
-def test_a_segment_is_moved_once_and_discarded_where_it_is(fresh, tmp_path):
-    """Moving it again changes nothing; another file in its place is left alone."""
-    for _ in range(2):
-        fresh.move(tmp_path / "named", 7)
-    assert (fresh.number, fresh.path) == (7, tmp_path / "named")
-    assert fresh.is_at(tmp_path / "named")
-    assert not fresh.is_at(tmp_path / "new")
-    assert [path.name for path in tmp_path.iterdir()] == ["named"]
-
-    (tmp_path / "named").unlink()
-    (tmp_path / "named").write_text("another's")
-    fresh.discard()
-    assert (tmp_path / "named").read_text() == "another's"
-    assert not fresh.is_at(tmp_path / "named")
-
-
-def test_a_discarded_segment_is_gone(fresh, tmp_path):
-    """Its file is removed and its descriptor is closed."""
-    fresh.discard()
-
-    assert not list(tmp_path.iterdir())
-    assert fresh.fileno() == -1
-
-
-@pytest.mark.parametrize("kind", [MappedSegment, AppendedSegment])
-def test_a_segment_never_replaces_a_file(tmp_path, kind):
-    """Another process may have taken the name."""
-    (tmp_path / "taken").write_text("another's")
-
-    with pytest.raises(FileExistsError):
-        kind(tmp_path / "taken", 0, 256)
-    assert (tmp_path / "taken").read_text() == "another's"
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs /proc")

@@ -197,20 +197,6 @@ def test_a_second_process_of_the_same_name_is_refused(drive, tmp_path):
     assert "choose another name" in said
 
 
-def test_a_second_run_of_the_same_process_gets_a_name_beside_it(tmp_path, caplog):
-    """As of a trainer: a notebook cell was run again."""
-    first = Run(RunDirectory(tmp_path / "run", writer="eval"), run_name="first")
-    with first:
-        first.log_metrics({"loss": 1.0}, step=1)
-        with Run(RunDirectory(tmp_path / "run", writer="eval"), run_name="second") as second:
-            second.log_metrics({"loss": 2.0}, step=1)
-
-    folder = tmp_path / "run" / "writers"
-    assert sorted(path.name for path in folder.iterdir()) == ["eval", "eval-2"]
-    assert sidecar(folder / "eval-2")["writer"] == "eval-2"
-    assert "is taken" in caplog.text
-
-
 def test_a_completed_writer_is_refused_where_that_is_asked_for(tmp_path):
     """`if_exists` of a writer is of its own folder."""
     for _ in range(2):
@@ -283,14 +269,3 @@ def test_a_session_of_another_trainer_is_called_as_the_run(tmp_path):
 
     assert session.first_name == "digits"
     assert session.folder == tmp_path / "digits" / "writers" / "eval"
-
-
-def test_a_second_writer_of_ranks_has_them_too(drive, tmp_path):
-    """`all_ranks` and `writer` go together."""
-    for rank in range(2):
-        one = drive(writer="eval", rank=rank, all_ranks=True)
-        one.log({"loss": float(rank)}, 1)
-        one.close()
-
-    folder = tmp_path / "run" / "writers" / "eval"
-    assert [read_series(folder, "loss", rank) for rank in range(2)] == [[(1, 0.0)], [(1, 1.0)]]

@@ -11,7 +11,9 @@ import destinations.viewer
 STATIC = Path(destinations.viewer.__file__).parent / "static"
 MODULES = {path.name: path.read_text(encoding="utf-8") for path in sorted(STATIC.glob("*.js"))}
 IMPORT = re.compile(r'^import \{([^}]*)\} from "\./([\w-]+\.js)";$', re.MULTILINE)
-TESTED = re.compile(r'const \{([^}]*)\} = await import\("[./]*destinations/viewer/static/([\w-]+\.js)"\)')
+TESTED = re.compile(
+    r'const \{([^}]*)\} = await import\(\s*"[./]*destinations/viewer/static/([\w-]+\.js)"\s*\)'
+)
 PAGE_TESTS = Path(__file__).parents[2] / "page"
 COMMENT = re.compile(r"/\*.*?\*/|^\s*//.*$", re.DOTALL | re.MULTILINE)
 MARKUP = r"innerHTML|outerHTML\s*=|insertAdjacentHTML|document\.write|DOMParser|createContextualFragment|srcdoc|\beval\(|new Function"

@@ -422,7 +422,7 @@ def test_a_renamed_callback_finds_its_state_by_its_key(tmp_path, caplog):
     train(tmp_path, lambda: {"callbacks": [Counts()]}, Killed(3))
     renamed = Renamed()
     train(tmp_path, lambda: {"callbacks": [renamed]}, Killed(3))
-    assert (renamed.count, "give it that name: state_key = 'Counts'" in caplog.text) == (0, True)
+    assert (renamed.count, "set its state_key = 'Counts'" in caplog.text) == (0, True)
     renamed.state_key = "Counts"
 
     train(tmp_path, lambda: {"callbacks": [renamed]}, Killed(3))

@@ -203,7 +203,7 @@ def test_the_name_of_a_folder_says_what_its_manifest_does():
 
 
 @pytest.mark.parametrize("is_claimed", [True, False])
-def test_an_entry_whose_name_the_disk_does_not_take_is_refused_unless_it_is_being_uploaded(
+def test_an_entry_whose_name_cannot_be_synced_is_refused_unless_it_is_in_flight(
     spool, monkeypatch, caplog, is_claimed
 ):
     """With durability="power": it is staged as before, and raises; or it can no longer be refused, which is said."""
@@ -391,13 +391,13 @@ def test_a_spool_is_for_this_user_alone(spool):
 def test_a_lock_is_one_process_at_a_time_and_names_it(tmp_path):
     """The second to ask is told who was first."""
     first, second = OwnerLock(tmp_path / "lock", "queue"), OwnerLock(tmp_path / "lock", "resume")
-    first.acquire()
+    first.take()
 
     with pytest.raises(SpoolOwnedError, match=f"queue with pid {os.getpid()}"):
-        second.acquire()
+        second.take()
 
     first.release()
-    second.acquire()
+    second.take()
     second.release()
     assert owner_of(tmp_path / "lock") is None
 
@@ -410,7 +410,7 @@ def test_the_kernel_decides_who_owns_not_the_number_in_the_file(tmp_path):
 
     assert owner_of(tmp_path / "lock") is None
     lock = OwnerLock(tmp_path / "lock", "queue")
-    lock.acquire()
+    lock.take()
     lock.release()
 
 
@@ -465,7 +465,7 @@ def test_attempts_that_ended_with_their_process_are_counted(tmp_path):
     assert read_attempts(tmp_path).is_answer_lost is True
 
 
-def test_bytes_may_be_lost_by_a_reboot_before_they_were_synced_alone(tmp_path):
+def test_a_reboot_is_suspect_only_before_bytes_are_synced(tmp_path):
     """They are safe in the same boot, once they are on the disk, and where they were synced at once."""
     lost = [
         may_have_lost_bytes(tmp_path, _entry(boot=boot), now)
@@ -490,21 +490,21 @@ def test_a_lock_names_its_owner_over_whatever_the_file_said(tmp_path):
     """A longer text of an earlier owner leaves nothing behind it."""
     (tmp_path / "lock").write_text("x" * 2000)
     lock = OwnerLock(tmp_path / "lock", "queue")
-    lock.acquire()
+    lock.take()
 
     assert owner_of(tmp_path / "lock")["pid"] == os.getpid()
     lock.release()
-    assert (tmp_path / "lock").read_text() == ""
+    assert not (tmp_path / "lock").exists()
 
 
 def test_a_released_lock_is_free_while_a_child_has_its_file_open(tmp_path):
     """A process that was forked meanwhile shares the file, and may live for long."""
     first, second = OwnerLock(tmp_path / "lock", "queue"), OwnerLock(tmp_path / "lock", "resume")
-    first.acquire()
-    shared = os.dup(first._descriptor)
+    first.take()
+    shared = os.dup(first._fd)
     try:
         first.release()
-        second.acquire()
+        second.take()
         second.release()
     finally:
         os.close(shared)
@@ -525,7 +525,7 @@ def test_nothing_in_the_spool_can_run_code():
     ]
 
 
-def test_reading_a_spool_does_not_lock_it(tmp_path):
+def test_reading_a_spool_does_not_lock_it(tmp_path, monkeypatch):
     """`status` holds the lock for an instant; a process that wants to own the spool at that instant waits for it."""
     path = tmp_path / "lock"
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT)
@@ -533,14 +533,14 @@ def test_reading_a_spool_does_not_lock_it(tmp_path):
     waits = []
 
     def sleep(seconds):
-        time.sleep(seconds)  # As long as it is asked to; a negative time would raise.
         waits.append(seconds)
         if len(waits) == 3:
             os.close(descriptor)
 
-    lock = OwnerLock(path, "queue", sleep=sleep)
+    monkeypatch.setattr(time, "sleep", sleep)
+    lock = OwnerLock(path, "queue")
 
-    lock.acquire()
+    lock.take()
 
     assert owner_of(path)["pid"] == os.getpid()
     assert len(waits) == 3

@@ -713,8 +713,8 @@ def test_compact_and_sql(runs, tmp_path):
     assert "must hold a dataset, got none" in nowhere[2]
 
 
-def test_compact_that_leaves_out_a_run_fails(runs, root, tmp_path):
-    """Two projects of one id, one after the other or at once: the older one is named."""
+def test_compact_reports_runs_that_it_leaves_out(runs, root, tmp_path):
+    """Of two projects with one id, the older one is named, and the exit code is 3."""
     pytest.importorskip("deltalake")
     for number, name in enumerate(("one", "two")):
         times = {"created_at": NOW, "updated_at": NOW + number}
@@ -723,7 +723,7 @@ def test_compact_that_leaves_out_a_run_fails(runs, root, tmp_path):
         first = runs("compact", tmp_path / name, tmp_path / "one-by-one")
     at_once = runs("compact", tmp_path, tmp_path / "at-once", "--json")
 
-    assert first[0] == at_once[0] == 1
+    assert first[0] == at_once[0] == 3
     assert first[2] == f"left out {tmp_path / 'one/run'}: a newer run has the same id\n"
     assert json.loads(at_once[1])["duplicates"] == [str(tmp_path / "one/run")]
 
@@ -1231,7 +1231,7 @@ def test_import_says_what_it_left_out_and_which_column_it_needs(runs, tmp_path):
     done = runs("import", tmp_path / "history.csv", "--root", tmp_path / "ours", "--column", "step=iteration")
 
     assert asked[0] == 2
-    assert "has no column 'step'. Say which one it is" in asked[2]
+    assert "has no column 'step'. Name the step column" in asked[2]
     assert done == (
         0,
         f"imported 1 runs into {tmp_path / 'ours'}: 1 rows, 1 values; 0 were there already\n",
@@ -1249,7 +1249,7 @@ def test_import_asks_for_the_step_in_a_terminal(tmp_path):
 
     code = options.run(options, session)
 
-    assert (code, session.errors.getvalue()) == (0, "its columns are iteration, loss\n")
+    assert (code, session.errors.getvalue()) == (0, "columns: iteration, loss\n")
     assert [row.step for row in read_rows(tmp_path / "ours/history")] == [0, 10]
 
 
@@ -1271,7 +1271,7 @@ def test_import_shows_a_bar_in_a_terminal(terminal, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nowhere"], "there is nothing at 'nowhere'"),
+        (["nowhere"], "nothing exists at 'nowhere'"),
         (["runs"], "no runs were recognised"),
         (["theirs", "--root", "s3://bucket/runs"], "runs are imported into one folder"),
         (["theirs", "--root", "ours", "--root", "theirs"], "runs are imported into one folder"),

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from destinations.run_directory import blocks
-from destinations.run_directory.blocks import read_blocks, read_by_arrow
+from destinations.run_directory.blocks import read_blocks
+from destinations.run_directory.parquet import filled_column, read_lines
 
 SIGNS = st.sampled_from(["", "-"])
 DIGITS = st.text("0123456789", min_size=1, max_size=26)
@@ -27,8 +28,8 @@ def column_of(cells):
     """Returns what the reader has of cells, as the only column of lines and as the second of three."""
     found = []
     for columns, line, index in ((1, "{}\n", 0), (3, "1,{},2\n", 1)):
-        cell = read_by_arrow("".join(map(line.format, cells)).encode(), range(columns), columns)
-        found.append(None if cell is None else cell[index])
+        table = read_lines("".join(map(line.format, cells)).encode(), columns, as_floats=True)
+        found.append(None if table is None else filled_column(table.column(index)))
     return found
 
 
@@ -80,7 +81,7 @@ def test_what_is_no_number_is_left_to_the_reader_of_rows(cell):
 
 def test_a_line_that_lacks_cells_is_left_to_the_reader_of_rows():
     """No reader makes up cells."""
-    assert read_by_arrow(b"1,2\n3\n", range(2), 2) is None
+    assert read_lines(b"1,2\n3\n", 2) is None
 
 
 @pytest.mark.parametrize("limit", [0, 1 << 30])

@@ -100,7 +100,7 @@ class Opened:
 
 _TRACES = """([metric, part]) => [...document.querySelectorAll('.chart')].filter((card) => card.dataset.metric === metric)
     .flatMap((card) => [...(card.querySelector('.plot')?.data ?? [])])
-    .map((trace) => ({part: trace.meta?.part, run: trace.meta?.run ?? trace.meta?.band, branch: trace.meta?.branch, runs: trace.meta?.runs ?? [],
+    .map((trace) => ({part: trace.meta?.part, run: trace.meta?.run ?? trace.meta?.band, branch: trace.meta?.branch,
         x: [...(trace.x ?? [])], y: [...(trace.y ?? [])], color: trace.line?.color, dash: trace.line?.dash}))
     .filter((trace) => part === null || trace.part === part)"""
 

@@ -36,8 +36,8 @@ def axis_range(opened, metric):
     )
 
 
-def test_two_selected_runs_are_two_lines(opened):
-    """Two runs that are selected in the table are two lines of the values that were logged, each in its colour."""
+def test_two_chosen_runs_are_two_lines(opened):
+    """Two runs chosen in the table are two lines of the logged values, each in its colour."""
     page = opened.page
     ids = [opened.id_of("alpha"), opened.id_of("beta")]
     for one in ids:
@@ -58,15 +58,15 @@ def test_two_selected_runs_are_two_lines(opened):
 
 
 def test_nan_is_marked(opened):
-    """A NaN is a mark at its step, and no value of the line."""
+    """A NaN is a mark at its step, not a value of the line."""
     _, beta = show(opened, "alpha", "beta")
     opened.drawn("loss", 2)
     assert opened.traces("loss", "NaN")[beta]["x"] == [50]
     assert "NaN at 1 place" in card(opened, "loss").locator(".card-foot").inner_text()
 
 
-def test_merged_points_are_said_and_keep_spikes_and_zoom_loads_finer(opened):
-    """A long run is shown by merged points that keep a spike; a zoom brings every value, and is in the URL."""
+def test_merged_points_keep_spikes_and_zoom_loads_every_value(opened):
+    """A long run is drawn as merged points that keep a spike; a zoom loads every value, and is in the URL."""
     page = opened.page
     (long,) = show(opened, "long", more="&open=loss")
     before = opened.drawn("loss")[long]
@@ -98,7 +98,7 @@ def test_merged_points_are_said_and_keep_spikes_and_zoom_loads_finer(opened):
     )
 
 
-def test_a_zoom_on_wall_time_has_milliseconds(opened):
+def test_zoom_on_wall_time_has_milliseconds(opened):
     """The ends of a zoom are not rounded to seconds."""
     show(opened, "alpha", more="&x=time")
     opened.drawn("loss")
@@ -111,7 +111,7 @@ def test_a_zoom_on_wall_time_has_milliseconds(opened):
 
 
 def test_smoothing_keeps_the_raw_line_behind(opened):
-    """Smoothing draws the moving average, corrected for its start, before the raw values."""
+    """Smoothing draws the corrected moving average in front of the raw values."""
     (alpha,) = show(opened, "alpha")
     raw = opened.drawn("loss")[alpha]["y"]
     opened.page.fill("#smooth", "0.9")
@@ -152,8 +152,8 @@ def test_x_axes_and_log_scales(opened):
     )
 
 
-def test_hover_compares_runs(opened):
-    """Hovering shows the values of all runs at the step, sorted, by name."""
+def test_hovering_names_the_nearest_run_first(opened):
+    """Hovering shows the nearest run at the step, then the others with their differences."""
     show(opened, "alpha", "beta")
     opened.drawn("loss", 2)
     text = opened.hovered("loss")
@@ -164,8 +164,8 @@ def test_hover_compares_runs(opened):
     assert text.index("beta") < text.index("alpha")
 
 
-def test_band_over_seeds(opened):
-    """Runs alike but for the seed become a band of min, median and max; the straggler is named."""
+def test_runs_that_differ_only_in_the_seed_are_a_band(opened):
+    """Their band has min, median and max, and names the straggler."""
     show(opened, "alpha", "seed2", "seed3")
     opened.drawn("loss", 3)
     opened.page.select_option("#band", "range")
@@ -182,8 +182,8 @@ def test_band_over_seeds(opened):
 
 
 @pytest.mark.parametrize(("first", "last"), [("loss", "acc"), ("acc", "loss")])
-def test_the_colour_of_a_band_depends_on_no_chart(tmp_path, new_page, first, last):
-    """Colours and the legend follow the values, whichever chart is answered first and whatever runs have its metric."""
+def test_the_colour_of_a_band_is_the_same_in_all_charts(tmp_path, new_page, first, last):
+    """Colours and the legend follow the values, whichever chart is answered first and whichever runs have its metric."""
     server = pytest.importorskip("destinations.viewer.server")
     for lr in (2, 10):
         with Written(tmp_path / "runs" / f"lr{lr}") as run:
@@ -201,7 +201,7 @@ def test_the_colour_of_a_band_depends_on_no_chart(tmp_path, new_page, first, las
             lambda route: (opened.drawn(first), route.continue_()),
         )
         query = "&".join(f"run={row['id']}" for row in opened.answer("runs")["rows"])
-        opened.go(f"charts?{query}&band=group:hparams.lr")
+        opened.go(f"charts?{query}&band=range&group=hparams.lr")
         opened.drawn(last)
         found = {}
         for metric in ("loss", "acc"):
@@ -215,7 +215,7 @@ def test_the_colour_of_a_band_depends_on_no_chart(tmp_path, new_page, first, las
 
 
 def test_hovering_names_the_straggler_of_the_nearest_band(tmp_path, new_page):
-    """One line below the values, of the band at the mouse, and not one for each band."""
+    """Only the straggler of the band at the mouse is named, below the values."""
     server = pytest.importorskip("destinations.viewer.server")
     for lr, seed in itertools.product((1, 2), range(4)):
         with Written(tmp_path / "runs" / f"lr{lr}-seed{seed}") as run:
@@ -228,7 +228,7 @@ def test_hovering_names_the_straggler_of_the_nearest_band(tmp_path, new_page):
     ):
         opened = Opened(new_page(), viewer)
         query = "&".join(f"run={row['id']}" for row in opened.answer("runs")["rows"])
-        opened.go(f"charts?{query}&band=group:hparams.lr")
+        opened.go(f"charts?{query}&band=range&group=hparams.lr")
         opened.drawn("loss", 2)
         said = [
             opened.hovered("loss", f"of {lr}:", height).splitlines()[-1]
@@ -243,8 +243,8 @@ def test_hovering_names_the_straggler_of_the_nearest_band(tmp_path, new_page):
     ]
 
 
-def test_band_over_ranks_names_the_straggler(tmp_path, new_page):
-    """Ranks of one run become a band, and the rank that is farthest from the others is named."""
+def test_a_band_over_ranks_names_the_straggler(tmp_path, new_page):
+    """The ranks of a run become a band, and the rank furthest from the others is named."""
     server = pytest.importorskip("destinations.viewer.server")
     for rank in (0, 1, 2):
         with Written(tmp_path / "runs" / "ranks", rank=rank, all_ranks=True) as run:
@@ -263,8 +263,8 @@ def test_band_over_ranks_names_the_straggler(tmp_path, new_page):
         opened.page.close()
 
 
-def test_charts_that_were_seen_are_drawn_from_memory(opened):
-    """Runs that have ended are asked for once, whatever view comes between; more lines have fewer points each."""
+def test_charts_of_ended_runs_are_requested_once(opened):
+    """They are drawn again from memory after another page was shown."""
     asked = []
     opened.page.on("request", lambda request: asked.append(request.url))
     show(opened, "alpha", "beta", "seed2")
@@ -277,8 +277,8 @@ def test_charts_that_were_seen_are_drawn_from_memory(opened):
     assert [url for url in asked if "/api/series" in url or "/api/selected" in url] == []
 
 
-def test_a_noisy_line_is_smoothed_and_hovering_says_its_values(tmp_path, new_page):
-    """Without a choice, a line that is mostly noise is smoothed gently, with its values behind; "off" is a choice."""
+def test_a_noisy_line_is_smoothed_and_hovering_shows_its_values(tmp_path, new_page):
+    """By default a noisy line is smoothed gently, with its values behind; "off" is a choice."""
     server = pytest.importorskip("destinations.viewer.server")
     with Written(tmp_path / "runs" / "noisy") as run:
         for step in range(300):
@@ -306,7 +306,7 @@ def test_a_noisy_line_is_smoothed_and_hovering_says_its_values(tmp_path, new_pag
 
 
 def test_a_stretch_of_nan_is_marked_at_its_ends(tmp_path, new_page):
-    """Many NaN in a row are two marks; the number of them is said."""
+    """Many NaN in a row have two marks, and the card counts them."""
     server = pytest.importorskip("destinations.viewer.server")
     with Written(tmp_path / "runs" / "diverged") as run:
         for step in range(100):
@@ -324,8 +324,8 @@ def test_a_stretch_of_nan_is_marked_at_its_ends(tmp_path, new_page):
         opened.page.close()
 
 
-def test_pin_hide_and_search(opened):
-    """A pinned chart comes first, a hidden one goes, search leaves those of a name; all in the URL."""
+def test_charts_are_pinned_hidden_and_found(opened):
+    """A pinned chart comes first, a hidden one disappears, a search keeps the matching ones; all in the URL."""
     page = opened.page
     show(opened, "alpha")
     opened.drawn("loss")
@@ -344,8 +344,8 @@ def test_pin_hide_and_search(opened):
     )
 
 
-def test_saved_as_csv_svg_and_png(opened):
-    """A chart is saved as the points drawn, as SVG, and as PNG."""
+def test_a_chart_is_saved_as_csv_svg_and_png(opened):
+    """The CSV has the points drawn, and the pictures a legend."""
     alpha, _ = show(opened, "alpha", "beta")
     opened.drawn("loss", 2)
     found = {}
@@ -366,7 +366,7 @@ def test_saved_as_csv_svg_and_png(opened):
 
 
 def test_only_charts_in_view_are_drawn(tmp_path, new_page):
-    """Of sixty charts only those in the viewport ask for data and are drawn; the others follow when scrolled to."""
+    """Of sixty charts only those on screen request data and are drawn; the others follow when you scroll."""
     server = pytest.importorskip("destinations.viewer.server")
     with Written(tmp_path / "runs" / "many") as run:
         run.log({f"layer/{index:02}": float(index) for index in range(60)}, 0)
@@ -394,7 +394,7 @@ def test_only_charts_in_view_are_drawn(tmp_path, new_page):
 
 
 def test_rows_left_by_a_resume_are_dotted(tmp_path, new_page):
-    """The rows that a resumed run has left are drawn beside the line, dotted."""
+    """The rows that a resumed run left behind are drawn as a dotted line."""
     server = pytest.importorskip("destinations.viewer.server")
     with Written(tmp_path / "runs" / "resumed") as run:
         for step in range(100):
@@ -415,7 +415,7 @@ def test_rows_left_by_a_resume_are_dotted(tmp_path, new_page):
 
 
 def test_explore_has_a_log_axis_for_rates_and_ticks_at_their_values(opened):
-    """Where positive values span two decades; the button is a choice. Selected runs are drawn over the others."""
+    """Positive values over two decades have a log axis unless the button says otherwise; chosen runs are in front."""
     page = opened.page
     alpha = opened.id_of("alpha")
     opened.go(f"explore?sx=hparams.lr&sy=summary.loss&run={alpha}")
@@ -430,7 +430,7 @@ def test_explore_has_a_log_axis_for_rates_and_ticks_at_their_values(opened):
 
 
 def test_explore_draws_hyperparameters_against_a_metric(opened):
-    """A scatter plot and parallel coordinates of the runs that match; a range on an axis fades the others."""
+    """The matching runs are in a scatter plot and parallel coordinates; a range on an axis fades the others."""
     page = opened.page
     opened.go("explore?sx=hparams.lr&sy=summary.loss")
     opened.until("() => document.querySelector('#scatter').data?.[0].x.length === 4")

@@ -36,8 +36,8 @@ def points(opened, count):
     return {names[point["run"]]: point for point in opened.page.evaluate(POINTS)}
 
 
-def test_values_that_look_alike_have_places_of_their_own(kinds):
-    """A number, its text, and texts that begin alike are different; equal numbers are one, and ticks tell them apart."""
+def test_values_that_look_alike_stay_apart(kinds):
+    """A number, its text, and texts with the same beginning differ; equal numbers are one value; ticks tell them apart."""
     kinds.go("explore?sx=hparams.size&sy=summary.loss")
     points(kinds, 9)
     # In one look: it may be drawn again, with the values in another order.
@@ -59,7 +59,7 @@ def test_values_that_look_alike_have_places_of_their_own(kinds):
 
 
 def test_runs_are_coloured_by_a_number(kinds):
-    """By a scale with a legend, logarithmic where the values are; both plots agree, and the link has it."""
+    """A scale with a legend, logarithmic if the values are, colours both plots and is in the link."""
     page = kinds.page
     kinds.go(f"explore?sx=hparams.size&sy=summary.loss&run={kinds.id_of('run-3')}")
     points(kinds, 9)
@@ -80,7 +80,7 @@ def test_runs_are_coloured_by_a_number(kinds):
 
 
 def test_runs_are_coloured_by_words(kinds):
-    """A colour for each value in the order of the table, eight at most; what has none is grey, and counted."""
+    """Up to eight values have a colour each, in the order of the table; runs without a value are grey and counted."""
     page = kinds.page
     kinds.go("explore?sx=hparams.width&sy=summary.loss&sc=hparams.size")
     page.wait_for_selector("#colors li")
@@ -95,8 +95,8 @@ def test_runs_are_coloured_by_words(kinds):
     kinds.until("() => document.querySelector('#colors').innerText.includes('completed')")
 
 
-def test_the_scatter_is_saved_with_its_colours(kinds):
-    """The picture has a legend of its own."""
+def test_the_scatter_plot_is_saved_with_its_colours(kinds):
+    """The saved picture has a legend."""
     page = kinds.page
     kinds.go("explore?sx=hparams.width&sy=summary.loss&sc=hparams.size")
     page.wait_for_selector("#colors li")
@@ -107,8 +107,8 @@ def test_the_scatter_is_saved_with_its_colours(kinds):
     assert ">auto<" in download.value.path().read_text()
 
 
-def test_saving_what_is_not_drawn_says_so(kinds):
-    """Where there is nothing to draw, a button says so and saves nothing."""
+def test_saving_an_empty_plot_shows_a_message(kinds):
+    """If nothing is drawn, the button saves nothing and tells you."""
     page = kinds.page
     kinds.go("explore?where=hparams.size%20%3D%3D%20%22none%22")
     page.wait_for_selector("#parallel .empty")
@@ -123,14 +123,14 @@ def test_saving_what_is_not_drawn_says_so(kinds):
     assert said == ["Nothing is drawn."] * 3
 
 
-def test_what_cannot_be_said_of_few_runs_is_said(kinds):
-    """Ten runs do not tell which hyperparameter matters, and the page says how many it takes."""
+def test_ten_runs_are_too_few_for_importance(kinds):
+    """The page says how many runs it takes to tell which hyperparameter matters."""
     kinds.go("explore?sx=hparams.width&sy=summary.loss")
     kinds.page.wait_for_selector(".importance :text('It takes 20')")
 
 
 def test_which_hyperparameter_matters_is_shown(tmp_path, new_page):
-    """Bars by importance, the runs that it rests on and how well unseen ones are told; a click shows it in the plot."""
+    """Bars by importance, the number of runs and the score; a click shows the hyperparameter in the plot."""
     pytest.importorskip("sklearn")
     server = pytest.importorskip("destinations.viewer.server")
     root = tmp_path / "runs"

@@ -86,8 +86,8 @@ OTHER_REQUESTS = [
 
 
 @pytest.mark.parametrize(("pattern", "status", "view", "shown"), [*REQUESTS, *times([], OTHER_REQUESTS)])
-def test_a_request_that_fails_once_costs_a_moment(served, console, pattern, status, view, shown):
-    """What a view needs is asked for again by itself when a request has failed, whichever it was."""
+def test_a_failed_request_is_repeated(served, console, pattern, status, view, shown):
+    """Whichever request fails, the page repeats it by itself."""
     opened = served(two_runs)
     ids = {name: opened.id_of(name) for name in ("one", "two")}
     page = opened.page
@@ -102,8 +102,8 @@ def test_a_request_that_fails_once_costs_a_moment(served, console, pattern, stat
 
 
 @pytest.mark.parametrize("view", ["charts", "media"])
-def test_a_view_says_why_nothing_is_known_of_its_runs(served, console, view):
-    """A link to runs that are gone, and a link without the token, say so; not that the runs have nothing."""
+def test_a_page_without_its_runs_says_why(served, console, view):
+    """A link to deleted runs and a link without the token say so, and not that the runs are empty."""
     opened = served(two_runs)
     page = opened.page
     opened.go(f"{view}?run=gone")
@@ -141,8 +141,8 @@ def test_a_link_without_its_token_says_what_to_do(served, console):
     console.clear()
 
 
-def test_a_server_that_is_silent_is_said_to_be_offline(served, console):
-    """A question for changes that nothing answers, as after a sleep, is given up after a minute."""
+def test_a_silent_server_is_shown_as_offline(served, console):
+    """A request for changes that nothing answers, as after a sleep, ends after a minute."""
     opened = served(two_runs)
     page = opened.page
     page.clock.install()
@@ -158,8 +158,8 @@ def test_a_server_that_is_silent_is_said_to_be_offline(served, console):
     console.clear()
 
 
-def test_a_run_that_is_deleted_is_said_to_be_gone(served, console):
-    """Where a folder is deleted while its page, or its chart, is shown, the page says so; if it returns, it is shown."""
+def test_a_deleted_run_is_shown_as_gone(served, console):
+    """If a folder is deleted while its page or chart is open, the page says so; if it returns, it is shown again."""
     opened = served(two_runs)
     page = opened.page
     gone = opened.id_of("one")
@@ -182,7 +182,7 @@ def test_a_run_that_is_deleted_is_said_to_be_gone(served, console):
 
 
 def test_numbers_at_the_edges_of_a_double_are_drawn(served):
-    """The greatest and the least numbers, and metrics without a finite one, leave a chart that works; smoothed and banded too."""
+    """The largest and smallest numbers, and metrics without a finite one, leave a chart that works, also smoothed and banded."""
 
     def write(root):
         for at in range(2):

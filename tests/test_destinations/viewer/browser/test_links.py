@@ -12,8 +12,8 @@ def row(opened, name):
     return opened.page.locator(f'.grid-row[data-run="{opened.id_of(name)}"]')
 
 
-def test_a_link_has_the_selection_of_the_moment(opened):
-    """A run that is opened after others were selected leaves them selected, also where its row was drawn before."""
+def test_a_link_has_the_current_selection(opened):
+    """A run opened after others were chosen leaves them chosen, even if its row was drawn before."""
     page = opened.page
     row(opened, "alpha").locator(".pick input").check()
     row(opened, "beta").locator(".name a").click()
@@ -23,8 +23,8 @@ def test_a_link_has_the_selection_of_the_moment(opened):
     opened.until("() => document.querySelectorAll('.grid-row.chosen').length === 1")
 
 
-def test_a_run_that_was_taken_out_stays_out(opened):
-    """The links beside charts lead to what is selected now, and keep how charts are shown."""
+def test_a_removed_run_stays_out(opened):
+    """The links beside charts lead to the current selection, and keep how charts are shown."""
     page = opened.page
     alpha, beta = opened.id_of("alpha"), opened.id_of("beta")
     opened.go(f"charts?run={alpha}&run={beta}")
@@ -38,7 +38,7 @@ def test_a_run_that_was_taken_out_stays_out(opened):
 
 
 def test_skip_to_content_keeps_the_view(opened):
-    """The first link of the page moves the focus to the content, and leaves the view as it is."""
+    """The first link of the page moves the focus to the content and keeps the view."""
     page = opened.page
     opened.go(f"charts?run={opened.id_of('alpha')}&smooth=0.5")
     opened.drawn("loss")
@@ -50,7 +50,7 @@ def test_skip_to_content_keeps_the_view(opened):
 
 
 def test_the_focus_stays_where_the_keyboard_left_it(opened):
-    """A control that is drawn again when it is used keeps the focus; the content has it in another view."""
+    """A control that is drawn again keeps the focus; on another page the content has it."""
     page = opened.page
     page.focus("#theme")
     page.keyboard.press("Enter")
@@ -76,8 +76,8 @@ def test_the_focus_stays_where_the_keyboard_left_it(opened):
         ("sort=nonsense&unknown=1&constructor=2", "nonsense"),
     ],
 )
-def test_a_link_to_a_column_that_is_gone_shows_the_table_without_it(opened, query, left):
-    """An old link does not lead to an empty table, and what of it is left out is said."""
+def test_a_link_to_a_missing_column_shows_the_table_without_it(opened, query, left):
+    """An old link doesn't lead to an empty table, and a message names what was left out."""
     opened.go(f"runs?{query}")
     opened.page.wait_for_selector(".filter-error:visible")
     assert f"no {left}:" in opened.page.inner_text(".filter-error")
@@ -85,14 +85,14 @@ def test_a_link_to_a_column_that_is_gone_shows_the_table_without_it(opened, quer
 
 
 def test_a_link_to_no_run_shows_the_table(opened):
-    """A link to the page of a run without its id shows all runs."""
+    """A link to the page of a run without an id shows all runs."""
     opened.go("run/")
     opened.page.wait_for_selector(".grid-row[data-run]")
 
 
 @pytest.mark.parametrize("name", ["1~2~y", "~loss", "e~z", "50%/#?&=\n"])
-def test_a_zoom_is_that_of_the_metric_of_this_name(opened, name):
-    """Names that look like numbers of a zoom, or like parts of a URL, have a zoom of their own."""
+def test_each_metric_has_its_own_zoom(opened, name):
+    """This holds for names that look like numbers of a zoom or like parts of a URL."""
     found = opened.page.evaluate(
         """async (name) => {
             const { keepNumbers, numbersOf, readUrl } = await import("./static/state.js");
@@ -108,8 +108,8 @@ def test_a_zoom_is_that_of_the_metric_of_this_name(opened, name):
     assert found == [[1, 2, None, -1e-7], [3, 4, 5, 6], None, None, [3, 4, 5, 6]]
 
 
-def test_back_and_forward_go_through_all_views(opened):
-    """Each step in the history shows the view of its moment, with its selection."""
+def test_back_and_forward_go_through_all_pages(opened):
+    """Each step in the history shows its page with its selection."""
     page = opened.page
     views = ["runs", "charts", "media", "explore", "compare"]
     opened.go(f"runs?run={opened.id_of('alpha')}&run={opened.id_of('beta')}")
@@ -156,8 +156,8 @@ def test_the_url_has_the_last_of_many_changes(opened):
     assert page.input_value("#smooth") == "0.1"
 
 
-def test_a_panel_is_used_by_the_keyboard(opened):
-    """Escape gives the focus back to the button of a panel, and a panel that the focus leaves closes."""
+def test_a_panel_works_with_the_keyboard(opened):
+    """Escape returns the focus to the button of a panel; a panel that loses the focus closes."""
     page = opened.page
     button = page.locator("#group")
     button.focus()

@@ -62,6 +62,23 @@ def test_images_step_together(opened):
     )
 
 
+def test_a_click_enlarges_a_picture_beside_those_of_the_other_runs(opened):
+    """Each run has one large picture; the arrows step through time, and Escape closes."""
+    page = opened.page
+    show(opened, "alpha", "beta", more="&kind=images")
+    page.locator(".picture").first.click()
+    opened.until("() => document.querySelectorAll('dialog.enlarged .picture').length === 2")
+    opened.until("() => document.querySelector('dialog.enlarged .picture').clientWidth > 400")
+    page.keyboard.press("ArrowLeft")
+    opened.until("() => document.querySelector('dialog.enlarged output').innerText.startsWith('step 100')")
+    assert "step=100" in page.url
+    page.keyboard.press("Escape")
+    opened.until(
+        "() => !document.querySelector('dialog') && document.querySelectorAll('.picture').length === 2"
+    )
+    opened.until("() => document.querySelector('.picture').clientWidth < 100")
+
+
 def test_masks_switch_by_class_and_fade(opened):
     """Each class of a mask is switched on and off, and the whole mask fades; the URL holds both."""
     page = opened.page
@@ -162,22 +179,6 @@ def test_texts_and_search(opened):
     panel(opened, "texts/Notes")
     opened.until("() => document.querySelector('.text-record')?.innerText === 'step 199\\nsecond line'")
     assert opened.page.locator(".media").count() == 1
-
-
-def test_unlinked_panels_step_alone(opened):
-    """Without the link each name has a step of its own."""
-    page = opened.page
-    show(opened, "alpha")
-    page.uncheck("#linked")
-    images = panel(opened, "images/Inputs")
-    images.get_by_label("Step of Inputs").evaluate(
-        "(slider) => { slider.value = 0; slider.dispatchEvent(new Event('input')); }"
-    )
-    opened.until("() => document.querySelector('.images output').innerText.startsWith('step 0')")
-    audio = panel(opened, "audio/Tone")
-    assert audio.locator("output").inner_text().startswith("step 199")
-    page.reload()
-    opened.until("() => document.querySelector('.images output')?.innerText.startsWith('step 0')")
 
 
 def test_runs_without_media_are_named(opened):

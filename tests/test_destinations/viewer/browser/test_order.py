@@ -53,7 +53,7 @@ def settle(page):
 
 
 def test_the_table_is_shown_in_whatever_order_answers_arrive(run_root, tmp_path, new_page):
-    """The first change is told of while the table is asked for: newer answers that come first do not empty it."""
+    """A change is announced while the table is loading: a newer answer that arrives first doesn't empty it."""
     server = pytest.importorskip("destinations.viewer.server")
     with open_runs(run_root, cache=tmp_path / "index") as runs, server.Viewer(runs, port=0) as viewer:
         page = new_page()
@@ -70,8 +70,8 @@ def test_the_table_is_shown_in_whatever_order_answers_arrive(run_root, tmp_path,
         page.close()
 
 
-def test_charts_are_those_of_the_runs_that_are_selected_last(tmp_path, new_page):
-    """What a run has that is selected no more, and answers late, is not shown."""
+def test_charts_show_the_runs_chosen_last(tmp_path, new_page):
+    """A late answer about a run that is no longer chosen is not shown."""
     server = pytest.importorskip("destinations.viewer.server")
     root = tmp_path / "runs"
     for name in ("one", "other"):
@@ -95,7 +95,7 @@ def test_charts_are_those_of_the_runs_that_are_selected_last(tmp_path, new_page)
 
 
 def test_explore_shows_the_runs_of_the_last_filter(opened):
-    """An answer to the filter of before, which comes late, is dropped."""
+    """A late answer to the previous filter is dropped."""
     page = opened.page
     opened.go("explore?sx=hparams.lr&sy=summary.loss")
     opened.until("() => document.querySelector('#scatter').data?.[0].x.length === 4")
@@ -110,8 +110,8 @@ def test_explore_shows_the_runs_of_the_last_filter(opened):
     assert page.evaluate("document.querySelector('#scatter').data[0].x") == [0.01]
 
 
-def test_words_on_an_axis_come_in_the_order_of_the_table(tmp_path, new_page):
-    """Numbers come before texts, by size, as `sort` of the server has them; an order of their texts would differ."""
+def test_words_on_an_axis_have_the_order_of_the_table(tmp_path, new_page):
+    """Numbers come before texts, by size, as the server sorts them."""
     server = pytest.importorskip("destinations.viewer.server")
     root = tmp_path / "runs"
     for place, size in enumerate([10, "auto", 2, "Auto"]):
@@ -134,8 +134,8 @@ def test_words_on_an_axis_come_in_the_order_of_the_table(tmp_path, new_page):
         opened.page.close()
 
 
-def test_a_log_is_that_of_the_file_that_is_chosen_last(tmp_path, new_page):
-    """The text of the file of before, which comes late, is dropped."""
+def test_the_log_of_the_file_chosen_last_is_shown(tmp_path, new_page):
+    """The late text of the previous file is dropped."""
     server = pytest.importorskip("destinations.viewer.server")
     root = tmp_path / "runs"
     with Written(root / "one") as run:
@@ -188,8 +188,8 @@ def told_of(page, act):
         act()
 
 
-def test_rows_that_are_told_of_while_others_are_asked_for_appear(live):
-    """The last rows of a run are drawn, although they were told of while an earlier answer was on its way."""
+def test_rows_announced_during_a_request_appear(live):
+    """The last rows of a run are drawn although they were announced while an earlier answer was pending."""
     opened, run = live
     page = opened.page
     late = Held(page, "**/api/series?*")
@@ -210,8 +210,8 @@ def test_rows_that_are_told_of_while_others_are_asked_for_appear(live):
     assert opened.traces("loss")[opened.id_of("live")]["y"] == [float(step) for step in range(7)]
 
 
-def test_rows_are_drawn_once_where_a_run_is_selected_meanwhile(live):
-    """What was asked for as new rows, and arrives after all rows were asked for again, is not added to them."""
+def test_rows_are_drawn_once_if_a_run_is_chosen_meanwhile(live):
+    """New rows that arrive after all rows were requested again are not added twice."""
     opened, run = live
     page = opened.page
     late = Held(page, "**/api/series?*")
@@ -234,8 +234,8 @@ def test_rows_are_drawn_once_where_a_run_is_selected_meanwhile(live):
     assert lines[opened.id_of("other")]["y"] == [-1.0] * 5
 
 
-def test_a_chart_that_is_changed_before_its_values_have_arrived_is_drawn(viewer, new_page):
-    """A button that is pressed while the values are asked for leaves the chart whole."""
+def test_a_chart_changed_before_its_values_arrive_is_drawn(viewer, new_page):
+    """A button pressed while the values are loading leaves the chart whole."""
     page = new_page()
     late = Held(page, "**/api/series?*")
     opened = Opened(page, viewer)

@@ -88,7 +88,7 @@ def test_a_site_from_a_file_shows_table_charts_and_media(new_page, site):
     opened.until("() => document.querySelector('[data-panel=Parting]')?.innerText.includes('step 0')")
     opened.go(f"explore?run={alpha}")
     opened.until("() => document.querySelector('#scatter').data?.[0].x.length > 0")
-    page.wait_for_selector(".importance :text('An exported site does not say which')")
+    page.wait_for_selector(".importance :text('Which hyperparameter matters needs the server')")
     page.get_by_role("combobox", name="Colour").select_option("status")
     opened.until("() => document.querySelector('#colors').innerText.includes('completed')")
     assert [url for url in asked if not url.startswith(("file:", "data:", "blob:"))] == []

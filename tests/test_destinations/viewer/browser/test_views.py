@@ -1,0 +1,143 @@
+"""The view of runs in a real browser: what is saved is what charts, the shell and a link show."""
+
+import json
+
+import pytest
+
+from destinations.cli import main
+from destinations.runs import open_runs
+from tests.test_destinations.runs.written import Written
+from tests.test_destinations.viewer.browser.opened import Opened
+
+pytestmark = pytest.mark.xdist_group("browser")
+
+# What is above and below the axis of a chart, and what the card says of it.
+SHOWN = """() => { const plot = document.querySelector('.chart[data-metric=loss] .plot');
+    return plot.data && {range: plot.layout.yaxis.range, foot: plot.nextElementSibling.innerText,
+        labels: [...plot.querySelectorAll('.spike-labels text')].map((text) => text.textContent)}; }"""
+DOTS = """() => [...document.querySelectorAll('.chart')]
+    .filter((card) => card.querySelector('.cursor circle')).map((card) => card.dataset.metric)"""
+
+
+@pytest.fixture
+def grid(tmp_path, new_page):
+    """The page of twelve runs: two models, three rates and two seeds, of which one run has a spike."""
+    server = pytest.importorskip("destinations.viewer.server")
+    for number in range(12):
+        model, rate, seed = "ab"[number % 2], 10 ** -(number // 2 % 3), number // 6
+        with Written(tmp_path / "runs" / f"{model}-lr{rate:g}-seed{seed}") as run:
+            run.logger.log_hyperparameters({"model": model, "lr": rate, "seed": seed})
+            for step in range(40):
+                loss = 50.0 if (number, step) == (0, 20) else number - 2 + 1 / (1 + step)
+                run.log({"loss": loss, "acc": number + step / 40}, step)
+    with (
+        open_runs(tmp_path / "runs", cache=tmp_path / "index") as runs,
+        server.Viewer(runs, port=0) as viewer,
+    ):
+        opened = Opened(new_page(), viewer)
+        yield opened
+        opened.page.close()
+
+
+def test_bands_average_all_runs_of_the_view_by_several_fields(grid):
+    """Six groups of two runs each are at the side; the labels leave out what their colours say."""
+    grid.go("charts?band=std&group=hparams.model&group=hparams.lr&sc=hparams.model")
+    legend = grid.until(
+        """() => { const found = [...document.querySelectorAll('.band-legend li')];
+            return found.length === 6 && found.every((one) => one.innerText.includes('2 runs'))
+                && found.map((one) => [one.children[1].innerText, one.querySelector('path').getAttribute('stroke')]); }"""
+    )
+    assert [label for label, _ in legend] == [
+        f"{model} · {rate}" for model in "ab" for rate in (0.01, 0.1, 1)
+    ]
+    assert len({color for _, color in legend[:3]}) == 1
+    assert len({color for _, color in legend}) == 2
+    labels = grid.until(
+        """() => { const found = [...document.querySelectorAll('[data-metric=acc] .line-labels text')];
+            return found.length === 6 && found.map((one) => one.textContent); }"""
+    )
+    assert sorted(labels) == ["0.01", "0.01", "0.1", "0.1", "1", "1"]
+
+
+def test_chosen_and_hidden_runs_of_a_view_are_saved(grid, tmp_path, capsys):
+    """The file names them by `run_id`; the page opens the view with them, and the shell takes them."""
+    chosen = [grid.id_of(f"a-lr{rate}-seed0") for rate in ("0.1", "1")]
+    grid.go("charts?" + "&".join(f"run={one}" for one in chosen) + f"&off={chosen[0]}")
+    grid.drawn("loss")
+    grid.page.click("#views")
+    grid.page.get_by_label("Name of this view").fill("pair")
+    grid.page.get_by_role("button", name="Save view").click()
+    grid.until("() => document.querySelector('#views').innerText === 'pair'")
+    saved = json.loads((tmp_path / "runs" / "views.json").read_text())["views"]["pair"]
+    assert [len(saved["run"]), len(saved["off"])] == [2, 1]
+    assert not set(chosen) & set(saved["run"])
+    grid.go("charts")
+    grid.page.click("#views")
+    grid.page.get_by_role("button", name="pair", exact=True).click()
+    grid.until("(id) => location.hash.includes(`off=${id}`)", chosen[0])
+    assert set(grid.drawn("loss")) == {chosen[1]}
+    assert main(["runs", "ls", "--root", str(tmp_path / "runs"), "--view", "pair", "--json"]) == 0
+    assert [row["name"] for row in json.loads(capsys.readouterr().out)] == ["a-lr1-seed0"]
+
+
+def test_the_outliers_switch_shows_a_spike_that_leaves_the_chart(grid):
+    """Without outliers a triangle at the edge has the value, and the card counts it; with them the axis reaches it."""
+    grid.go(f"charts?run={grid.id_of('a-lr1-seed0')}&smooth=0")
+    grid.drawn("loss")
+    shown = grid.until(SHOWN)
+    assert shown["range"][1] < 50
+    assert (shown["foot"], shown["labels"]) == ("▲ 1 above.", ["50.0"])
+    grid.page.click("#outliers")
+    grid.until("() => document.querySelector('.chart[data-metric=loss] .plot').layout.yaxis.range[1] >= 50")
+    assert "outliers=1" in grid.page.url
+
+
+def test_a_log_axis_marks_and_counts_what_it_cannot_show(grid):
+    """Each value at or below zero is a mark at the bottom; the card says how many there are."""
+    grid.go(f"charts?run={grid.id_of('a-lr1-seed0')}&logy=1&smooth=0")
+    grid.drawn("loss")
+    assert len(next(iter(grid.traces("loss", "low").values()))["x"]) == 39
+    assert "▾ 39 values ≤ 0" in grid.until(SHOWN)["foot"]
+
+
+def test_one_cursor_is_in_all_charts_and_one_range(grid):
+    """Hovering over a chart marks the same run in the others; a zoom takes the same steps in all."""
+    grid.go("charts")
+    grid.drawn("loss", 10)
+    grid.drawn("acc", 10)
+    grid.hovered("loss")
+    assert sorted(
+        grid.until(f"() => {{ const found = ({DOTS})(); return found.length === 2 && found; }}")
+    ) == [
+        "acc",
+        "loss",
+    ]
+    grid.page.evaluate(
+        "() => document.querySelector('.chart[data-metric=loss] .plot').layout.onzoom({x: [10, 20], y: null})"
+    )
+    for metric in ("loss", "acc"):
+        grid.until(
+            f"() => String(document.querySelector('.chart[data-metric={metric}] .plot').layout.xaxis.range) === '10,20'"
+        )
+
+
+def test_a_saved_view_is_the_same_in_the_table_the_charts_and_the_shell(grid, tmp_path, capsys):
+    """A filter and an order are saved by name; the shell lists the same runs in the same order."""
+    page = grid.page
+    grid.go("runs?where=hparams.model+%3D%3D+%22a%22&sort=-summary.acc")
+    grid.until("() => document.querySelectorAll('.grid-row[data-run]').length === 6")
+    page.click("#views")
+    page.get_by_label("Name of this view").fill("only a")
+    page.get_by_role("button", name="Save view").click()
+    grid.until("() => document.querySelector('#views').innerText === 'only a'")
+    saved = json.loads((tmp_path / "runs" / "views.json").read_text())["views"]
+    assert saved == {"only a": {"where": 'hparams.model == "a"', "sort": "-summary.acc"}}
+    page.reload()
+    names = grid.until(
+        """() => { const found = [...document.querySelectorAll('.grid-row[data-run] .name a')];
+            return found.length === 6 && found.map((one) => one.innerText); }"""
+    )
+    page.keyboard.press("2")
+    assert set(grid.drawn("loss", 6)) == {grid.id_of(name) for name in names}
+    assert main(["runs", "ls", "--root", str(tmp_path / "runs"), "--view", "only a", "--json"]) == 0
+    assert [row["name"] for row in json.loads(capsys.readouterr().out)] == names
