@@ -309,7 +309,7 @@ def test_an_exception_of_a_destination_hook_stops_no_other_callback(where, error
 
 
 def test_an_invalid_record_logged_in_a_destination_hook_stops_no_other_callback():
-    """It costs itself there too."""
+    """It is dropped there too."""
 
     class LogsNonsense(LoggerDestination):
         def batch_end(self, state, logger):
@@ -395,7 +395,7 @@ def test_a_callback_that_is_open_elsewhere_is_refused_with_the_way_out():
 
 @pytest.mark.parametrize("reason", ["open", "twice", "type", "can_upload_files"])
 def test_an_engine_that_could_not_be_made_has_claimed_nothing(reason):
-    """Neither those before nor those after the one at fault, and those of the other engine stay its own."""
+    """All callbacks before and after the faulty one stay free, and the other engine keeps its own."""
     free, used = Listener(), Listener()
     owner = _engine([used])
 

@@ -1,4 +1,4 @@
-"""`Run`: where a loop of one's own begins, and what is said of names that it does not have."""
+"""`Run`: the position of a custom loop, and hints for unknown names."""
 
 import io
 import traceback

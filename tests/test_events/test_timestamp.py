@@ -167,7 +167,7 @@ def test_from_input_refuses_other_types(value):
 @SLOW
 @given(st.integers(), st.integers(), st.sampled_from(WHOLE_UNITS))
 def test_equal_units_add_subtract_and_compare_as_their_numbers_do(left, right, unit):
-    """Arithmetic within a unit is that of integers."""
+    """Arithmetic within a unit equals integer arithmetic."""
     one, other = Time(left, unit), Time(right, unit)
 
     assert (one + other).value == left + right
@@ -239,7 +239,7 @@ def test_a_share_that_is_not_whole_is_rounded_toward_zero():
     ],
 )
 def test_units_do_not_mix(operation):
-    """Arithmetic, comparison and `==` raise, of which the last would be false for ever."""
+    """Arithmetic, comparison and `==` raise, because `==` would always be false."""
     with pytest.raises(TimeUnitError) as caught:
         operation(Time(1, "ep"), Time(1, "ba"))
 

@@ -77,7 +77,7 @@ def loader():
 
 
 def make_trainer(package, logger, folder, **options):
-    """Returns a small, silent trainer; the logger's callback is among its callbacks, unless that is said."""
+    """Returns a small, silent trainer, by default with the logger's callback."""
     pl = importlib.import_module(package)
     if isinstance(logger, LightningLogger):
         options.setdefault("callbacks", [logger.callback()])
@@ -382,7 +382,7 @@ def test_several_validation_dataloaders_have_labels(tmp_path, listener):
 
 
 def test_resume_from_a_checkpoint_continues_where_it_was(tmp_path, listener):
-    """Timestamp and epoch are those of the checkpoint; rows after it leave the CSV, rows before it stay."""
+    """Timestamp and epoch continue from the checkpoint; later rows leave the CSV, earlier ones stay."""
     folder = tmp_path / "run"
     model = make_model("lightning.pytorch")
     with LightningLogger(RunDirectory(folder), raise_errors=True) as logger:
@@ -655,7 +655,7 @@ def test_images_videos_and_tables_in_the_shapes_that_callbacks_use(tmp_path):
 
 
 def test_a_table_from_a_data_frame():
-    """Columns and rows are those of the frame."""
+    """The table has the columns and rows of the frame."""
     pandas = pytest.importorskip("pandas")
     destination = RecordingDestination()
 

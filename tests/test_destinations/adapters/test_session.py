@@ -41,7 +41,7 @@ def test_other_objects_than_destinations_are_refused_at_once(given, expected):
 
 
 def test_a_run_without_destinations_says_so(caplog):
-    """Such as that of a callback whose class was given to the trainer."""
+    """One example is the logger of a callback whose class was given to the trainer."""
     for name, destinations in (("mine", []), ("other", [InMemory()])):
         session = Session(destinations, run_name=name)
         session.logger.log_metrics({"loss": 1.0})
@@ -124,7 +124,7 @@ def test_success_leaves_it_open_and_a_failure_after_it_counts():
 
 
 def test_a_stage_after_success_is_running():
-    """An evaluation and a prediction after fit; one that fails is told as what it is."""
+    """An evaluation and a prediction run after fit; a failing one is reported as failed."""
     session = Session([], run_name="mine")
     session.fit_start(Timestamp())
     session.eval_start()

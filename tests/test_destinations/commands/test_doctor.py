@@ -106,7 +106,7 @@ def without_packages(monkeypatch):
 
 
 def test_an_extra_that_nobody_installed_is_no_warning(examined, without_packages):
-    """One of which a part is missing, or too old, is one that somebody wanted."""
+    """An incomplete or outdated extra was wanted, so it is a warning."""
     _, found = examined()
 
     assert found["not installed"] == {

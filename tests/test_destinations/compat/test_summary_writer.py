@@ -91,7 +91,7 @@ def test_every_call_is_a_point_also_if_its_step_came_before(both, steps):
 
 
 def test_walltimes_are_those_given(both):
-    """A time that is given is that of the row and of the text, and no other row's."""
+    """A given time applies to its own row and text only."""
     theirs, ours = both(
         ("add_scalar", "loss", 1.0, 1, 1234.5),
         ("add_text", "note", "as it was", 1, 2345.5),

@@ -131,7 +131,7 @@ def test_steps_and_values_equal_wandbs(tmp_path):
 
 
 def test_a_step_ends_with_the_call_that_commits_it(caplog):
-    """Without a step, with one, and with one that comes too late, which is said and counted."""
+    """Calls have no step, a step, or an earlier step, which is reported and counted."""
     with wandb.init(project="p", name="run") as run:
         run.log({"a": 1.0})
         run.log({"b": 2.0}, commit=False)
@@ -347,7 +347,7 @@ class Settings:
     ids=lambda config: type(config).__name__,
 )
 def test_a_configuration_may_be_of_any_kind(config):
-    """A value of it that cannot be resolved costs itself."""
+    """An unresolvable value affects no other."""
     with wandb.init(project="p", name="run", config=config) as run:
         assert run.config.lr == 0.1
 
@@ -514,7 +514,7 @@ def test_resume_from_continues_a_run_behind_a_step():
 
 
 def test_a_second_init_returns_the_run_unless_it_is_to_be_another():
-    """The functions of the module are those of the first run that is open."""
+    """The functions of the module belong to the first open run."""
     first = wandb.init(project="p", name="first")
 
     assert wandb.init(project="p", name="second") is first
@@ -554,7 +554,7 @@ def test_the_status_says_how_the_run_ended():
     ("ending", "status"), [("", "completed"), ("raise ValueError('diverged')", "failed")]
 )
 def test_a_program_that_does_not_finish_its_run_ends_it(tmp_path, ending, status):
-    """It does so with W&B too, and nothing is said of it."""
+    """W&B does the same, without a warning."""
     program = "from destinations.compat import wandb\nwandb.init(project='p', name='run').log({'a': 1})\n"
 
     finished = subprocess.run(
@@ -607,7 +607,7 @@ def test_each_public_name_of_wandb_is_there_or_says_that_it_is_not(owner):
 
 
 def test_programs_may_ask_and_set_what_wandb_lets_them(caplog):
-    """Names of older programs are taken; a name, tags or notes that are set late are said not to be kept."""
+    """Names of older programs work; setting name, tags or notes late warns that they are not kept."""
     assert wandb.finish() is None
     log = wandb.log
     with pytest.raises(wandb.Error, match=r"call wandb\.init"):

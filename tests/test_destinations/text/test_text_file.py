@@ -575,7 +575,7 @@ def test_a_wrapper_that_stays_on_top_keeps_working(capsys):
 
 
 def test_the_rest_of_the_stream_is_the_streams_own(capfd):
-    """Encoding, fileno, isatty and flush are those of the stream beneath."""
+    """Encoding, fileno, isatty and flush come from the wrapped stream."""
     before = sys.stdout
     run = DryRun(TextFile("log.txt", capture_stdout=True))
     run.init()

@@ -48,7 +48,7 @@ def _norm(tensors):
 
 
 def test_norms_of_gradients_weights_moments_and_updates(make_trainer):
-    """Global ones are logged at the interval, those of layers only on request."""
+    """Global norms are logged at the interval, and norms per layer only on request."""
     memory, keeps = InMemory(), Keeps()
     monitor = OptimizerMonitor(batch_log_interval=2, per_layer=True, log_updates=True)
     make_trainer(callbacks=[keeps, monitor], loggers=memory, max_duration="4ba").fit()

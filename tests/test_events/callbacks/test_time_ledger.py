@@ -271,7 +271,7 @@ def test_an_event_reads_the_clock_once(clock):
 
 
 def test_shares_are_metrics(clock):
-    """At a rate, and at the end: those of the time since the last ones."""
+    """They are logged at a rate and at the end, for the time since the last ones."""
     kept = InMemory()
     with Run(kept, TimeLedger(metrics_seconds=10, clock=clock), "mine") as run:
         run.fit_start()
@@ -354,7 +354,7 @@ def test_time_before_init_counts_for_the_first_run(clock, monkeypatch, is_shell,
 
 
 def test_waiting_for_the_process_group_is_not_start(clock, monkeypatch):
-    """The trainer says how long it took: a rank that is late is told from those that wait for it."""
+    """The trainer measures the wait, which distinguishes a late rank from the ranks waiting for it."""
     monkeypatch.setattr(time_ledger, "_counted_process", 0)
     monkeypatch.setattr(time_ledger, "seconds_of_process", lambda: 10.0)
     ledger = TimeLedger(clock=clock)

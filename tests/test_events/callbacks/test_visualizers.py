@@ -118,7 +118,7 @@ def test_outputs_of_an_evaluation_are_a_table(make_trainer, make_dataloader):
 
 
 def test_an_interval_of_epochs_shows_the_first_batch_of_each():
-    """Images of the first microbatch of an epoch are logged, not those of the second."""
+    """Only images of the first microbatch of an epoch are logged."""
     memory = InMemory()
     images, _ = train(ImageVisualizer("1ep", num_images=1), memory, epochs=2)
 

@@ -1,4 +1,4 @@
-"""A bad value costs itself: the rest of its call is logged, it is counted and reported once, nothing is raised."""
+"""A bad value is dropped, counted and reported once; the rest of its call is logged, and nothing is raised."""
 
 import csv
 import inspect

@@ -295,7 +295,7 @@ def test_an_unreadable_field_affects_no_other(config):
 
 
 def test_objects_with_the_methods_of_a_mapping_are_mappings():
-    """Its keys may have any name, and one that raises costs itself."""
+    """Its keys may have any name, and one that raises affects no other."""
     config = ConfigDict(lr=0.1, shape=[2], item=ConfigDict(dtype="bf16"), seed=_Raises)
 
     assert plain_config(config) == {

@@ -1,4 +1,4 @@
-"""One call reaches every destination, with exactly these arguments; what is wrong is said at the call."""
+"""One call reaches every destination with exactly these arguments; errors are reported at the call."""
 
 import pathlib
 

@@ -327,7 +327,7 @@ def test_a_capped_stat_is_deleted_without_the_garbage_collector(heard):
 
 
 def test_flush_logs_all_open_windows(heard):
-    """It logs those of the whole process."""
+    """It logs the windows of the whole process."""
     stats = [Stat(name, [Aggregation.SUM], HOUR) for name in "ab"]
     for stat in stats:
         stat.add(1.0)

@@ -653,7 +653,7 @@ class TestASecondCopy:
 
 
 class TestWhatCannotBeSaved:
-    """It costs itself."""
+    """It is dropped, and training continues."""
 
     def test_a_state_dict_that_raises_leaves_the_saver_as_it_was(self, make_run, tmp_path):
         """The error is the caller's; a later save is whole."""

@@ -57,7 +57,7 @@ class TestSaving:
         assert (tmp_path / "latest.symlink").read_text() == "test/checkpoints/ep2-ba12.pt"
 
     def test_an_iteration_is_saved_where_it_ends(self, make_trainer, tmp_path):
-        """The checkpoint is that of its last epoch, and not one batch later."""
+        """The checkpoint is from the end of its last epoch, not one batch later."""
         make_trainer(
             max_duration="4ep", iteration_length="2ep", save_interval="1iter", save_folder=tmp_path
         ).fit()
@@ -439,7 +439,7 @@ class TestNames:
 
     @pytest.mark.parametrize("content", ["", "../../elsewhere.pt", "test/checkpoints/gone.pt"])
     def test_a_damaged_pointer_costs_no_checkpoint(self, make_trainer, tmp_path, caplog, content):
-        """The newest by its number is taken, and it is said."""
+        """The newest one by number is used, with a warning."""
         make_trainer(save_folder=tmp_path).fit()
         (tmp_path / "latest.symlink").write_text(content)
 

@@ -144,7 +144,7 @@ def test_evaluators_have_their_own_metrics_intervals_and_lengths(metric_list):
 
 
 def test_epochs_and_evaluations_may_be_cut_short(metric_list):
-    """The length is that of the part; an evaluator's own number goes first, and -1 is all."""
+    """The shortened length is reported; an evaluator's own number takes precedence, and -1 means all."""
     lengths = []
 
     class Lengths(Callback):
@@ -266,7 +266,7 @@ class Crowded(Shaped):
 
 
 def test_auto_halves_the_microbatch_until_it_fits(metric_list, caplog):
-    """It does so once: later batches begin with what fitted. The gradients are those of the whole batch."""
+    """It halves once, and later batches start with the size that fitted. Gradients cover the whole batch."""
     model, whole = Crowded(), Shaped()
     train(model, metric_list, max_duration="2ba", device_train_microbatch_size="auto")
     train(whole, None, max_duration="2ba")
@@ -300,7 +300,7 @@ def test_auto_gives_up_at_one_sample_and_other_errors_pass(metric_list):
 
 
 def test_the_seed_and_the_precision_are_in_the_state(metric_list):
-    """As in Composer, the seed is that of the rank."""
+    """As in Composer, the state has the seed of the rank."""
     trainer = train(Shaped(), metric_list, seed=7, precision="amp_bf16", max_duration="1ba")
 
     assert (trainer.state.seed, trainer.state.precision.value) == (7, "amp_bf16")

@@ -34,7 +34,7 @@ sys.stdin.read()
 
 @pytest.fixture
 def holder(tmp_path):
-    """Starts a process that has the folder, as that of another trainer has."""
+    """Starts a process that holds the folder like another trainer."""
     with subprocess.Popen(
         [sys.executable, "-c", HOLDS, str(tmp_path / LOCK)],
         stdin=subprocess.PIPE,
@@ -119,7 +119,7 @@ def test_a_forked_child_does_not_keep_it(make_trainer, tmp_path):
 
 
 def test_a_file_system_without_locks_is_reported(make_trainer, tmp_path, monkeypatch, caplog):
-    """It is said once; training goes on."""
+    """One warning is logged, and training continues."""
     monkeypatch.setattr("uploads.disk.fcntl", None)
 
     with make_trainer(save_folder=tmp_path, save_interval="2ba") as trainer:

@@ -95,7 +95,7 @@ def test_a_preempted_run_saves_where_it_is_and_resumes_as_if_it_were_not(
 
 
 def test_an_existing_handler_is_called_and_its_exception_ends_the_run(make_trainer, tmp_path):
-    """As that of `uploads.exit_on_sigterm`, which raises at once where no trainer runs."""
+    """One example is `uploads.exit_on_sigterm`, which raises at once outside of a trainer."""
 
     class Enough(Exception):
         pass

@@ -265,7 +265,7 @@ def test_a_store_is_asked_by_one_listing_however_much_it_has(make_trainer, moto)
 
 
 def test_a_store_that_may_not_be_listed_keeps_no_run_from_starting(make_trainer, moto, tmp_path, caplog):
-    """It is said; by a destination, and by a folder of its own."""
+    """Both a destination and a folder in a store report it."""
     proxy = FaultProxy(moto.endpoint_url)
     proxy.plan = lambda request: Answer(403, "AccessDenied") if request.method == "GET" else None
     uri = moto.at(proxy.url).uri("refuses")

@@ -424,7 +424,7 @@ def test_a_session_with_nothing_to_train_finishes_the_work_of_a_killed_one(
 
 
 def test_a_session_with_nothing_to_train_uploads_nothing_that_is_there(in_epochs, tmp_path):
-    """The files in the store stay those of the session before."""
+    """The files in the store still belong to the previous session."""
 
     def run():
         artifacts = Artifacts(tmp_path / "store", spool=tmp_path / "spool", free_bytes=0)
@@ -461,7 +461,7 @@ def test_in_s3_such_a_session_deletes_leftovers_too(in_epochs, monkeypatch, tmp_
 
 
 def test_a_run_directory_alone_follows_the_rules_without_a_second_copy(in_epochs, tmp_path):
-    """Its files are those of the saver, by hard links, and go with them; the record says so."""
+    """It has hard links to the saver's files, which are removed together and listed in its record."""
     in_epochs(RunDirectory(tmp_path / "run"), keep=Retention(1, best="metrics/eval/accuracy"))
 
     kept = tmp_path / "run/artifacts/test/checkpoints"
@@ -594,7 +594,7 @@ class UntilItIsAway(Callback):
 def test_what_is_not_kept_does_not_wait_for_a_store_that_is_away(
     make_trainer, monkeypatch, tmp_path, caplog, rules, sharded
 ):
-    """The newest does, and those that were being sent; the others are counted, and it is said."""
+    """The newest is uploaded, and so are uploads in progress; the others are counted and reported."""
     monkeypatch.setenv("UPLOADS_HOME", str(tmp_path / "machine"))
     away = "s3://bucket/x?endpoint_url=http://127.0.0.1:9&aws_access_key_id=a&aws_secret_access_key=b"
     saver = CheckpointSaver(

@@ -320,7 +320,7 @@ class Distills(torch.nn.Module):
 
 
 def test_a_module_that_nothing_trains_is_saved_once_it_changes(tmp_path, caplog):
-    """A teacher stays out of the checkpoint; another one where the run resumes is said."""
+    """A teacher is not saved; a different one in the resumed run is reported."""
     train(tmp_path / "same", lambda: {"loss_fn": Distills()}, Killed())
     assert read_checkpoint(tmp_path / "same")["modules"] == {}
     loss = Distills()
@@ -418,7 +418,7 @@ class Renamed(Counts):
 
 
 def test_a_renamed_callback_finds_its_state_by_its_key(tmp_path, caplog):
-    """Without a key, the state that nothing takes is said."""
+    """Without a key, an unused state is reported."""
     train(tmp_path, lambda: {"callbacks": [Counts()]}, Killed(3))
     renamed = Renamed()
     train(tmp_path, lambda: {"callbacks": [renamed]}, Killed(3))

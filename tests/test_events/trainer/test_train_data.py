@@ -1,4 +1,4 @@
-"""The training data: what is skipped, what is given back, and what is said."""
+"""Training data: skipping, restoring, and warnings."""
 
 import functools
 import random
@@ -202,7 +202,7 @@ def test_generators_are_named_by_their_place():
 
 
 def test_a_missing_generator_is_reported(make_trainer, tmp_path, caplog):
-    """Its name is said where the run is resumed."""
+    """A warning names it when the run resumes."""
     make_trainer(
         train_dataloader=DataLoader(Noisy(), batch_size=4), save_folder=tmp_path, max_duration="3ba"
     ).fit()
@@ -265,7 +265,7 @@ def test_a_dataset_with_a_state_is_given_it_back(resume):
 
 
 def test_a_dataset_whose_last_batch_ended_it_does_not_begin_anew_in_the_same_epoch(resume):
-    """A batch with fewer samples ends the epoch of the dataset, whose state is then that of its next."""
+    """A smaller batch ends the dataset's epoch, and its state then belongs to the next one."""
     whole, resumed, _ = resume(lambda: DataLoader(Stream(), batch_size=3), after=8)
 
     assert resumed == whole
@@ -376,7 +376,7 @@ class OwnOrder(NumpyOrder):
 def test_inexact_loaders_cause_a_warning_when_training_begins(
     make_trainer, tmp_path, caplog, make_loader, arguments, words
 ):
-    """It is said once, by name."""
+    """One warning names it."""
     trainer = make_trainer(
         train_dataloader=make_loader(), save_folder=tmp_path, max_duration="1ba", **arguments
     )
@@ -431,7 +431,7 @@ def test_training_twice_reads_all_data_in_between(make_trainer):
     ids=["map", "workers", "batch-sampler", "stream"],
 )
 def test_another_batch_size_goes_on_at_the_same_sample(make_trainer, tmp_path, make_loader):
-    """The samples are those of one run, in its order, however often the size changes within an epoch."""
+    """The samples and their order don't change, however often the batch size changes within an epoch."""
     seen, epochs = [], []
     for folder, parts in (("whole", ((2, None),)), ("parts", ((2, 3), (4, 5), (3, None)))):
         seen.append([])

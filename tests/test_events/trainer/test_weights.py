@@ -64,7 +64,7 @@ def test_mismatched_names_raise_or_are_reported(make_trainer, saved, tmp_path, c
 
 
 def test_weights_alone_are_saved_and_loaded_but_not_resumed_from(make_trainer, saved, tmp_path):
-    """The file has the model; a run that would resume from it is told what to do."""
+    """The file holds the model; resuming from it raises with advice."""
     make_trainer(save_folder=tmp_path / "new", save_weights_only=True).fit()
     path = tmp_path / "new" / "ep2-ba10.pt"
 
