@@ -101,7 +101,7 @@ def check_run_name(template: str, state: State) -> None:
 
 
 def format_name(template: str, state: State) -> str:
-    """Fills in the placeholders of `format_run_name` and those of the timestamp.
+    """Fills in the placeholders of `format_run_name` and of the timestamp.
 
     ```python
     print(format_name("{run_name}/ep{epoch}.pt", State(run_name="digits")))  # digits/ep0.pt

@@ -53,7 +53,7 @@ class RunStatus(StrEnum):
 
 
 class Precision(StrEnum):
-    """The number formats of a run; the names are those of Composer.
+    """The number formats of a run, with Composer's names.
 
     ```python
     Trainer(..., precision=Precision.AMP_BF16)
@@ -149,7 +149,7 @@ def read_part(batch: Any, key: Any) -> Any:
 
 
 def _accessors(key: Any) -> tuple[Callable[..., Any], Callable[..., Any]] | None:
-    """Returns the two functions of a key that is a pair of them, or None."""
+    """Returns the functions of a key that is a pair of functions, or None."""
     match key:
         case (read, write) if callable(read) and callable(write):
             return read, write
@@ -216,7 +216,7 @@ class State:
         precision: a `Precision`, which equals its string: "fp32", "amp_bf16".
         seed: the seed of this rank, or None.
         train_dataloader: the dataloader of training, or None.
-        eval_dataloader: that of evaluation, or several by label, or None.
+        eval_dataloader: the evaluation dataloader, or several by label, or None.
         dataloader: the current dataloader.
         dataloader_label: its label: "train", "eval", "predict", or the label given to an evaluation
             dataloader.

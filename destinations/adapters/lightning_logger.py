@@ -162,7 +162,7 @@ class LightningEvents(_CallbackBase):
         self._saved = checkpoint.get(_KEY, {}).get(self._own_index(trainer))
 
     def _own_index(self, trainer: Any) -> int:
-        """Returns the index of this callback among those of its class."""
+        """Returns the index of this callback among the callbacks of its class."""
         return [one for one in trainer.callbacks if isinstance(one, LightningEvents)].index(self)
 
     # Training.

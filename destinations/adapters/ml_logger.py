@@ -225,8 +225,8 @@ class MlLogger(SessionMixin):
             logger.write(step, "train")
     ```
 
-    **Writes.** What is logged waits for `write`, once a step, and is written where the interval of the phase
-    has passed; until then the last value of each name is kept. Every label, "train", "valid" or "test", has
+    **Writes.** Values wait for `write`, which you call once a step; it writes if the interval of the phase
+    has passed, and otherwise keeps the last value of each name. Every label, "train", "valid" or "test", has
     its own clock, and its first write is due at once. A value that is a function is called when it is
     written. `close` writes the rest.
 

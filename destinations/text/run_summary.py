@@ -119,7 +119,7 @@ class RunSummary:
         for destination in logger.destinations if self._is_shown else ():
             place = ""
             with contextlib.suppress(Exception):  # as of a destination that is not open
-                place = destination.place()  # type: ignore[attr-defined]  # those of others may lack it
+                place = destination.place()  # type: ignore[attr-defined]  # other projects' may lack it
             if place:
                 self._places[id(destination)] = (type(destination).__name__, str(place))
 

@@ -1,6 +1,6 @@
 """Writes to the user's streams, and wraps `sys.stdout` and `sys.stderr` to capture what is written to them.
 
-Wrappers are installed like those of `contextlib.redirect_stdout`, but may be removed in any order.
+Wrappers are installed as by `contextlib.redirect_stdout`, but may be removed in any order.
 """
 
 import os

@@ -85,8 +85,8 @@ class SpeedMonitor(Callback):
     | metric | value |
     |---|---|
     | `throughput/batches_per_sec`, `throughput/samples_per_sec` | over the last `window_size`, all ranks |
-    | `throughput/tokens_per_sec` | likewise, where the loop counts tokens |
-    | `throughput/flops_per_sec` | likewise, where the model has `flops_per_batch(batch)`, of one rank |
+    | `throughput/tokens_per_sec` | the same, if the loop counts tokens |
+    | `throughput/flops_per_sec` | the same, if the model has `flops_per_batch(batch)` for one rank |
     | `throughput/device/…` | each of these divided by the number of ranks |
     | `throughput/device/mfu` | operations per second as a share of what the GPU can do |
     | `time/train`, `time/val`, `time/total` | time spent, with each batch |

@@ -395,7 +395,7 @@ class DeviceRing:
         self.abandon()
 
     def abandon(self) -> None:
-        """Drops what is pending. Its memory is not used again: a copy may still write to it."""
+        """Drops pending copies. Their memory is not reused, because a copy may still write to it."""
         self._lose([one for _, one in self._copies if not one.is_ready])
         self._lose([self.staged])
         self._copies.clear()

@@ -175,7 +175,7 @@ class _SettledBuckets(DistributedDataParallel):
 
 
 def is_dtensor(value: Any) -> bool:
-    """Returns whether a value is a tensor of which this rank has a part, as made by `fully_shard`."""
+    """Returns whether a value is a tensor divided among ranks, as by `fully_shard`."""
     # Avoids importing `torch.distributed.tensor`, which is slow.
     return isinstance(value, torch.Tensor) and hasattr(value, "device_mesh")
 

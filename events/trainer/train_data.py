@@ -1,6 +1,6 @@
 """Reads the training data, and resumes reading at the position of a checkpoint, in the same order.
 
-For each rank, a checkpoint holds the states of all generators, global ones and those of the dataloader
+For each rank, a checkpoint holds the states of all generators, global and in the dataloader
 (`random_state`), and the states of loader, samplers and dataset if they have a `state_dict`, both when it was
 saved and when the epoch began. Everything runs in the training thread.
 """

@@ -35,7 +35,7 @@ class SavedCheckpoint:
         batch: the batches that were trained before it: an evaluation at that batch is one of its weights.
         metric: the value of the metric that decides which is best; None where its weights were not evaluated.
         shards: how many ranks have written it; 0 where it is a single file.
-        identifier: what is in its summary, and in no other's; "" where it is not known.
+        identifier: the unique identifier in its summary; "" if unknown.
     """
 
     path: str = attrs.field(validator=_is_a(str))
@@ -140,7 +140,7 @@ def rules_of(
 
     Args:
         here: the rule for this machine, or how many of the newest to keep.
-        in_store: the same for the store; without a metric of its own, it uses that of the other rule.
+        in_store: the same for the store; without a metric of its own, it uses the other rule's.
         newest: how many of the newest to keep on this machine by default.
 
     Raises:

@@ -135,7 +135,7 @@ def write_shard(
             is_whole = tensor.untyped_storage().nbytes() == tensor.nbytes and tensor.is_contiguous()
             torch.save(
                 tensor if is_whole else tensor.clone(memory_format=torch.contiguous_format),
-                shard,  # type: ignore[arg-type]  # likewise
+                shard,  # type: ignore[arg-type]  # as above
             )
             lengths.append(shard.size - before)
     return WrittenShard(file.size, file.crc32, Written(shard.size, shard.crc32), tuple(lengths))
