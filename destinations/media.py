@@ -467,12 +467,7 @@ def histogram_record(values: Any, bins: "int | Sequence[float]" = 64) -> dict[st
     finite = flat[np.isfinite(flat)]
     record: dict[str, Any] = {"count": int(flat.size), "non_finite": int(flat.size - finite.size)}
     if not finite.size:
-        return {
-            **record,
-            "counts": [],
-            "edges": [],
-            **dict.fromkeys(("min", "max", "mean", "std", "sum")),
-        }
+        return record | {"counts": [], "edges": []} | dict.fromkeys(("min", "max", "mean", "std", "sum"))
     counts, edges = np.histogram(finite, bins=bins if isinstance(bins, int) else np.asarray(bins, np.float64))
     return {
         **record,

@@ -123,10 +123,8 @@ def _parse(line: Line) -> Audio:
 
 def _replay(lines: Sequence[Line]) -> dict[str, Any]:
     (line,) = lines
-    return {
-        "audio": _sound_of(line),
-        "sample_rate": whole_of(line.fields.get("sample_rate")) or _DEFAULT_RATE,
-    }
+    rate = whole_of(line.fields.get("sample_rate")) or _DEFAULT_RATE
+    return {"audio": _sound_of(line), "sample_rate": rate}
 
 
 def _sound_of(line: Line) -> "np.ndarray[Any, Any] | bytes":

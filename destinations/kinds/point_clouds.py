@@ -94,10 +94,7 @@ def _replay(lines: Sequence[Line]) -> dict[str, Any]:
         shades = [one for _, one in clouds if one is not None]
         points = np.stack([cloud for cloud, _ in clouds])
         colors = np.stack(shades) if len(shades) == len(clouds) else None
-    return {
-        "points": points,
-        "colors": colors,
-    }
+    return {"points": points, "colors": colors}
 
 
 POINT_CLOUD = Kind(

@@ -186,10 +186,7 @@ def _parse(line: Line) -> TableEntry:
 def _replay(lines: Sequence[Line]) -> dict[str, Any]:
     (line,) = lines
     columns, rows = read_table(line.file(), [str(one.get("type")) for one in line.fields.get("columns", ())])
-    return {
-        "columns": columns,
-        "rows": rows,
-    }
+    return {"columns": columns, "rows": rows}
 
 
 def _page_fields(_: TableEntry, fields: dict[str, Any], _file_of: FileOf) -> dict[str, Any]:

@@ -52,10 +52,7 @@ def _parse(line: Line) -> Video:
 
 def _replay(lines: Sequence[Line]) -> dict[str, Any]:
     (line,) = lines
-    return {
-        "video": line.file(),
-        "fps": line.fields.get("fps"),
-    }
+    return {"video": line.file(), "fps": line.fields.get("fps")}
 
 
 VIDEO = Kind(

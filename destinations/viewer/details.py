@@ -1,6 +1,6 @@
-"""Answers about one run: its record, log, media, tables, point clouds, sounds; what differs between runs.
+"""Answers about one run: its record, log, media, tables, point clouds and sounds; and the comparison of runs.
 
-All reading is that of `destinations.runs`. Nothing here knows HTTP.
+`destinations.runs` does all reading. Nothing here knows HTTP.
 """
 
 import contextlib
@@ -41,7 +41,7 @@ __all__ = ["LOG_BYTES", "compare", "details", "log", "media", "points", "table",
 _MAX_STEPS = 10_000
 _MAX_NAMES = 1000
 _MAX_BRANCHES = 100
-# How many metrics of two runs are read at a time.
+# Metrics of two runs that are read at a time.
 _COMPARED_AT_ONCE = 200
 _MAX_LOGS = 100
 _MAX_STACKS = 64
@@ -53,9 +53,9 @@ LOG_BYTES = 256 << 10
 _LOG_SUFFIXES = (".log", ".txt", ".out", ".err")
 _CHECKPOINT_SUFFIXES = (".ckpt", ".pt", ".pth", ".safetensors", ".symlink")
 _MAX_CHANNELS = 64
-# Memory of a column of a table in an answer, beside its cells.
+# Memory of a table column in an answer, beside its cells.
 _COLUMN_BYTES = 1 << 10
-# Memory of a point cloud while it is read, by its file.
+# Memory for reading a point cloud, as a multiple of its file.
 _CLOUD_FACTOR = 3
 
 
@@ -65,7 +65,7 @@ def details(catalog: Catalog, run: RecordedRun) -> dict[str, Any]:
     unreadable: list[dict[str, Any]] = []
 
     def read(what: str, ask: Callable[[], Any], default: Any) -> Any:
-        """Returns what is read, or the default, with an error that says why."""
+        """Returns the result of `ask`; on an error, notes it and returns the default."""
         try:
             return ask()
         except OSError as error:
@@ -113,7 +113,7 @@ def _writers(run: RecordedRun, now: float) -> list[dict[str, Any]]:
 
 
 def _summary(run: RecordedRun) -> dict[str, Any]:
-    """Returns the statistics of metrics, and their orders by each column of a table of them."""
+    """Returns the statistics of metrics, and the order of metrics by each statistic."""
     found = {name: attrs.asdict(one) for name, one in statistics_of(run).items()}
     columns = {
         field.name: [one[field.name] for one in found.values()] for field in attrs.fields(MetricSummary)
@@ -136,12 +136,12 @@ def _branches(run: RecordedRun) -> list[dict[str, Any]]:
 
 
 def _checkpoints(run: RecordedRun) -> list[dict[str, Any]]:
-    """Returns the checkpoints in the folder of the run, and the newest one that its record names."""
+    """Returns the checkpoints in the run's folder, and the newest one according to its record."""
     found = [
         {
             "name": path.name,
             "path": str(path),
-            # A sharded checkpoint is a folder.
+            # A sharded checkpoint is a folder, which has no link.
             "file": run.name_of(path) if stat.S_ISREG(state.st_mode) else None,
             "size": state.st_size if stat.S_ISREG(state.st_mode) else None,
             "time": state.st_mtime,
@@ -171,7 +171,7 @@ def _checkpoints(run: RecordedRun) -> list[dict[str, Any]]:
 
 
 def _artifacts(run: RecordedRun) -> list[dict[str, Any]]:
-    """Returns the newest file of each name of each writer."""
+    """Returns the newest file for each name and writer."""
     newest = {one.path: one for one in run.artifacts()}
     return [
         {
@@ -192,7 +192,7 @@ def _errors(
 ) -> list[dict[str, Any]]:
     errors = []
     problems = [run.record.problem] if run.record.problem else []
-    # Rows that cannot be read at all are an error of the metrics.
+    # If the rows can't be read at all, the metrics report it.
     with contextlib.suppress(OSError):
         problems = run.problems()
     errors += [{"kind": "problem", "text": problem, "count": 1} for problem in problems]
@@ -233,11 +233,8 @@ def _errors_of_writers(run: RecordedRun) -> list[dict[str, Any]]:
     ]
 
 
-# The log.
-
-
 def _flight(run: RecordedRun) -> dict[str, Any]:
-    """Returns what the flight recorders wrote: a line for each group of ranks, and the first stacks."""
+    """Returns the flight records: a line for each group of ranks, and the first stacks."""
     flights = run.flights()
     ranks = [
         {
@@ -263,7 +260,7 @@ def _flight(run: RecordedRun) -> dict[str, Any]:
 
 
 def _time(run: RecordedRun) -> dict[str, Any] | None:
-    """Returns on what the time of the run was spent, and its last faults; None where no ledger wrote."""
+    """Returns how the run spent its time, and its last faults; None without a time ledger."""
     report = run.time_report()
     if report is None:
         return None
@@ -281,12 +278,12 @@ def log(run: RecordedRun, name: str = "", offset: int = 0, limit: int = LOG_BYTE
 
     Args:
         run: the run.
-        name: of a log file; "" for the first.
-        offset: in bytes; a negative one counts from the end.
+        name: a log file; "" for the first one.
+        offset: in bytes; a negative offset counts from the end.
         limit: the largest number of bytes.
 
     Raises:
-        FileNotFoundError: there is no such log file.
+        FileNotFoundError: the run has no such log file.
     """
     logs = {str(path.relative_to(run.path)): path for path in _logs(run)}
     name = name or next(iter(logs), "")
@@ -299,7 +296,7 @@ def log(run: RecordedRun, name: str = "", offset: int = 0, limit: int = LOG_BYTE
         data = os.pread(fd, max(0, min(limit, LOG_BYTES)), start)
     finally:
         os.close(fd)
-    # Up to a whole line, so that no character is cut in two; unless it is one very long line.
+    # End at a whole line, so that no character is cut in two; a very long line is cut all the same.
     end = len(data) if start + len(data) >= size else data.rfind(b"\n") + 1 or len(data)
     text = data[:end].decode("utf-8", "replace")
     return {"file": name, "text": text, "offset": start, "next": start + end, "size": size}
@@ -314,7 +311,7 @@ def _logs(run: RecordedRun) -> list[Path]:
 
 
 def _files_in(folder: Path, suffixes: Sequence[str], limit: int, *, with_folders: bool = False) -> list[Path]:
-    """Returns the regular files of a folder of a run, by name; none if it is missing or a link."""
+    """Returns the regular files of a folder, by name; none if the folder is missing or a link."""
     try:
         if folder.is_symlink():
             return []
@@ -345,7 +342,7 @@ def _media_index(run: RecordedRun) -> dict[str, dict[str, list[int | None]]]:
             name = getattr(one, "name", "")
             if name in names or len(names) < _MAX_NAMES:
                 names.setdefault(name, {})[one.step] = None
-        # Those of named writers may be late.
+        # Records of named writers may arrive late.
         index[kind] = {
             name: _evenly(sorted(steps, key=lambda step: (step is not None, step)), _MAX_STEPS)
             for name, steps in names.items()
@@ -365,8 +362,8 @@ def media(
     """Returns the answer of `/api/runs/ID/media`.
 
     Raises:
-        ValueError: there is no such kind.
-        MetricNotFoundError: nothing has this name.
+        ValueError: the kind is unknown.
+        MetricNotFoundError: no record has this name.
     """
     about = kind_of(plural=kind)
     found = [one for one in run.records(kind, name, with_files=False) if _is_between(one.step, start, end)]
@@ -381,7 +378,7 @@ def _is_between(step: int | None, start: float | None, end: float | None) -> boo
 
 
 def plain_items(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns items for strict JSON; arrays stay arrays."""
+    """Returns items for strict JSON, with arrays as they are."""
     return [
         {name: value if isinstance(value, np.ndarray) else plain(value) for name, value in item.items()}
         for item in items
@@ -400,7 +397,7 @@ def _item(run: RecordedRun, kind: Kind, one: Any) -> dict[str, Any]:
 
 
 def _evenly(items: Sequence[Any], limit: int) -> list[Any]:
-    """Returns at most so many items, evenly chosen, with the first and the last."""
+    """Returns up to `limit` items, evenly chosen, including the first and the last."""
     if len(items) <= limit:
         return list(items)
     return [items[round(place)] for place in np.linspace(0, len(items) - 1, max(1, limit))]
@@ -412,13 +409,13 @@ def table(
     """Returns the answer of `/api/runs/ID/table`.
 
     Raises:
-        MetricNotFoundError: no table has this name, or none has it at this step.
+        MetricNotFoundError: no table has this name, or there is none at this step.
     """
     found, kinds, total = run.table_part(name, step, offset, limit)
     rows, orders = found.rows, []
     for place in range(len(found.columns)):
         spend(_COLUMN_BYTES)
-        # A row of another writer may be shorter than the header.
+        # Another writer's row may be shorter than the header.
         orders.append(orders_of(row[place] if place < len(row) else MISSING for row in rows))
     return {
         "name": name,
@@ -435,8 +432,8 @@ def points(run: RecordedRun, file: str, limit: int = 50_000) -> dict[str, Any]:
     """Returns the answer of `/api/runs/ID/points`.
 
     Raises:
-        OSError: the file cannot be read.
-        ValueError: it is not a point cloud.
+        OSError: the file can't be read.
+        ValueError: the file isn't a point cloud.
     """
     path = run.file(file)
     spend(_CLOUD_FACTOR * path.stat().st_size)
@@ -454,8 +451,8 @@ def wave(run: RecordedRun, file: str, count: int = 1000) -> dict[str, Any]:
     """Returns the answer of `/api/runs/ID/wave`.
 
     Raises:
-        OSError: the file cannot be read.
-        ValueError: it is not a WAV of 16 bits.
+        OSError: the file can't be read.
+        ValueError: the file isn't a 16-bit WAV.
     """
     with open_sound(run.file(file)) as sound:
         spend(2 * sound.frame_bytes * (sound.frames // count + 1))
@@ -480,8 +477,8 @@ def compare(runs: Sequence[tuple[str, RecordedRun]], cache: ColumnCache) -> dict
     """Returns the answer of `/api/compare`.
 
     Args:
-        runs: id and run.
-        cache: of their columns.
+        runs: the id of each run, and the run.
+        cache: the cache of their columns.
     """
     ids = [run_id for run_id, _ in runs]
     fields = [
@@ -497,12 +494,12 @@ def compare(runs: Sequence[tuple[str, RecordedRun]], cache: ColumnCache) -> dict
 
 
 def _part(one: RecordedRun, other: RecordedRun, cache: ColumnCache) -> dict[str, Any]:
-    """Returns the first step at which each metric of both runs differs, and how many were not read."""
+    """Returns the first step at which each common metric differs, and the number of unread metrics."""
     others = set(other.metric_names())
     names = [name for name in one.metric_names() if name in others]
     steps: dict[str, int | None] = {}
     read = 0
-    # Where the budget of the answer is used up, it says so.
+    # When the budget is used up, `unread` says so.
     with contextlib.suppress(BudgetError):
         for at in range(0, len(names), _COMPARED_AT_ONCE):
             some = names[at : at + _COMPARED_AT_ONCE]
@@ -516,12 +513,12 @@ def _part(one: RecordedRun, other: RecordedRun, cache: ColumnCache) -> dict[str,
 
 @attrs.define
 class _Side:
-    """The values of a run that are compared, of a long one some at a time."""
+    """The values of one run in a comparison; a long run is read in pieces."""
 
     pieces: Iterator[Rows]
     x: Array = attrs.field(factory=lambda: np.empty(0, np.int64))
     y: Array = attrs.field(factory=lambda: np.empty(0))
-    # Up to which step all values are known, but for those of this step.
+    # All values before this step are known.
     until: float = -np.inf
 
     def read(self) -> None:
@@ -556,7 +553,7 @@ def _first_difference(one: Rows, other: Rows) -> int | None:
 
 
 def _only_value(rows: Rows) -> float | None:
-    """Returns the value that all of a metric have; None if they differ, or are not finite."""
+    """Returns the one value of a constant metric; None if its values differ or aren't finite."""
     low, high = (rows.y, rows.y) if rows.spans is None else (rows.spans.low, rows.spans.high)
     is_finite = rows.spans is None or (rows.spans.finite == rows.spans.count).all()
     return float(low[0]) if len(low) and is_finite and low.min() == high.max() else None
@@ -574,6 +571,6 @@ def _first_of(one: Rows, other: Rows) -> int | None:
 
 
 def _last_by_step(rows: Rows) -> tuple[Array, Array]:
-    """Returns the steps, increasing, and the last value of each."""
+    """Returns the steps in increasing order, and the last value at each."""
     steps, places = np.unique(rows.x[::-1], return_index=True)
     return steps, rows.y[::-1][places]

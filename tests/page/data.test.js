@@ -94,7 +94,7 @@ test("new values are requested with the cursor of each series", async () => {
   answers["/api/series"] = { body: { series: [] } };
 
   const known = [{ run: "a", cursor: "1&2" }, { run: "b" }];
-  await data.readSeries({ runs: ["a", "b"], metric: "loss", x: "step", known });
+  await data.readSeries({ runs: ["a", "b"], metrics: ["loss"], x: "step", known });
 
   assert.deepEqual(requests, ["/api/series?run=a&run=b&metric=loss&x=step&after=1%262&after="]);
 });
@@ -105,7 +105,12 @@ test("charts of the same runs share one request for new values", async () => {
 
   const found = await Promise.all(
     series.map(({ metric }) =>
-      data.readSeries({ runs: ["a"], metric, x: "step", known: [{ run: "a", cursor: metric[0] }] }),
+      data.readSeries({
+        runs: ["a"],
+        metrics: [metric],
+        x: "step",
+        known: [{ run: "a", cursor: metric[0] }],
+      }),
     ),
   );
 

@@ -81,7 +81,7 @@ def _get(name: str, which: str, options: argparse.Namespace, session: CommandCon
 
 
 def _place(name: str, options: argparse.Namespace, session: CommandContext) -> RecordedRun | str:
-    """Returns a run, or the URI of a folder of checkpoints as it is."""
+    """Returns a run; the URI of a folder of checkpoints is returned unchanged."""
     return name if "://" in name else find_runs([name], options, session)[0]
 
 

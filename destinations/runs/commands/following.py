@@ -53,7 +53,7 @@ def _print(rows: Iterable[MetricRow], options: argparse.Namespace, session: Comm
 
 
 def wait(options: argparse.Namespace, session: CommandContext) -> int:
-    """Waits until a condition holds, the run ends, or the timeout expires."""
+    """Waits until a condition is true, the run ends, or the timeout expires."""
     from destinations.runs.index.filters import parse_filter
     from destinations.runs.runs import matches
 

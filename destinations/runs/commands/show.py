@@ -1,4 +1,4 @@
-"""`show`: all details of a run on one page. `diff`: what differs between runs."""
+"""`show`: all details of a run on one page. `diff`: the differences between runs."""
 
 import argparse
 import contextlib
@@ -42,7 +42,7 @@ _MAX_NAMES = 100
 _MAX_FRAMES = 8
 _LAST_STEPS = 5
 _MAX_SESSIONS = 20
-# Differ between any two runs and are of no interest.
+# These fields differ between any two runs and are not interesting.
 _VOLATILE = frozenset({"pid", "ppid", "session", "start", "started_at", "time", "run_dir", "format_version"})
 
 
@@ -112,7 +112,7 @@ def _show_head(run: RecordedRun, session: CommandContext) -> int:
     except OSError as error:
         session.note(f"sessions cannot be read: {error}")
         code = EXIT_FAILED
-    # What cannot be read at all is said with the metrics.
+    # The section of the metrics reports runs that can't be read at all.
     with contextlib.suppress(OSError):
         problems = run.problems()
     last = sessions[-1] if sessions else {}
@@ -194,7 +194,7 @@ def _states(run: RecordedRun, now: float) -> list[Any]:
 
 
 def _writer_texts(run: RecordedRun, now: float) -> dict[str, str]:
-    """Returns a line for each named writer: status, rows, last sign of life."""
+    """Returns a line for each named writer: status, rows, last heartbeat."""
     texts = {}
     for one in _states(run, now):
         rows = "rows cannot be read" if one.rows is None else f"{one.rows} row{'s' * (one.rows != 1)}"
@@ -288,7 +288,7 @@ def _receipt_texts(receipt: dict[str, Any]) -> dict[str, str]:
 
 
 def _show_flights(run: RecordedRun, options: argparse.Namespace, session: CommandContext) -> int:
-    """Shows what the flight recorders of the ranks wrote: where each group of ranks is, and its stack."""
+    """Shows the output of the ranks' flight recorders: where each group of ranks is, and its stack."""
     flights, screen = run.flights(), session.screen
     if options.json:
         screen.json({"flights": [one.document for one in flights]})
@@ -325,7 +325,7 @@ def _show_ranks(run: RecordedRun, options: argparse.Namespace, session: CommandC
     seconds: dict[int, float | None] = {}
     for place, name in enumerate(names):
         has_nan = any(name in one and one[name].non_finite for one in summaries.values())
-        # One metric tells the time of steps; others are read only if a rank had a NaN.
+        # One metric is enough for the time of steps; others are read only if a rank had a NaN.
         if has_nan or place == 0:
             try:
                 found = run.ranks(name)
@@ -399,7 +399,7 @@ def diff(options: argparse.Namespace, session: CommandContext) -> int:
 
 
 def differing_fields(runs: list[RecordedRun]) -> dict[str, dict[int, Any]]:
-    """Returns the differing fields by name, each with its values by the place of the run in the list."""
+    """Returns the differing fields by name; each has a value per run, in the order of the runs."""
     return differing([_fields(run) for run in runs])
 
 

@@ -361,18 +361,9 @@ class _Compaction:
 
     def _known(self) -> dict[str, dict[str, Any]]:
         """Returns the columns to compare with, by run id."""
-        columns = [
-            "run_id",
-            "path",
-            "updated_at",
-            "state",
-            "stamp",
-            "record_state",
-            "edits",
-            "points",
-            "size",
-        ]
-        rows = self.writer.snapshot.arrow("runs").to_table(columns=[*columns, "part", "shelf"]).to_pylist()
+        columns = ["run_id", "path", "updated_at", "state", "stamp", "record_state", "edits", "points"]
+        columns += ["size", "part", "shelf"]
+        rows = self.writer.snapshot.arrow("runs").to_table(columns=columns).to_pylist()
         return {row["run_id"]: row for row in rows}
 
     def _ended(self) -> dict[str, RecordedRun]:

@@ -208,7 +208,8 @@ class Location:
             if is_needed and (kind := found.get(wanted.name)) != wanted.type:
                 raise DatasetError(
                     f"table {self.table(name)} is not one of this package: expected a column {wanted.name} "
-                    f"of {wanted.type}, got {kind or one_line(', '.join(found))}. Choose another place."
+                    f"of {wanted.type}, got {kind or one_line(', '.join(found))}. If an earlier version "
+                    "wrote it, compact the runs into a new place."
                 )
         return table
 

@@ -45,16 +45,27 @@ def _run_of(run: Any) -> SourceRun:
     nested = params.pop(_HPARAMS, {})
     hparams = {**params, **(nested if isinstance(nested, Mapping) else {_HPARAMS: nested})}
     series = run.collect_sequence_info(("metric", *_READERS, *_UNKNOWN))
-    ends = sorted((kind, str(one["name"]), str(one["context"])) for kind in series for one in series[kind])
-    steps = [(one["name"], one["values"].get("last_step")) for one in series.get("metric", ())]
+    ends = sorted(
+        (kind, str(one["name"]), str(one["context"]), one["values"].get("last_step") or 0)
+        for kind in series
+        for one in series[kind]
+    )
+    about = (run.name, run.description, run.end_time, hparams, run.tags, ends)
+
+    def stamp() -> str:
+        # The index of series has only their last steps, so a value at an earlier step shows in the values.
+        points = [
+            (metric.name, str(metric.context.to_dict()), steps.tobytes(), values.tobytes())
+            for metric in run.metrics()
+            for steps, (values, *_) in [metric.data.numpy()]
+        ]
+        return short_hash(repr((about, sorted(points))), 16)
+
     return SourceRun(
         run.hash,
         run.name or run.hash,
         f"aim {run.hash}",
-        short_hash(
-            repr((run.name, run.description, run.end_time, hparams, run.tags, ends, sorted(map(str, steps)))),
-            16,
-        ),
+        stamp,
         lambda found: _read(run, series, found),
         created_at=run.creation_time,
         ended_at=run.end_time,

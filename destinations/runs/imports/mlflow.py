@@ -32,7 +32,7 @@ _OWN_FOLDER, _NOTE = "mlflow.", "mlflow.note.content"
 # Written by our `MLflow`: texts, nested hyperparameters, names that MLflow rejects, and tags.
 _TEXT = re.compile(r"texts/(?P<key>.+)/(?P<step>\d+)_(?P<ms>\d+)_\d+\.txt")
 _HPARAMS, _NAME, _TAG, _EXCEPTION = "hparams.yaml", "metric_name.", "tag.", "exception"
-_LINKS, _OUTSIDE = "links", "folders of artifacts that are none of MLflow's"
+_LINKS, _OUTSIDE = "links", "artifact folders outside MLflow"
 _OURS = (_NAME, "changed_param.", "training_destinations.", _EXCEPTION)
 
 

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -237,8 +238,8 @@ def _unlike(names: Sequence[str]) -> list[str]:
 
 def _number(cell: Any) -> float | None:
     """Returns a cell as a number, or None; integers stay exact."""
-    if isinstance(cell, str):
-        return parse_number(cell)
+    if isinstance(cell, str | Decimal):
+        return parse_number(str(cell))
     return cell if isinstance(cell, int | float) else None
 
 

@@ -253,7 +253,7 @@ class DestinationSink:
             lane.destination.flush()
 
     def _move_to(self, record: Values | Logged, lane: _Lane, epoch: float | None = None) -> int:
-        """Sets the clock and the timestamp to those of the record; returns the step."""
+        """Sets the clock and the timestamp from the record; returns the step."""
         from events import Time, Timestamp
 
         if record.time is not None and math.isfinite(record.time):

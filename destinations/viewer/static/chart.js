@@ -32,6 +32,7 @@ import { clearPlot, drawPlot, faded, moveCursor, savePlot, turnToDraw } from "./
 import {
   colorOf,
   colorOfBand,
+  colorOfSlot,
   contextColor,
   keepNumbers,
   numbersOf,
@@ -55,6 +56,8 @@ const MOST_OUTLIERS = 10;
 /** Hovering ignores a line that ends further than this many pixels from the mouse. */
 const BEYOND = 12;
 const MOST_RUNS = 200;
+/** The most lines of a chart of several metrics. */
+const MOST_LINES = 400;
 /** The dashes of named writers. */
 const WRITER_DASHES = ["longdash", "dashdot", "longdashdot"];
 
@@ -79,12 +82,14 @@ function zoomOf(metric) {
 export class MetricChart {
   /**
    * @param {string} metric
-   * @param {{noteBand?: (band: {label: string, number: number, members: any[]}) => void, runs?: () => string[]}} about
+   * @param {{noteBand?: (band: {label: string, number: number, members: any[]}) => void, runs?: () => string[],
+   *   metrics?: string[]}} about
    *   `noteBand` gets each band that is drawn; without it the chart has no bands, and can't be pinned or hidden.
-   *   `runs` returns the ids of its runs.
+   *   `runs` returns the ids of its runs. `metrics` are the metrics of a chart of several, by default its only one.
    */
-  constructor(metric, { noteBand, runs = visibleRuns }) {
+  constructor(metric, { noteBand, runs = visibleRuns, metrics = [metric] }) {
     this.metric = metric;
+    this.metrics = metrics;
     this.noteBand = noteBand;
     this.runs = runs;
     this.series = [];
@@ -204,6 +209,19 @@ export class MetricChart {
     if (JSON.stringify(zoomOf(this.metric)) !== JSON.stringify(this.zoom ?? null)) this.invalidate();
   }
 
+  /** Sets the metrics of a chart of several. */
+  setMetrics(metrics) {
+    if (String(metrics) === String(this.metrics)) return;
+    this.metrics = metrics;
+    this.invalidate();
+  }
+
+  /** Returns the name of a line in a chart of several metrics. */
+  labelOfMetric({ metric, run }) {
+    const name = metric.slice(metric.indexOf("/") + 1);
+    return this.runs().length > 1 ? `${name} · ${runInfo(run).name}` : name;
+  }
+
   /** Marks the data as outdated. */
   invalidate() {
     this.isStale = true;
@@ -236,11 +254,11 @@ export class MetricChart {
       } else if (runs.length) {
         found = await readSeries({
           runs,
-          metric: this.metric,
+          metrics: this.metrics.slice(0, Math.max(1, Math.floor(MOST_LINES / runs.length))),
           x: state.x,
           ...part,
-          points: pointsFor(runs.length),
-          branches: true,
+          points: pointsFor(runs.length * this.metrics.length),
+          branches: this.metrics.length === 1,
         });
       }
       if (mine !== this.question) return;
@@ -279,7 +297,7 @@ export class MetricChart {
       return;
     }
     const held = this.series.length > 0 && this.series.every((one) => one.cursor !== undefined);
-    if (!held || this.bands || this.zoom) {
+    if (!held || this.bands || this.zoom || this.metrics.length > 1) {
       this.load();
       return;
     }
@@ -294,7 +312,7 @@ export class MetricChart {
       const runs = [...new Set(this.series.map((one) => one.run))];
       const news = await readSeries({
         runs,
-        metric: this.metric,
+        metrics: this.metrics,
         x: state.x,
         points,
         known: this.series.filter((one) => !isBranch(one)),
@@ -394,12 +412,15 @@ export class MetricChart {
     this.spikes = [];
     // The first run is drawn last: in front.
     for (const one of this.series.slice().reverse()) {
-      const color = colorOf(one.run, dark);
+      const color =
+        this.metrics.length > 1
+          ? colorOfSlot(this.metrics.indexOf(one.metric), dark)
+          : colorOf(one.run, dark);
       const isLeft = isBranch(one);
       const x = one.x.map((value) => this.toAxis(value));
       const writers = writersOf.get(one.run) ?? [];
       const dash = writers.length > 1 && one.writer ? dashOf(writers, one.writer) : "solid";
-      const label = labelOf(one, writers);
+      const label = this.metrics.length > 1 ? this.labelOfMetric(one) : labelOf(one, writers);
       const base = {
         mode: "lines",
         name: shorten(label, 60),
@@ -441,6 +462,7 @@ export class MetricChart {
       });
       this.lines.push({
         run: one.run,
+        metric: one.metric,
         label,
         isLeft,
         color,
@@ -696,9 +718,13 @@ export class MetricChart {
   }
 
   /** Draws the cursor where the chart under the mouse has it, on the same run. */
-  showCursor(at, { run, name }, isHere) {
+  showCursor(at, { run, name, metric }, isHere) {
     const x = this.toAxis(at);
-    const same = this.lines.filter((one) => (run ? one.run === run && !one.isLeft : one.name === name));
+    const isSame = (one) =>
+      run
+        ? one.run === run && !one.isLeft && (this.metrics.length < 2 || one.metric === metric)
+        : one.name === name;
+    const same = this.lines.filter(isSame);
     const dots = same.flatMap((one) => {
       const index = nearest(one.x, x);
       return index < 0 || one.y[index] === null ? [] : [{ y: one.y[index], color: one.color }];
@@ -762,6 +788,8 @@ export class MetricChart {
       parts.push(
         `The straggler is ${nameOfStraggler(straggler)}, ${formatNumber(straggler.distance)} from the median.`,
       );
+    if (this.metrics.length > 1 && this.metrics.length * this.runs().length > MOST_LINES)
+      parts.push(`The first ${MOST_LINES} lines.`);
     if (this.runs().length > MOST_RUNS) parts.push(`The first ${MOST_RUNS} runs.`);
     fill(this.foot, parts.join(" "));
     const about = `A point is the mean of up to ${formatNumber(merged)} values; the pale area shows their min and max. Zoom in to see all.`;
@@ -784,7 +812,7 @@ export class MetricChart {
             rows.push([
               idOf(one.run),
               labelOf(one, writersOf.get(one.run) ?? []),
-              name,
+              one.metric,
               x,
               one.y[index],
               one.low?.[index],

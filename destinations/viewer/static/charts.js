@@ -200,6 +200,8 @@ class Charts {
     this.columns = 3;
     /** The metrics of sections that have no cards yet. */
     this.waiting = new WeakMap();
+    /** The metrics of cards that have several, by the name of the card. */
+    this.joined = new Map();
     this.near = new IntersectionObserver(
       (entries) => {
         for (const { target, isIntersecting } of entries) if (isIntersecting) this.fillCards(target);
@@ -226,8 +228,9 @@ class Charts {
   }
 
   chartOf(metric) {
-    const noteBand = (band) => this.legend.note(band);
-    if (!this.charts.has(metric)) this.charts.set(metric, new MetricChart(metric, { noteBand }));
+    const metrics = this.joined.get(metric);
+    const about = metrics ? { metrics } : { noteBand: (band) => this.legend.note(band) };
+    if (!this.charts.has(metric)) this.charts.set(metric, new MetricChart(metric, about));
     return this.charts.get(metric);
   }
 
@@ -239,14 +242,17 @@ class Charts {
   arrange() {
     const isFound = matcherOf(state.find);
     const shown = this.metrics.filter((name) => !state.hide.includes(name) && isFound(name));
-    const kept = new Set(shown);
+    const groups = this.grouped(shown);
+    const joined = groups.filter((group) => state.join.includes(`/${group[0]}`));
+    this.joined = new Map(joined.map(([prefix, names]) => [`${prefix}/*`, names]));
+    const kept = new Set(groups.flatMap(([prefix, names]) => this.cardsOf(prefix, names)));
     for (const [name, chart] of this.charts)
       if (!kept.has(name)) {
         this.inView.unobserve(chart.element);
         chart.remove();
         this.charts.delete(name);
       }
-    const groups = this.grouped(shown);
+    for (const [name, metrics] of this.joined) this.charts.get(name)?.setMetrics(metrics);
     fill(
       this.sections,
       groups.length ? groups.map(([prefix, names]) => this.section(prefix, names)) : this.nothing(),
@@ -254,6 +260,11 @@ class Charts {
     this.tools.drawFolds(groups.map(([prefix]) => prefix));
     this.fit();
     for (const chart of this.charts.values()) chart.mark();
+  }
+
+  /** Returns the names of the cards of a section: one for each metric, or a single one for all. */
+  cardsOf(prefix, names) {
+    return this.joined.has(`${prefix}/*`) ? [`${prefix}/*`] : names;
   }
 
   /** Fills a section with its cards. */
@@ -289,19 +300,20 @@ class Charts {
   section(prefix, names) {
     const isFolded = state.fold.includes(`/${prefix}`);
     const title = prefix === PINNED ? "Pinned" : prefix || "Metrics";
-    const isWide = isFolded || names.some((name) => state.open.includes(name));
-    const height = Math.ceil(names.length / Math.min(this.columns, names.length)) * CARD_HEIGHT;
+    const shown = this.cardsOf(prefix, names);
+    const isWide = isFolded || shown.some((name) => state.open.includes(name));
+    const height = Math.ceil(shown.length / Math.min(this.columns, shown.length)) * CARD_HEIGHT;
     const cards = el("div", { class: "cards", hidden: isFolded, style: { "min-height": `${height}px` } });
-    this.waiting.set(cards, names);
+    this.waiting.set(cards, shown);
     // Cards that exist already stay, without a flicker.
-    if (names.some((name) => this.charts.has(name))) this.fillCards(cards);
+    if (shown.some((name) => this.charts.has(name))) this.fillCards(cards);
     else this.near.observe(cards);
     return el(
       "section",
       {
         "data-section": prefix,
         class: "chart-section",
-        style: { "--charts": isWide ? 999 : names.length },
+        style: { "--charts": isWide ? 999 : shown.length },
       },
       el(
         "div",
@@ -317,6 +329,14 @@ class Charts {
           shorten(title, 80),
         ),
         el("span", { class: "muted" }, String(names.length)),
+        names.length > 1 &&
+          !isFolded &&
+          prefix !== PINNED &&
+          el(
+            "button",
+            { type: "button", class: "join", onclick: () => toggle("join", `/${prefix}`) },
+            shown === names ? "as one chart" : "as single charts",
+          ),
         isFolded &&
           el(
             "span",
@@ -410,7 +430,7 @@ class Charts {
       for (const chart of charts.values()) chart.isStale = true;
       this.arrange();
       for (const chart of charts.values()) if (chart.isVisible) chart.load();
-    } else if (has("find", "pin", "hide", "fold", "open")) this.arrange();
+    } else if (has("find", "pin", "hide", "fold", "open", "join")) this.arrange();
     if (has("band", "group", "run", "off")) this.legend.forget();
     if (has("x", "band") || (has("group") && state.band))
       for (const chart of charts.values()) chart.invalidate();

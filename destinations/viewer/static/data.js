@@ -389,13 +389,16 @@ export function fileUrl(id, file) {
  * Returns a series for each run and each writer that has the metric; with `known`, only new values (see `after` of the
  * API).
  *
- * @param {{runs: string[], metric: string, x: string, from?: number, to?: number, points?: number,
+ * @param {{runs: string[], metrics: string[], x: string, from?: number, to?: number, points?: number,
  *   branches?: boolean, known?: {cursor?: string}[]}} query as of `/api/series`.
  */
-export async function readSeries({ runs, metric, x, from, to, points, branches, known }) {
-  if (isExported) return (await Promise.all(runs.map((id) => siteSeries(id, metric, x, from, to)))).flat();
-  if (known) return newSeries({ runs, metric, x, points, known });
-  const query = { run: runs, metric, x, from, to, points, branches: branches ? "1" : "" };
+export async function readSeries({ runs, metrics, x, from, to, points, branches, known }) {
+  if (isExported) {
+    const ofRun = (id) => metrics.map((metric) => siteSeries(id, metric, x, from, to));
+    return (await Promise.all(runs.flatMap(ofRun))).flat();
+  }
+  if (known) return newSeries({ runs, metric: metrics[0], x, points, known });
+  const query = { run: runs, metric: metrics, x, from, to, points, branches: branches ? "1" : "" };
   return (await keptCurves(pathOf("api/series", query), runs)).series;
 }
 

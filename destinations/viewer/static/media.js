@@ -1,8 +1,8 @@
-/** The view of media: the records of all kinds that the server knows, each shown by one of `RENDERERS`. */
+/** The view of media: records of all kinds that the server knows, drawn by `RENDERERS`. */
 
 import { drawPlot, savePlot, talking } from "./plot.js";
 import { fileUrl, listMedia, readTable, runDetail, runInfo, serverInfo } from "./data.js";
-import { debounce, el, fill, formatNumber, icon, iconButton, inTurn, isDark, shorten } from "./dom.js";
+import { debounce, el, fill, formatNumber, iconButton, inTurn, isDark, searchField, shorten } from "./dom.js";
 import { runLabels } from "./names.js";
 import { CLASSES, picture } from "./pictures.js";
 import { pointCloud, ramp, sound } from "./points.js";
@@ -23,23 +23,20 @@ export function showMedia(root) {
   const view = new View("media");
   let isBegun = false;
   let problem = "";
-  /** The names of the visible runs that have no media. */
+  /** The names of visible runs without media. */
   let without = [];
   let order = "";
   let index = [];
-  /** The kinds of records that the server knows, `{name, title, shows}`, in the order of `RENDERERS`. */
+  /** The server's kinds of records, `{name, title, shows}`, in the order of `RENDERERS`. */
   let known = [];
 
   const list = el("div", {});
   const none = el("p", { class: "muted" });
-  const find = el("input", {
-    type: "search",
+  const find = searchField("Search media", {
     id: "search",
-    placeholder: "Search media",
-    "aria-label": "Search media",
     value: state.find,
-    oninput: debounce(() => update({ find: find.value }), 120),
-    onchange: () => update({ find: find.value }),
+    oninput: debounce(() => update({ find: find.input.value }), 120),
+    onchange: () => update({ find: find.input.value }),
   });
   const kinds = el("span", { class: "actions", role: "group", "aria-label": "Kinds" });
   const master = el("input", {
@@ -53,14 +50,7 @@ export function showMedia(root) {
   const bar = el("label", { class: "slider button" }, "Step", master, said);
   const leaveSidebar = showBesideRuns(
     root,
-    el(
-      "div",
-      { class: "toolbar" },
-      el("label", { class: "field search" }, icon("search"), find),
-      unfoldButton(),
-      kinds,
-      bar,
-    ),
+    el("div", { class: "toolbar" }, find.field, unfoldButton(), kinds, bar),
     none,
     list,
   );
@@ -72,7 +62,7 @@ export function showMedia(root) {
     { rootMargin: "240px" },
   );
 
-  /** Returns all steps of the panels that have a slider, in order. */
+  /** Returns the steps of all panels with a slider, in order. */
   function allSteps() {
     const stepwise = index.filter(({ shows }) => !RENDERERS[shows].isOverTime);
     return [...new Set(stepwise.flatMap(({ steps }) => steps))].sort((one, other) => one - other);
@@ -106,11 +96,11 @@ export function showMedia(root) {
     master.oninput = () => chooseStep(steps, Number(master.value));
   }
 
-  /** Asks which media the visible runs have. */
+  /** Loads the list of media of the visible runs. */
   function loadIndex() {
     return view.ask(visibleDetails, ([ids, details, wrong]) => {
       problem = wrong;
-      // Where no run answers, what is shown stays.
+      // If no run answers, the page stays.
       if (problem && index.length) return;
       index = indexOf(ids, details);
       const have = new Set(index.flatMap(({ runs }) => runs));
@@ -156,7 +146,7 @@ export function showMedia(root) {
     const isAsBefore = shown.length > 0 && order === JSON.stringify([...kept]);
     order = JSON.stringify([...kept]);
     if (isAsBefore) {
-      // Sounds and videos that were taken out and put back would stop, and controls lose the focus.
+      // Moving nodes would stop sounds and videos, and take the focus from controls.
       for (const one of shown) panels.get(one.key).change(one);
       return;
     }
@@ -200,7 +190,7 @@ export function showMedia(root) {
             { class: "empty" },
             visibleRuns().length
               ? index.length
-                ? "Nothing has this name."
+                ? "No media have this name."
                 : problem ||
                   `No media were logged by ${visibleRuns().length === 1 ? "this run" : "these runs"}.`
               : [
@@ -266,7 +256,7 @@ export function showMedia(root) {
   return () => view.leave();
 }
 
-/** Returns the kinds that have a renderer, with their titles, in the order of the renderers. */
+/** Returns the kinds with a renderer and their titles, in the order of the renderers. */
 function shownKinds(kinds) {
   const order = Object.keys(RENDERERS);
   return kinds
@@ -279,7 +269,7 @@ function shownKinds(kinds) {
     .sort((one, other) => order.indexOf(one.shows) - order.indexOf(other.shows));
 }
 
-/** Returns the place of the greatest step that is not beyond the given one; 0 if all are. */
+/** Returns the place of the last step up to the given one; 0 if there is none. */
 function placeOf(steps, step) {
   let place = 0;
   steps.forEach((one, at) => {
@@ -288,21 +278,21 @@ function placeOf(steps, step) {
   return place;
 }
 
-/** Has all panels show a step; at the last one they stay at the newest. */
+/** Shows a step in all panels; at the last step they follow the newest one. */
 function chooseStep(steps, place) {
   update({ step: place >= steps.length - 1 ? "" : String(steps[Math.max(0, place)]) });
 }
 
-/** What was logged under one name, of all selected runs. */
+/** The records of one name, of all selected runs. */
 class Panel {
   constructor(about) {
     this.about = about;
     this.isVisible = false;
     this.shown = "";
     this.turn = 0;
-    /** How many pictures a run has at the step. */
+    /** The largest number of pictures that a run has at the step. */
     this.most = 0;
-    /** @type {number | null} Which picture of each run is enlarged. */
+    /** @type {number | null} The place of the enlarged picture of each run. */
     this.place = null;
     this.content = el("div", { class: "media-grid" });
     this.classes = el("div", { class: "classes", hidden: true });
@@ -352,13 +342,13 @@ class Panel {
     if (isVisible) this.show();
   }
 
-  /** Returns the step to show: the chosen one or the last before it; without a choice, the last one. */
+  /** Returns the step to show: the chosen one or the last one before it; the last one by default. */
   step() {
     const { steps } = this.about;
     return state.step === "" ? steps.at(-1) : steps[placeOf(steps, Number(state.step))];
   }
 
-  /** Shows one picture of each run side by side, as large as the window, until it is closed. */
+  /** Shows one picture of each run side by side in a dialog. */
   enlarge(place) {
     this.place = place;
     const parts = [this.bar, this.classes, this.content];
@@ -390,7 +380,7 @@ class Panel {
       dialog.remove();
       this.show(true);
     });
-    // Else the card would collapse, and the page behind it would scroll.
+    // Without a height the card would collapse, and the page would scroll.
     this.element.style.minHeight = `${this.element.offsetHeight}px`;
     document.body.append(dialog);
     dialog.showModal();
@@ -430,7 +420,7 @@ class Panel {
         try {
           return await this.ofRun(id, step);
         } catch (error) {
-          // It is asked for again with the next change.
+          // The next change asks again.
           if (mine === this.turn) this.shown = "";
           return el("p", { class: "muted" }, error.message);
         }
@@ -460,7 +450,7 @@ class Panel {
     for (const plot of this.content.querySelectorAll(".ridges")) plot.start();
   }
 
-  /** Returns what a run has at the step, or at the last one before it. */
+  /** Returns the records of a run at the step, or at the last one before it. */
   async ofRun(id, step) {
     const { kind, shows, name } = this.about;
     const renderer = RENDERERS[shows];
@@ -554,16 +544,16 @@ class Panel {
 }
 
 /**
- * How the page shows records, in the order of its sections. The server says by which of these it shows a kind.
+ * How the page shows records, in the order of its sections. The server names a renderer for each kind.
  *
- * `figure` shows one record; `overTime` all records of a run at once; `ofRun` asks for its records itself.
+ * `figure` shows one record, `overTime` shows all records of a run at once, and `ofRun` loads its records itself.
  */
 const RENDERERS = {
   image: {
     figure: (id, item, side, enlarge) => el("figure", {}, picture(id, item, side, enlarge), captionOf(item)),
   },
   video: {
-    // A GIF is a picture to browsers.
+    // Browsers play a GIF as an image.
     figure: (id, item, side, enlarge) =>
       /\.gif$/i.test(item.file)
         ? el("figure", {}, picture(id, item, side, enlarge), captionOf(item))
@@ -628,7 +618,7 @@ function captionOf(item) {
   return item.caption ? el("figcaption", { dir: "auto" }, shorten(item.caption, 500)) : null;
 }
 
-/** Returns histograms over time: one ridge for each step, the newest in front. */
+/** Returns histograms over time: a ridge for each step, the newest in front. */
 function ridges(id, items) {
   const holder = el("div", { class: "plot ridges", style: { height: "300px" } });
   const drawn = items.filter((item) => item.counts.length);
@@ -637,7 +627,7 @@ function ridges(id, items) {
   holder.dataset.ridges = String(kept.length);
   holder.start = () => {
     if (!holder.isConnected || !kept.length) {
-      if (!kept.length) fill(holder, el("div", { class: "note" }, "No finite value."));
+      if (!kept.length) fill(holder, el("div", { class: "note" }, "No finite values."));
       return;
     }
     const densities = kept.map(({ counts, edges }) => {

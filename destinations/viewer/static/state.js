@@ -17,6 +17,7 @@ const LISTS = [
   "class",
   "open",
   "fold",
+  "join",
   "brush",
 ];
 
@@ -42,6 +43,7 @@ const DEFAULTS = {
   pin: [],
   hide: [],
   open: [],
+  join: [],
   zoom: [],
   band: "",
   outliers: "",

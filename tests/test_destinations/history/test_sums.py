@@ -14,6 +14,7 @@ from destinations.history.sums import (
     summed_line,
     sums_path,
 )
+from tests.effort import times
 
 HEADER = b"step,epoch,time,loss\n"
 
@@ -50,7 +51,7 @@ def write(path, content, *others):
 
 def test_sums_do_not_depend_on_how_rows_come():
     """Any pieces of whole rows, and going back, give the blocks of the whole."""
-    for seed in range(50):
+    for seed in range(times(10, 50)):
         draw = random.Random(seed)
         rows = rows_of(draw, 2000)
         content = HEADER + rows

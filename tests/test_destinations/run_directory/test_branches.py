@@ -107,7 +107,7 @@ def test_training_that_goes_back_in_one_process_begins_a_session(tmp_path):
     assert lines[1]["follows"] == {"session": lines[0]["session"], "records": 9, "step": 2}
 
 
-def test_each_session_says_what_it_was_started_with(tmp_path):
+def test_each_session_keeps_its_own_configuration(tmp_path):
     """The run has the hyperparameters of the sessions that led to it; what was left keeps its own."""
     folder = tmp_path / "mine"
     first = Session(folder, lr=0.1, width=8)
@@ -227,7 +227,7 @@ def test_branch_is_the_run_as_its_session_had_it(tmp_path):
         Opened.open(folder).branch(3)
 
 
-def test_run_that_was_continued_at_its_end_left_nothing(tmp_path):
+def test_a_run_continued_at_its_end_has_no_branch(tmp_path):
     """It has no branches; each of its sessions can be read all the same."""
     folder = tmp_path / "mine"
     first = Session(folder, lr=0.1)

@@ -59,14 +59,14 @@ def test_trainer_and_writers_write_side_by_side(drive, tmp_path):
 @pytest.mark.parametrize(
     "name", ["", ".", "..", ".eval", "a/b", "../eval", "a b", "ä", "{rank}", "a\0", "a\n", "a" * 101]
 )
-def test_a_name_that_is_no_safe_path_component_is_refused(tmp_path, name):
+def test_a_writer_name_must_be_a_safe_path_component(tmp_path, name):
     """The message says what a name may have."""
     with pytest.raises(ValueError, match="writer must be a name of letters"):
         RunDirectory(tmp_path / "run", writer=name)
     assert not (tmp_path / "run").exists()
 
 
-def test_a_writer_that_is_no_text_is_refused(tmp_path):
+def test_a_writer_name_that_is_not_text_raises(tmp_path):
     """As the other arguments are."""
     with pytest.raises(TypeError, match='Write writer="eval"'):
         RunDirectory(tmp_path / "run", writer=3)
@@ -217,7 +217,7 @@ def test_a_trainer_begins_after_its_writers(tmp_path):
     assert read_series(tmp_path / "run", "loss") == [(1, 2.0)]
 
 
-def test_the_last_value_of_a_writer_is_that_of_its_greatest_step(drive, tmp_path):
+def test_the_last_value_of_a_writer_has_the_greatest_step(drive, tmp_path):
     """Whatever the order, also over sessions, and where the statistics are those of all rows again."""
     folder = tmp_path / "run" / "writers" / "eval"
     for steps in ((300, 500, 500, 400), (100, 200)):

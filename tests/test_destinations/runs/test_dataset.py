@@ -119,7 +119,7 @@ def test_dataset_has_the_content_of_the_runs(root, tmp_path):
 
 
 def test_dataset_is_queried_like_folders(root, tmp_path):
-    """Filters, sorting, names and errors equal those of `open_runs` on the folders."""
+    """Filters, sorting, names and errors are the same as with `open_runs` on the folders."""
     compact(runs_of(root), str(tmp_path / "data"))
 
     with open_runs(tmp_path / "data") as dataset, open_runs(root, cache=tmp_path / "cache") as folders:

@@ -331,7 +331,7 @@ def test_a_failed_run_says_why():
     )
 
 
-def test_a_run_that_was_stopped_says_why():
+def test_a_stopped_run_has_a_stop_reason():
     """The reason given to `stop_training` stands in the first line."""
     console = Console(stream=io.StringIO())
     run = DryRun(console, max_duration="3ep")

@@ -69,7 +69,7 @@ def test_images_may_be_pictures_and_paths(logger, images):
         (None, False, "must be arrays, tensors, PIL images or paths, got NoneType"),
     ],
 )
-def test_what_is_no_image_is_refused(logger, images, channels_last, complaint):
+def test_values_that_are_not_images_raise(logger, images, channels_last, complaint):
     """The message has the name, what was given, and where one can be seen, the way out."""
     with pytest.raises(RecordError, match=complaint):
         logger.log_images(images, "x", channels_last)

@@ -27,7 +27,7 @@ def aim():
     """The package, which is installed outside the environment."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(sys, "path", [*sys.path, str(peers.PEERS)])
-        # It makes its database in a process.
+        # Aim creates its database in a separate process.
         patched.setenv("PYTHONPATH", str(peers.PEERS), prepend=os.pathsep)
         yield importlib.import_module("aim")
 

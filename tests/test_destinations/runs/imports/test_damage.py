@@ -160,7 +160,7 @@ def assert_correct_or_reported(form, folder):
         return
     assert len(values) == len(TRUTH)
     if form.has_checksums:
-        # Names in the footer of a Parquet file have none.
+        # The names in the footer of a Parquet file have no checksum.
         found, wanted = (
             sorted((step, np.float32(value)) for step, _, value in one) for one in (values, TRUTH)
         )
@@ -185,7 +185,7 @@ def test_truncated_source_is_reported(form):
 
         _, failures = read(place_of(form, folder), form.source)
 
-        # Lines that are whole are all there is; so is an event file that nothing was written to.
+        # A cut between two lines can't be detected, and an empty event file is valid.
         is_whole = whole[:size].endswith(b"\n") or (form.source, size) == ("tensorboard", 0)
         assert failures or is_whole, size
 
@@ -210,7 +210,7 @@ def test_damage_is_reported_or_harmless(form):
     form, folder, file = form
     whole = file.read_bytes()
     draw = random.Random(1)
-    # Rows of a text may be joined to others that look right.
+    # Without checksums, other damage of a text may produce valid rows.
     for damage in (flip, overwrite, remove) if form.has_checksums else (flip,):
         for at in (0, 4, len(whole) - 1, *(draw.randrange(len(whole)) for _ in range(PLACES))):
             data = bytearray(whole)
@@ -248,7 +248,7 @@ def test_rows_written_during_an_import_arrive_with_the_next(tmp_path, name):
     form.write(file, half)
     start = file.read_bytes()
     assert whole.startswith(start)
-    # As a writer leaves it: a record and a part of the next one.
+    # The file grows by a part of a record, as a writer may leave it.
     appended = [whole[len(start) :][:20], whole[len(start) + 20 :]]
 
     def grow(_done, _runs, items):

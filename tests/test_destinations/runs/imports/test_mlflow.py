@@ -16,7 +16,7 @@ from destinations.runs.imports import SourceError, import_runs
 
 pytestmark = [
     pytest.mark.xdist_group("mlflow"),
-    # Of MLflow's own code, when runs are written here.
+    # Warnings of MLflow's own code while it writes runs.
     pytest.mark.filterwarnings("ignore"),
 ]
 
@@ -43,7 +43,7 @@ def store(request, tmp_path_factory):
             client.log_metric(first, "val/acc", step / 7, timestamp=1000_003 + 5000 * step, step=step)
         client.log_metric(first, "loss", float("nan"), timestamp=1060_000, step=3)
         client.log_text(first, "hello", "texts/hello.txt")
-        # Of a stranger's run, links may lead anywhere.
+        # Links in an untrusted run may lead anywhere.
         (artifacts,) = (folder / "artifacts").glob("*/artifacts")
         (folder / "key.txt").write_text("private")
         (artifacts / "key.txt").symlink_to(folder / "key.txt")
@@ -141,7 +141,7 @@ def test_damaged_store_is_reported(store, tmp_path):
         (copy / metric.parents[2].name / ("0" * 32)).mkdir()
     else:
         copy.parent.mkdir()
-        # A page of one of its tables, as a disk loses it.
+        # A page of one of its tables, as a disk would lose it.
         with contextlib.closing(sqlite3.connect(path)) as database:
             (page,) = database.execute("select rootpage from sqlite_master where name = 'metrics'").fetchone()
             (size,) = database.execute("pragma page_size").fetchone()
@@ -176,7 +176,7 @@ def test_artifact_folders_outside_mlflow_are_not_read(tmp_path):
     report = import_runs(tmp_path, tmp_path / "runs")
 
     assert (report.runs, report.failures) == (1, [])
-    assert dict(report.left_out) == {"folders of artifacts that are none of MLflow's": 1}
+    assert dict(report.left_out) == {"artifact folders outside MLflow": 1}
     assert not list((tmp_path / "runs").rglob("key.txt"))
 
 

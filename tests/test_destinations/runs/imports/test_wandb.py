@@ -267,19 +267,19 @@ STAND_IN = "x values that are not steps, replaced by W&B's own step"
 @pytest.mark.parametrize(
     ("metrics", "rows", "found", "left_out"),
     [
-        # Lightning's logger: the axis only says where the others stand.
+        # Lightning's logger: the axis only serves the other metrics.
         ([STAR], [{"loss": 0.5, "trainer/global_step": 49}], [(49, {"loss": 0.5})], {}),
         ([STAR], [{"trainer/global_step": 49}], [(49, {"trainer/global_step": 49})], {}),
-        # The most specific of several patterns, and what is defined by name before any.
+        # A name comes before patterns, and the most specific pattern before the others.
         (
             [STAR, VAL, {"name": "val/x", "step_metric": "own"}],
             [{"loss": 0.5, "val/y": 1, "val/x": 2, "trainer/global_step": 49, "epoch": 3, "own": 7}],
             [(49, {"loss": 0.5, "epoch": 3, "own": 7}), (3, {"val/y": 1}), (7, {"val/x": 2})],
             {},
         ),
-        # A definition that has no axis, but says what the summary shows.
+        # A definition without an axis, which only configures the summary.
         ([STAR, {"name": "acc"}], [{"acc": 1, "trainer/global_step": 5}], [(5, {"acc": 1})], {}),
-        # The axis was logged in an earlier row, goes back, is not whole, or was never logged.
+        # The axis was logged in an earlier row, goes back, is fractional, or was never logged.
         ([VAL], [{"epoch": 3}, {"val/y": 1}], [(3, {"epoch": 3}), (3, {"val/y": 1})], {}),
         (
             [VAL],

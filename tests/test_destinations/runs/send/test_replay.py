@@ -65,7 +65,7 @@ def everything(tmp_path_factory):
     run = WritingRun(loggers=[destination], run_name="run", raise_errors=True).__enter__()
     run.log_hyperparameters({"optim": {"lr": 0.1}, "layers": [1, 2], "name": "größe"})
     for step in range(20):
-        # In one call: the writer joins two into a row only if it does not come by in between.
+        # In one call, because the writer may not join two calls into one row.
         run.log_metrics({"loss": 1 / (step + 1), "acc": step / 10, "big": 10**25, "flag": True})
         run.batch_end()
     run.epoch_end()
@@ -90,7 +90,7 @@ def lines_of(folder, index):
     for line in lines:
         del line["session"], line["record"]
         if line.get("type") == "video":
-            # The file is handed on as it is, and not decoded.
+            # The file is copied without decoding.
             line.pop("shape")
         if "sum" in line and line["sum"] is not None:
             line["sum"] = pytest.approx(line["sum"])
@@ -333,7 +333,7 @@ def test_run_is_followed_until_it_ends(tmp_path):
         if len(passes) == 3:
             writing.__exit__(None, None, None)
         elif len(passes) < 3:
-            # The second value of a step comes when the first was handed on.
+            # The second value of a step arrives after the first was sent.
             writing.log_metrics({"acc": 1.0}, step=len(passes) - 1)
             writing.log_metrics({"loss": 2.0}, step=len(passes))
             writing.log_text("hello", step=len(passes))

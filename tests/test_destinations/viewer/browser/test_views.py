@@ -15,6 +15,8 @@ pytestmark = pytest.mark.xdist_group("browser")
 SHOWN = """() => { const plot = document.querySelector('.chart[data-metric=loss] .plot');
     return plot.data && {range: plot.layout.yaxis.range, foot: plot.nextElementSibling.innerText,
         labels: [...plot.querySelectorAll('.spike-labels text')].map((text) => text.textContent)}; }"""
+LINES = """() => (document.querySelector('.chart[data-metric="norm/*"] .plot').data ?? [])
+    .filter((trace) => trace.meta.part === 'line').length === COUNT"""
 DOTS = """() => [...document.querySelectorAll('.chart')]
     .filter((card) => card.querySelector('.cursor circle')).map((card) => card.dataset.metric)"""
 
@@ -141,3 +143,26 @@ def test_a_saved_view_is_the_same_in_the_table_the_charts_and_the_shell(grid, tm
     assert set(grid.drawn("loss", 6)) == {grid.id_of(name) for name in names}
     assert main(["runs", "ls", "--root", str(tmp_path / "runs"), "--view", "only a", "--json"]) == 0
     assert [row["name"] for row in json.loads(capsys.readouterr().out)] == names
+
+
+def test_the_metrics_of_a_prefix_are_one_chart(tmp_path, new_page):
+    """A section becomes one chart with a line for each metric, and keeps those that a search finds."""
+    server = pytest.importorskip("destinations.viewer.server")
+    with Written(tmp_path / "runs" / "layers") as run:
+        for step in range(5):
+            run.log({f"norm/layer{layer}": float(layer + step) for layer in range(12)}, step)
+    with (
+        open_runs(tmp_path / "runs", cache=tmp_path / "index") as runs,
+        server.Viewer(runs, port=0) as viewer,
+    ):
+        opened = Opened(new_page(), viewer)
+        opened.go("charts")
+        opened.drawn("norm/layer0")
+        opened.page.get_by_role("button", name="as one chart").click()
+        opened.until(LINES.replace("COUNT", "12"))
+        assert opened.page.locator(".chart").count() == 1
+        assert "join=" in opened.page.url
+        opened.page.fill("#search", "layer1*")
+        opened.until(LINES.replace("COUNT", "3"))
+        assert "layer10" in opened.hovered("norm/*", "layer10", 0.5)
+        opened.page.close()
