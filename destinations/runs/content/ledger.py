@@ -155,8 +155,8 @@ class TimeReport:
     Attributes:
         wall: seconds from the first to the last moment of all sessions, without pauses after a session that
             completed.
-        seconds: the first rank's seconds in each bucket, largest first; they add up to `wall`. The buckets are
-            `TimeLedger`'s, `repeated`, and `gone`: between an incomplete session and the next.
+        seconds: the first rank's seconds in each bucket, largest first; they add up to `wall`. The buckets
+            are `TimeLedger`'s, `repeated`, and `gone`: between an incomplete session and the next.
         productive: seconds of training, without repeated steps.
         sessions: the first rank's sessions, oldest first.
         faults: the first rank's faults, oldest first.
