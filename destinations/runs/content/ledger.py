@@ -155,7 +155,7 @@ class TimeReport:
     Attributes:
         wall: seconds from the first to the last moment of all sessions, without pauses after a session that
             completed.
-        seconds: the seconds of each bucket on the first rank, largest first; they add up to `wall`. The buckets
+        seconds: the first rank's seconds in each bucket, largest first; they add up to `wall`. The buckets
             are `TimeLedger`'s, `repeated`, and `gone`: between an incomplete session and the next.
         productive: seconds of training, without repeated steps.
         sessions: the first rank's sessions, oldest first.
@@ -480,9 +480,9 @@ def write_trace(
 ) -> int:
     """Writes the spans of all ranks in Chrome's trace format, which Perfetto opens; returns how many events.
 
-    Each rank is a process with a thread for each track: the buckets of `TimeLedger`; the loop with its epochs,
-    batches and evaluations; checkpoints; and the spans of each of the user's threads. Uploads overlap, so they
-    are asynchronous events. Times are on rank 0's clock if it is known.
+    Each rank is a process with a thread for each track: the buckets of `TimeLedger`; the loop with its
+    epochs, batches and evaluations; checkpoints; and the spans of each of the user's threads. Uploads
+    overlap, so they are asynchronous events. Times are on rank 0's clock if it is known.
     The format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU.
 
     Args:

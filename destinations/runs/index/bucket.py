@@ -150,8 +150,8 @@ class BucketCopy:
     **Threading.** Any thread may call any method; a lock serializes them, and another keeps other processes
     out.
 
-    **Blocking.** Calls make few requests: at most one listing a minute, and one request per interval of a live
-    run.
+    **Blocking.** Calls make few requests: at most one listing a minute, and one request per interval of a
+    live run.
 
     Args:
         store: the store, or its URI.
@@ -245,8 +245,8 @@ class BucketCopy:
         """Returns a state from the listing that changes with the rows or records of a run.
 
         Returns:
-            The name, size and version of each object; of the pieces, only the newest. Versions are None if the
-            store has none.
+            The name, size and version of each object; of the pieces, only the newest. Versions are None if
+            the store has none.
         """
         with self._lock:
             run = self._run_at(run_dir)
@@ -449,7 +449,7 @@ class BucketCopy:
             self._note_piece(live, is_whole=False)
 
     def _fetched(self, live: _Live, *, with_plain: bool) -> bool:
-        """Downloads a stream; returns False and marks its run unreadable until the next listing on failure."""
+        """Downloads a stream; if it fails, marks the run unreadable and returns False."""
         try:
             live.run.fetch(with_plain=with_plain, is_partial=True)
         except (PieceError, UploadError, OSError) as error:

@@ -1,12 +1,12 @@
 """The scanner: finds the runs below a root that changed since the last scan.
 
-A scan is an iteration in the thread of the caller. It never writes, and raises nothing for what it finds,
-because runs are written, moved and deleted meanwhile; problems are part of what it yields.
+A scan is an iteration in the caller's thread. It never writes. Because runs may be written, moved and deleted
+meanwhile, it yields problems instead of raising them.
 
-An unchanged folder or finished run costs one `stat`; a run that has not ended costs a second one, for its
-heartbeat, and one that named writers add to costs two for each of them, and a listing. Files are replaced by
-renaming, which changes the modification time of the folder; only a full scan finds a file that was rewritten
-in place. A modification time younger than the resolution of file systems (2 s) is not trusted.
+An unchanged folder or finished run costs one `stat`. A live run costs a second one for its heartbeat, and a
+run with named writers a listing and two for each writer. Replacing a file by renaming changes the folder's
+modification time; only a full scan finds a file that was rewritten in place. A modification time within the
+resolution of file systems (2 s) isn't trusted.
 """
 
 import contextlib
@@ -77,16 +77,16 @@ class ScanReport:
         added: new runs.
         changed: known runs that were read again.
         unchanged: known runs that were not read.
-        moved: runs of `added` whose id was at another path, which is gone.
+        moved: new runs whose id was at another path, which is gone.
         gone: known runs whose folder is gone, including moved ones.
         alive: runs that are being written.
         damaged: runs that could not be read completely; each has a `problem`.
-        orphans: those of `damaged` without a sidecar.
+        orphans: damaged runs without a sidecar.
         duplicates: the paths of each run id that occurs more than once.
         problems: path and description of the first hundred problems.
         warnings: about the index and the roots.
-        unlisted: folders and stores, each with the reason, that could not be listed, or not completely. What
-            is missing from a scan may be there; `compact(remove_gone=True)` is an error then.
+        unlisted: folders and stores that couldn't be listed completely, and the reasons. They may have more
+            runs, so `compact(remove_gone=True)` fails.
         is_full: whether everything was read again.
         seconds: duration.
     """
@@ -131,7 +131,7 @@ RUNNING, DAMAGED, SHARED = 1, 2, 4
 
 @attrs.frozen
 class IndexState:
-    """The state of a root in the index, which a scan compares with.
+    """The state of a root in the index, which a scan compares folders with.
 
     Args:
         runs: by path, see `KnownRun`.
@@ -150,13 +150,13 @@ class ScanChange:
 
     Args:
         path: below the root; "" is the root itself.
-        fields: arguments of `RunRecord` read from its files, but for the path; None if they did not change
-            or cannot be read.
-        problem: what could not be read.
+        fields: arguments of `RunRecord` read from its files, without the path; None if they didn't change or
+            can't be read.
+        problem: what couldn't be read.
         heartbeat_at: the last heartbeat.
-        folder_mtime_ns: of the folder; 0 if it cannot be trusted.
-        folder_inode: of the folder.
-        files: fingerprint of its files.
+        folder_mtime_ns: the folder's modification time; 0 if it can't be trusted.
+        folder_inode: the folder's inode.
+        files: a fingerprint of its files.
         flags: why the next scan must look at the files of an unchanged folder: `RUNNING`, `DAMAGED`,
             `SHARED` (named writers add to the run), several of them, or 0.
         is_orphan: whether the sidecar is missing.
@@ -181,16 +181,16 @@ _MARKS = frozenset({SESSIONS, ENVIRONMENT, HEARTBEAT})
 # The resolution of FAT, the coarsest file system.
 _COARSE_NS = 2_000_000_000
 _NO_SUBFOLDERS = 2
-# In what is compared of a run's files; not equal to itself.
+# In a fingerprint: unknown, so the run is read again.
 _UNKNOWN = "?"
-# After it: the rows were read when the heartbeat was stale, so that they are all there will be.
+# At its end: the rows were read after the heartbeat became stale, so they are final.
 _SETTLED = " settled"
-# What a sidecar says of a run that has closed parts; the others need not be looked at.
+# A sidecar of a run with closed parts; others needn't be checked.
 _PARTS = re.compile(rb'"csv_parts":\s*([1-9][0-9]{0,17})')
-# What it says of a run that has rows at all.
+# A sidecar of a run with rows.
 _ROWS = re.compile(rb'"csv_bytes":\s*[1-9]')
 _MOST_DAMAGES = 3
-# Statuses that the writer sets together with the summary of all rows.
+# The writer sets these statuses together with the summary of all rows.
 _SUMMARIZED = TERMINAL_STATUSES - {"failed to write"}
 
 
@@ -221,8 +221,8 @@ class Scanner:
         disk: the file system.
         clock_ns: returns the time in nanoseconds.
         now: the time that heartbeats are compared with. Default: that of `clock_ns`.
-        has_rows: returns whether the rows of the run in a folder are there, as far as they are anywhere; for
-            a copy of a store, where they are brought when they are read.
+        has_rows: returns whether a run's rows are complete in its folder. In a copy of a store, they are
+            downloaded when they are read.
     """
 
     def __init__(
@@ -241,7 +241,7 @@ class Scanner:
         self._prefix = "/" if root == "/" else f"{root}/"
         self._known = known
         self._full = full
-        # Whether one run is read alone: then its rows are read, and compared with their checksums.
+        # Whether a single run is read; then its rows are compared with their checksums.
         self._is_single = False
         self._disk = disk or FileSystem()
         self._clock_ns = clock_ns
@@ -262,7 +262,7 @@ class Scanner:
         try:
             stat(self._root)
         except OSError as error:
-            # The file system may be mounted again later: its runs are kept.
+            # The file system may be mounted again later, so its runs are kept.
             self.problems.append((Path(self._root), f"root cannot be read: {error.strerror}"))
             self._keep_below("")
             return
@@ -312,7 +312,7 @@ class Scanner:
         return self._read(path, state, self._has_writers) or self._classify(path, state)
 
     def own_tags(self, path: str) -> tuple[str, ...]:
-        """Returns the tags that a run gave itself; none if its sidecar is damaged.
+        """Returns the run's own tags; none if its sidecar is damaged.
 
         Raises:
             OSError: it cannot be read.
@@ -400,7 +400,7 @@ class Scanner:
         return state.st_nlink != _NO_SUBFOLDERS and self._disk.exists(self._base(path) + WRITERS_FOLDER)
 
     def _unreadable(self, path: str, error: OSError, *, is_kept: bool = True) -> None:
-        """Records that a folder cannot be read; one that no longer exists is not a problem."""
+        """Records that a folder can't be read; a deleted folder isn't a problem."""
         if isinstance(error, FileNotFoundError | NotADirectoryError):
             return
         self.problems.append((Path(self._prefix + path), f"folder cannot be read: {error.strerror}"))
@@ -466,10 +466,10 @@ class Scanner:
         """Reads a folder with a sidecar; returns None if it has none.
 
         Args:
-            path: below the root.
-            state: of the folder.
-            has_writers: returns whether it has a folder of writers, of its path and state; called where it
-                has a sidecar.
+            path: its path below the root.
+            state: its `stat`.
+            has_writers: tells from path and state whether it has a folder of writers; called if it has a
+                sidecar.
         """
         base = self._base(path)
         try:
@@ -497,12 +497,12 @@ class Scanner:
             files += _SETTLED
         is_shared = has_writers(path, state)
         if fields.get("status") == UNREADABLE:
-            # Not equal at the next scan, by a release that may know the format.
+            # Read again at the next scan, maybe by a release that knows the format.
             files, is_shared = f"{files}{_UNKNOWN}", False
             problem = problem_of_format(base, read_object(raw)) or problem
         elif not is_shared and fields["kind"] == "run-directory" and fields.get("status") not in _SUMMARIZED:
             try:
-                # A folder that lost its rows has the summary of the sidecar only.
+                # A folder that lost its rows has only the sidecar's summary.
                 fields["summary"] = _last_values(base) or fields.get("summary", {})
             except (OSError, ValueError) as error:
                 problem = problem or f"{METRICS} cannot be read: {error}"
@@ -520,7 +520,7 @@ class Scanner:
         return self._with_writers(found) if is_shared else found
 
     def _damage_of_rows(self, base: str, raw: bytes, *, is_ended: bool = False) -> str | None:
-        """Returns what is missing of the rows that a sidecar tells of; None if nothing is."""
+        """Returns which rows are missing according to a sidecar; None if none are."""
         if self._disk.exists(base + PIECES_STATE) and (problem := _damage_of_pieces(base)):
             return problem
         if not self._has_rows(base):
@@ -551,7 +551,7 @@ class Scanner:
             return []
 
     def _writers_state(self, base: str) -> str:
-        """Returns a text that changes with what the writers of a run have written."""
+        """Returns a text that changes when a writer of the run writes."""
         try:
             names = self._writers(base)
         except OSError:
@@ -569,12 +569,12 @@ class Scanner:
             heartbeat = self._disk.stat(f"{folder}/{HEARTBEAT}").st_mtime_ns
         except OSError:
             return f"{name}:{state}"
-        # Rows of one that is alive, or was until now, may be newer than its heartbeat.
+        # Rows of a live writer, or one that just ended, may be newer than its heartbeat.
         is_fresh = is_alive("running", heartbeat / 1e9, self._now)
         return f"{name}:{state}:{heartbeat}{_UNKNOWN if is_fresh else ''}"
 
     def _with_writers(self, found: ScanChange) -> ScanChange:
-        """Adds what named writers have to what was read of a run."""
+        """Adds what named writers wrote to the change of a run."""
         base = self._base(found.path)
         state = self._writers_state(base)
         settled = _SETTLED if found.files.endswith(_SETTLED) else ""
@@ -599,7 +599,7 @@ class Scanner:
         return found
 
     def _damage_of_writers(self, base: str) -> list[str]:
-        """Returns what is missing of the rows of writers; what cannot be read is found where it is read."""
+        """Returns which rows of writers are missing; unreadable files are reported when they are read."""
         found = []
         with contextlib.suppress(OSError):
             for name in self._writers(base)[:MAX_WRITERS]:
@@ -610,7 +610,7 @@ class Scanner:
         return found
 
     def _of_writers(self, path: str, state: os.stat_result) -> ScanChange | None:
-        """Returns the change of a run whose trainer has not written yet; None if it is none."""
+        """Returns the change of a run whose trainer hasn't written yet; None if it isn't a run."""
         base = self._base(path)
         try:
             fields = self._fields_of_writers(base)
@@ -635,9 +635,9 @@ class Scanner:
         )
 
     def _fields_of_writers(self, base: str) -> dict[str, Any] | None:
-        """Returns what the writers of a run say of it, with the last heartbeat; None where none says any.
+        """Returns the fields of a run from its writers, with the last heartbeat; None without writers.
 
-        A folder called as that of writers may be any. Theirs say in the sidecar whose they are.
+        Any folder may be called `writers`. A writer's sidecar names the writer.
         """
         names = self._writers(base)[:MAX_WRITERS]
         every = [fields for name in names if (fields := self._writer_fields(base, name))]
@@ -661,7 +661,7 @@ class Scanner:
         }
 
     def _writer_fields(self, base: str, name: str) -> dict[str, Any] | None:
-        """Returns what the sidecar of a writer says, with its heartbeat; None if it is not one."""
+        """Returns the fields of a writer's sidecar, with its heartbeat; None if it isn't a writer."""
         folder = f"{base}{WRITERS_FOLDER}/{name}/"
         try:
             raw, _ = self._disk.read(folder + SIDECAR)
@@ -676,7 +676,7 @@ class Scanner:
         return {**fields, "heartbeat_at": self._heartbeat_in(folder)}
 
     def _with_edits(self, base: str, fields: dict[str, Any]) -> tuple[dict[str, Any], str, str | None]:
-        """Returns the fields with the edits of the user, the state of their file, and its problem."""
+        """Returns the fields with the user's edits applied, the state of the edits' file, and its problem."""
         # Most runs have none, and an exception costs as much as everything else here.
         if not self._disk.exists(base + EDITS):
             return fields, "-", None
@@ -711,7 +711,7 @@ class Scanner:
         )
 
     def _orphan(self, path: str, state: os.stat_result) -> ScanChange:
-        """Returns the change of a run folder without a sidecar, which was lost or is not written yet."""
+        """Returns the change of a run folder whose sidecar was lost or isn't written yet."""
         return self._damaged(path, state, "orphan", f"{SIDECAR} is missing", is_orphan=True)
 
     def _lightning(self, path: str, state: os.stat_result, *, has_writers: bool) -> ScanChange | None:
@@ -803,7 +803,7 @@ def _damage_of_rows(run_dir: str, parts: int, *, is_ended: bool) -> str | None:
 
 
 def _last_values(run_dir: str, problems: list[str] | None = None) -> dict[str, float]:
-    # It reads rows, which finding runs that ended does not need.
+    # Imported here because it reads rows, which isn't needed to find ended runs.
     from destinations.runs.summary import last_values
 
     return last_values(Path(run_dir), problems)
