@@ -68,7 +68,7 @@ def shoot(page: "Page", viewer: Viewer, theme: str) -> None:
     ids = {row["name"]: row["id"] for row in rows}
     chosen = [ids[name_of(*setting)] for setting in CHOSEN]
     query = "&".join(f"run={one}" for one in chosen)
-    metric = "summary.loss/test/total"
+    metric = "summary.loss/train/total"
     views = {
         "runs": f"runs?{query}",
         "charts": f"charts?{query}&smooth=0.4",
