@@ -7,7 +7,7 @@
 | `Console`      | prints metrics in short blocks, and a summary at the end            |
 | `ProgressBar`  | shows the progress on a terminal, in a notebook, or as lines        |
 | `TextFile`     | writes a log file: lines for people, or JSON                        |
-| `InMemory`     | keeps everything that was logged, for notebooks and tests           |
+| `InMemory`     | keeps all records in memory, for notebooks and tests                |
 | `TensorBoard`  | writes TensorBoard's event files                                    |
 | `WandB`        | logs to Weights & Biases                                            |
 | `MLflow`       | logs to MLflow                                                      |
@@ -15,14 +15,14 @@
 | `Trackio`      | logs to Trackio                                                     |
 | `Slack`        | tells a Slack channel how a run ended                               |
 | `Webhook`      | posts chosen events as JSON                                         |
-| `Functions`    | calls functions of yours                                            |
+| `Functions`    | calls your functions                                                |
 | `Health`       | serves `/healthz` and Prometheus' `/metrics` beside the run         |
 
-Subclass `LoggerDestination` for one of your own. `create_destination` makes one by name, and
+Subclass `LoggerDestination` to write your own. `create_destination` makes one by name, and
 `register_destination` adds a name.
 
-`import destinations` only defines names: a destination is imported when it is first used, and torch, numpy,
-tqdm and boto3 where they are needed.
+`import destinations` only defines names: a destination is imported when it is first used, as are torch,
+numpy, tqdm and boto3.
 """
 
 import importlib

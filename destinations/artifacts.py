@@ -1,6 +1,6 @@
 """Uploads the files of a run to a store in the background: `UploadQueue` as a destination.
 
-`upload_file` copies a file into the queue's spool in the training thread; everything else happens elsewhere.
+`upload_file` copies a file into the queue's spool in the training thread; everything else runs elsewhere.
 """
 
 import inspect
@@ -25,10 +25,10 @@ _log = logging.getLogger("destinations")
 
 _FILES_LISTED = 1000
 _LOOK_SECONDS = 0.2
-# A store that takes nothing for so long, until something is mended, is not waited for.
+# If uploads are paused for this long, until somebody acts, the end stops waiting.
 _PAUSED_SECONDS = 3.0
 _SECONDS_BEFORE_A_BAR = 1.0
-# Fewer files or bytes are no progress to watch.
+# Fewer files or bytes need no progress bar.
 _FILES_OF_A_BAR = 3
 _BYTES_OF_A_BAR = 1 << 20
 
@@ -40,48 +40,45 @@ class Artifacts(LoggerDestination):
     Trainer(..., loggers=[Artifacts("s3://bucket/{run_name}")], save_folder="runs/{run_name}/checkpoints")
     ```
 
-    **What is promised.** When `upload_file` returns, the bytes are the spool's, and survive `kill -9` of this
-    process; they go out through retries, rotated credentials and hours of outage. What is not out when the
-    run is closed is named, with the command that finishes it. See docs/uploads.md for the queue, its spool,
-    and the costs of `isolation`.
+    **What is promised.** When `upload_file` returns, the bytes are in the spool and survive `kill -9` of this
+    process. They are uploaded through retries, rotated credentials and hours of outage. When the run is
+    closed, remaining files are named, with the command that finishes them. See the page on uploads for the
+    queue, its spool, and the costs of `isolation`.
 
-    **Pointers.** A file whose name ends in ".symlink" and that holds the name of another, as
-    `CheckpointSaver` writes it, is not visible before what it points to; `download_file` of its name without
-    that ending brings what it points to.
+    **Pointers.** A file whose name ends in ".symlink" and that contains the name of another, as
+    `CheckpointSaver` writes it, never becomes visible before its target. `download_file` of its name without
+    that ending downloads the target.
 
     **Threading.** `upload_file` blocks for as long as the copy takes, never for the network. A file that may
-    be linked, as those of `CheckpointSaver`, is not copied where the spool is on its file system. `fit_end`
+    be linked, such as those of `CheckpointSaver`, is not copied if the spool is on its file system. `fit_end`
     waits for the network only with `wait="uploaded"`, and then up to `wait_seconds`.
 
     **Ranks.** Rank 0 opens its queue at `init`, another rank with its first file; each has a spool of its
     own. No rank waits for another.
 
     Args:
-        store: a URI or path for `uploads.open_store`, in which `{run_name}` and `{rank}` are filled in,
-            whatever characters the name has; or a `Store`. Files are put below the name of the run, as those
-            of checkpoints are, unless `{run_name}` is in the store or in `remote_file_name`.
-        remote_file_name: what a file is called there, around the name it was given:
-            "checkpoints/{remote_file_name}".
-        wait: what the end of `fit` means: that files are safe in the spool ("spooled"), or that they are in
-            the store ("uploaded").
-        wait_seconds: how long the end of `fit` may take for the latter.
-        close_seconds: how long closing the run may take for uploads.
-        progress_bar: whether to show what is left while the end waits, if that is more than a second for
-            three files or more, of a MiB or more.
-        log_interval: how often to log `uploads/files_waiting` and its kin as metrics, such as "100ba"; None
-            for never.
-        write_rate: how often metrics are taken, as with every destination; files are taken at once, whatever
-            it says.
+        store: a URI or path for `uploads.open_store`, with `{run_name}` and `{rank}` filled in, or a `Store`.
+            Files go below the name of the run, like checkpoints, unless `{run_name}` is in the store or in
+            `remote_file_name`.
+        remote_file_name: the name in the store, around the given name: "checkpoints/{remote_file_name}".
+        wait: what the end of `fit` waits for: files in the spool ("spooled") or in the store ("uploaded").
+        wait_seconds: how long the end of `fit` waits for uploads.
+        close_seconds: how long closing the run waits for uploads.
+        progress_bar: whether to show the remaining files if the end waits for more than a second, for three
+            files or more, of a MiB or more.
+        log_interval: how often to log `uploads/files_waiting` and similar metrics, such as "100ba"; None for
+            never.
+        write_rate: how often metrics are written, as with every destination; it doesn't delay files.
         queue_options: for `uploads.UploadQueue`: `spool`, `workers`, `isolation`, `durability`,
             `spool_bytes`, …
 
     Raises:
         TypeError: an argument is unknown, or has a wrong type.
-        ValueError: the store's URI is none, `remote_file_name` does not hold the name, or another argument
-            has a wrong value.
+        ValueError: the store's URI is invalid, `remote_file_name` doesn't contain the name, or another
+            argument has a wrong value.
     """
 
-    # Whether files have the name of their run before their own, unless the store has it.
+    # Whether files go below the name of their run, unless the store contains it.
     _is_below_run = True
 
     def __init__(
@@ -121,7 +118,7 @@ class Artifacts(LoggerDestination):
         self._interval = None if log_interval is None else Interval(log_interval)
         self._queue_options = queue_options
         self._forget()
-        # What became of the files of the last run.
+        # The outcome of the last run's files.
         self._outcome, self._lost = "", 0
 
     def _forget(self) -> None:
@@ -134,12 +131,12 @@ class Artifacts(LoggerDestination):
 
     @property
     def queue(self) -> UploadQueue | None:
-        """The queue, while the run is open and it has begun."""
+        """The queue, once it has begun and while the run is open."""
         return None if self._folder is None else self._folder.queue
 
     @property
     def lost_files(self) -> int:
-        """How many files neither the store nor the spool has, such as those that a full spool refused."""
+        """The number of files in neither the store nor the spool, such as those that a full spool refused."""
         return self._lost if self.queue is None else self.queue.backlog().lost
 
     def place(self) -> str:
@@ -194,7 +191,7 @@ class Artifacts(LoggerDestination):
             try:
                 queue.download_file(name, destination, **options)
             except FileNotFoundError:
-                # A file of another run, with whose name it begins.
+                # The name may begin with the name of another run.
                 if as_given == name:
                     raise
                 queue.download_file(as_given, destination, **options)
@@ -275,7 +272,7 @@ class Artifacts(LoggerDestination):
         return self._folder
 
     def _name(self, remote_file_name: str) -> str:
-        """Returns what a file of this run is called in the store: below the name of the run, once."""
+        """Returns the name in the store of a file of this run: once below the name of the run."""
         if self._state is None:
             return self._called(remote_file_name)
         own = f"{self._state.run_name}/"
@@ -292,7 +289,7 @@ class Artifacts(LoggerDestination):
         return filled.replace("{remote_file_name}", remote_file_name)
 
     def _is_beside_spool(self, file_path: Path, queue: UploadQueue) -> bool:
-        """Returns whether a file can be linked into the spool; says once what it costs where it cannot."""
+        """Returns whether a file can be linked into the spool; otherwise logs the cost once."""
         if file_path.stat().st_dev == queue.spool.path.stat().st_dev:
             return True
         if not self._has_said_copy:
@@ -306,7 +303,7 @@ class Artifacts(LoggerDestination):
         return False
 
     def _wait_for_uploads(self, queue: UploadQueue, seconds: float) -> None:
-        """Waits until all files are uploaded, or the time is up; after a second shows what is left."""
+        """Waits until all files are uploaded, or the time is up; shows the remaining files after a second."""
         deadline = time.monotonic() + seconds
         is_empty = queue.drain(min(seconds, _SECONDS_BEFORE_A_BAR)).is_empty
         if not is_empty and queue.unsettled():
@@ -325,7 +322,7 @@ class Artifacts(LoggerDestination):
             while (left := queue.unsettled()) and (remaining := deadline - time.monotonic()) > 0:
                 queue.drain(min(_LOOK_SECONDS, remaining))
                 bar.update(total - left - bar.n)
-                # Credentials that are missing or may not write: somebody has to mend that, and it was said.
+                # Somebody has to mend the credentials; the pause was logged.
                 paused_since = min(paused_since, time.monotonic()) if queue.paused_because else math.inf
                 if time.monotonic() - paused_since > _PAUSED_SECONDS:
                     break

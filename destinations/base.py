@@ -22,7 +22,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _default(method: F) -> F:
-    """Marks a method that does nothing, so that a logger can tell which kinds a destination takes."""
+    """Marks a method that does nothing, so that a logger knows which kinds a destination accepts."""
     method.__dict__["is_default"] = True
     return method
 
@@ -71,39 +71,38 @@ class LoggerDestination(Callback):
     Trainer(..., loggers=[Printer(write_rate=WriteRate(every_steps=100))])
     ```
 
-    Subclass it and override what your destination can use; the rest is ignored. With a method
-    `log_record(kind, arguments)` it gets all kinds of records that it has no other method for. Method and
-    argument names are those of Composer's class of this name, so that a destination written for it works here
-    with its import changed.
+    Subclass it and override the methods you need; other records are ignored. With a method
+    `log_record(kind, arguments)` it gets all kinds of records for which it has no method. Methods and
+    arguments have the names of Composer's class: change the import, and a destination written for it works
+    here.
 
-    **Threading.** Every method is called in the training thread, one call at a time. Whatever takes longer
-    than a few microseconds belongs into a thread or process of the destination's own, behind a queue with a
-    bound.
+    **Threading.** Every method is called in the training thread, one call at a time. Anything that takes
+    longer than a few microseconds belongs in a background thread or process, behind a bounded queue.
 
-    **Values.** Metrics are Python's own `float`, `int` and `bool`. Tensors are detached and in host memory.
-    Every step is given. Hyperparameters hold no secrets.
+    **Values.** Metrics are Python's `float`, `int` and `bool`. Tensors are detached and in host memory. Every
+    record has a step. Hyperparameters contain no secrets.
 
-    **Ownership.** What is given belongs to the caller, who may change it when the call returns: copy what you
-    keep, do not change what you get. A file may be gone when `upload_file` returns.
+    **Ownership.** Arguments belong to the caller, who may change them when the call returns: copy what you
+    keep, and don't change them yourself. A file may be gone when `upload_file` returns.
 
-    **Errors.** What a method raises is counted and reported, and does not stop training; after ten failures
-    in a row the destination is left alone for a while. `events.RecordError` is for the caller: raise it for
-    an argument that cannot be taken. From `init`, it keeps the run from beginning. Where `init` raises
-    anything else, the destination is not open: nothing but `close` and `post_close` follows.
+    **Errors.** Exceptions are counted and reported, and don't stop training; after ten failures in a row the
+    destination is paused for a while. Raise `events.RecordError` for an invalid argument, to tell the caller;
+    raised from `init`, it prevents the run from starting. If `init` raises anything else, the destination
+    isn't open: only `close` and `post_close` follow.
 
-    **After close.** `close` comes once, `post_close` after it, also where `close` raised; records may come
-    until then, also from the `close` of other callbacks. Nothing comes after. Then the object may serve
+    **After close.** `close` is called once, and `post_close` after it, even if `close` raised. Records may
+    come until then, even from the `close` of other callbacks, and none after. Then the object may serve
     another run, beginning with `init`.
 
-    **Ranks.** There is one object on each rank, which gets the events and records of its own rank only; see
-    `state.rank`. Never wait for another rank: that rank may be gone.
+    **Ranks.** Each rank has its own object, which gets the events and records of that rank only; see
+    `state.rank`. Never wait for another rank, which may be gone.
 
-    **Rates.** `write_rate` says how often metrics are written; the logger holds back what comes in between.
-    It is an attribute, so that a subclass need not know of it: set it before a logger gets the destination,
-    on the object or on the class. `should_write` decides, and may be overridden.
+    **Rates.** `write_rate` says how often metrics are written; the logger holds back those in between. It is
+    an attribute, so that a subclass need not know it: set it before a logger gets the destination, on the
+    object or on the class. `should_write` decides, and may be overridden.
 
-    **Set-up.** An `init` that raises is reported when the run begins and once more when it ends, and training
-    continues without the destination. With `require`, an attribute as well, it ends the run before training.
+    **Set-up.** If `init` raises, that is reported when the run begins and again when it ends, and training
+    continues without the destination. With the attribute `require`, the run ends before training.
 
     Args:
         write_rate: how often it is written to; None for every time.
@@ -116,10 +115,10 @@ class LoggerDestination(Callback):
     """Set by the logger that writes to this destination."""
 
     keeps_files_here = False
-    """Whether files that are uploaded stay in a folder of this machine: the rules for local files apply."""
+    """Whether uploaded files stay in a folder of this machine, so that the rules for local files apply."""
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Passes each kind of record without a method to `log_record`, in a class that has this."""
+        """Passes each kind of record without a method to `log_record`, if the class has that."""
         super().__init_subclass__(**options)
         if hasattr(cls, "log_record"):
             for name in set(dir(cls)) - {"log_record", "log_metrics", "log_hyperparameters"}:
@@ -162,14 +161,14 @@ class LoggerDestination(Callback):
         """Returns whether metrics are written now, or wait; called at the first record of a step.
 
         Args:
-            state: the run; its phase and timestamp are those of the record.
+            state: the run, with the phase and timestamp of the record.
         """
         return self.write_schedule is None or self.write_schedule.is_due(state)
 
     def place(self) -> str:
-        """Returns where the records or files of the open run are, as text to show: a folder, a URI, a URL.
+        """Returns where the records or files of the open run are: a folder, a URI, a URL; "" for none.
 
-        `Console` and `ProgressBar` show it at the end of a run. "" where there is no such place.
+        `Console` and `ProgressBar` show it at the end of a run.
         """
         return ""
 
@@ -186,8 +185,8 @@ class LoggerDestination(Callback):
         """Logs the scalars of one call.
 
         Args:
-            metrics: Python numbers by name, in the caller's order. NaN and infinities may be among them.
-            step: the step that they belong to; the same may come again, and a smaller one after a larger.
+            metrics: Python numbers by name, in the caller's order, including NaN and infinities.
+            step: the step that they belong to; steps may repeat and decrease.
         """
 
     @_default
@@ -205,10 +204,10 @@ class LoggerDestination(Callback):
         Args:
             columns: the names of the columns.
             rows: for each row, a value for each column.
-            name: the name of the table; it may come again with another step.
+            name: the name of the table; it may be used again with another step.
             step: the step that it belongs to.
-            caption: a text that belongs to it. Like `captions` and `format` below, it is passed only where
-                there is one, and only to a method that has this argument.
+            caption: a text that belongs to it. Like `captions` and `format` below, it is passed only if there
+                is one, and only to a method with this argument.
         """
 
     @_default
@@ -228,13 +227,13 @@ class LoggerDestination(Callback):
 
         Args:
             images: an array or tensor `(H, W)`, `(C, H, W)` or `(N, C, H, W)`, uint8 or float in [0, 1], or a
-                list of such, of PIL images, or of paths.
+                list of arrays, PIL images or paths.
             name: the name of the images.
             channels_last: shapes are `(H, W, C)` and `(N, H, W, C)`.
             step: the step that they belong to.
-            masks: class indices by name, `(H, W)` or `(N, H, W)`, or a list of such.
-            mask_class_labels: what a class index means.
-            use_table: show the images in a table, where the destination can do either.
+            masks: class indices by name, `(H, W)` or `(N, H, W)`, or a list of these.
+            mask_class_labels: the meaning of each class index.
+            use_table: show the images in a table, if the destination can do either.
             captions: a text for each image, "" for none.
         """
 
@@ -302,8 +301,8 @@ class LoggerDestination(Callback):
         """Logs a histogram.
 
         Args:
-            values: numbers in any shape; or `BinnedValues`, whose counts and edges are the histogram, and
-                which may be treated as an array.
+            values: numbers in any shape; or `BinnedValues`, which has the counts and edges of the histogram
+                and may be treated as an array.
             name: the name of the histogram.
             step: the step that it belongs to.
             bins: a number of bins of equal width, or rising edges.
@@ -325,7 +324,7 @@ class LoggerDestination(Callback):
             points: `(N, 3)`, or `(B, N, 3)` for several clouds.
             name: the name of the points.
             step: the step that they belong to.
-            colors: `(N, 3)` or `(N, 4)`, with B where the points have it; uint8 or float in [0, 1].
+            colors: `(N, 3)` or `(N, 4)`, with B if the points have it; uint8 or float in [0, 1].
             caption: a text that belongs to them.
         """
 
@@ -340,13 +339,13 @@ class LoggerDestination(Callback):
     def upload_file(self, state: State, remote_file_name: str, file_path: Path, *, overwrite: bool) -> None:
         """Stores a file; copies or queues it before returning.
 
-        A destination that makes files of its own hands them to `logger.upload_file`, and must not take those.
+        A destination passes files of its own to `logger.upload_file`, and must not accept those.
 
         Args:
             state: the run.
-            remote_file_name: what the file is called where it goes.
-            file_path: where it is now.
-            overwrite: whether it may take the place of an older file of that name.
+            remote_file_name: the file's name in the store.
+            file_path: the local file.
+            overwrite: whether it may replace an older file of that name.
         """
 
     def download_file(
@@ -358,17 +357,17 @@ class LoggerDestination(Callback):
             remote_file_name: the name given to `upload_file`.
             destination: the local path to write.
             overwrite: whether a local file may be replaced.
-            progress_bar: whether to show how far the download is.
+            progress_bar: whether to show a progress bar.
 
         Raises:
             NotImplementedError: this destination keeps no files.
-            FileNotFoundError: it does not have this one.
-            FileExistsError: there is a local file already.
+            FileNotFoundError: it does not have this file.
+            FileExistsError: the local file already exists.
         """
         raise NotImplementedError(f"{type(self).__name__} keeps no files to download.")
 
     def may_drop_files(self, state: State, *remote_file_names: str) -> None:
-        """Notes that files that are not uploaded yet may give way to newer ones, where these have no room.
+        """Lets files that are not uploaded yet make room for newer ones.
 
         Args:
             state: the run.
@@ -383,13 +382,12 @@ class LoggerDestination(Callback):
         Args:
             state: the run.
             remote_file_name: the name given to `upload_file`.
-            after: names of uploaded files that must be safe before; where one of them fails, nothing is
-                deleted.
-            then: names of uploaded files that are deleted next, once this one is gone.
+            after: names of uploaded files that must be safe before; if one of them fails, nothing is deleted.
+            then: names of uploaded files to delete next, once this one is gone.
         """
 
     def file_uri(self, remote_file_name: str) -> str | None:
-        """Returns the URI of a file in a store, uploaded or not, or None where files go to no store.
+        """Returns the URI of a file in a store, uploaded or not; None if files don't go to a store.
 
         Args:
             remote_file_name: the name given to `upload_file`.
@@ -397,7 +395,7 @@ class LoggerDestination(Callback):
         return None
 
     def list_files(self, prefix: str) -> Sequence[str]:
-        """Returns the names of files that are in its store, of this run or another; the first thousand.
+        """Returns up to a thousand names of files in its store, of this run or another.
 
         Args:
             prefix: the beginning of the names given to `upload_file`.

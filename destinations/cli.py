@@ -44,10 +44,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command.
 
     Args:
-        arguments: command-line arguments; those of this process by default.
+        arguments: command-line arguments. Default: `sys.argv`.
 
     Returns:
-        The exit code: 2 usage error, 130 Ctrl-C, 141 broken pipe, else that of the command.
+        The exit code: 2 for a usage error, 130 for Ctrl-C, 141 for a broken pipe, else the command's.
     """
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     try:
@@ -112,7 +112,7 @@ class Parser(argparse.ArgumentParser):
         return found, rest
 
     def error(self, message: str) -> NoReturn:
-        """Exits with code 2, and says what is wrong, what was probably meant, and where the help is."""
+        """Exits with code 2 and a message with the problem, the probable intention, and the help command."""
         from uploads import encodable, one_line
 
         found, commands = _QUOTED.search(message), list(commands_of(self))

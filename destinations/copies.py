@@ -1,4 +1,4 @@
-"""Copies, merges and measures logged values, for destinations that keep them."""
+"""Copies, merges, and measures logged values, for destinations that keep them."""
 
 import copy
 from collections.abc import Mapping
@@ -14,10 +14,10 @@ _IMMUTABLE = (str, bytes, bool, int, float, type(None), PurePath)
 
 
 def own_copy(value: Any, parents: tuple[Any, ...] = ()) -> Any:
-    """Returns a value that shares nothing with the given one; tensors come out detached and in host memory.
+    """Returns a deep copy of a value; tensors are detached and copied to host memory.
 
-    What cannot be copied (a lock, a generator, an open file, a meta tensor) is returned as its text.
-    So is what contains itself or is nested more than a hundred levels deep.
+    A value that can't be copied (a lock, a generator, an open file, a meta tensor) becomes its text, and so
+    does a value that contains itself or is nested more than a hundred levels deep.
     """
     if isinstance(value, _IMMUTABLE):
         return value
@@ -37,7 +37,7 @@ def own_copy(value: Any, parents: tuple[Any, ...] = ()) -> Any:
 
 
 def merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns nested mappings as one, the new over the old."""
+    """Merges nested mappings; new values win."""
     result = dict(old)
     for key, value in new.items():
         before = result.get(key)
@@ -47,7 +47,7 @@ def merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def size_in_bytes(value: Any) -> int:
-    """Returns the size of the arrays, images, texts and bytes in a value."""
+    """Returns the size of the arrays, images, texts, and bytes in a value."""
     if isinstance(value, Mapping):
         return sum(map(size_in_bytes, value.values()))
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""Destination made of functions, without a class."""
+"""A destination made of functions, without a class."""
 
 import difflib
 from collections.abc import Callable
@@ -23,17 +23,16 @@ class Functions(LoggerDestination):
     Trainer(..., loggers=[Functions(log_metrics=lambda metrics, step: losses.append(metrics["loss"]))])
     ```
 
-    A function has the name and the arguments of a method of `LoggerDestination`, whose rules hold: it is
-    called in the training thread, must not take long, and must not change what it gets. What it raises does
-    not stop training. Kinds for which there is no function are ignored.
+    A function has the name, the arguments and the rules of a method of `LoggerDestination`: it is called in
+    the training thread, must be quick, and must not change its arguments. Its exceptions don't stop training.
+    Kinds without a function are ignored.
 
     Args:
-        write_rate: how often metrics are handed on; None for every time.
-        functions: by the name of the method that they stand for, such as `log_metrics`, `log_text` or
-            `flush`.
+        write_rate: how often metrics are passed on; None for every call.
+        functions: by the name of a method, such as `log_metrics`, `log_text` or `flush`.
 
     Raises:
-        TypeError: there is no such method, or something is no function.
+        TypeError: a name isn't a method of `LoggerDestination`, or a value isn't a function.
     """
 
     def __init__(self, *, write_rate: WriteRate | None = None, **functions: Callable[..., Any]) -> None:

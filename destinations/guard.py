@@ -1,6 +1,6 @@
-"""Checks that `events` and `uploads` are ours: another package or file of that name may come first.
+"""Checks that `events` and `uploads` are ours, since another package or file may have the same name.
 
-The packages are inspected without an import, which keeps `import destinations` fast.
+It inspects the packages without importing them, which keeps `import destinations` fast.
 """
 
 import importlib
@@ -15,10 +15,10 @@ _MARK = f'__project__ = "{PROJECT}"'
 
 
 def require_own(name: str) -> None:
-    """Raises if the module of that name is not this project's.
+    """Raises if the module with that name isn't this project's.
 
     Raises:
-        ImportError: another package, or a file of the user, was found first.
+        ImportError: another package or a user's file comes first.
     """
     if name not in sys.modules and _has_mark(name):
         return
@@ -49,10 +49,10 @@ def require_own(name: str) -> None:
 
 
 def require_all() -> None:
-    """Checks `events` and `uploads`; a command line ends with one sentence instead of a traceback.
+    """Checks `events` and `uploads`; a command exits with one sentence instead of a traceback.
 
     Raises:
-        ImportError: as `require_own`.
+        ImportError: see `require_own`.
         SystemExit: in `destinations …` and `python -m destinations …`.
     """
     try:
@@ -74,7 +74,7 @@ def _is_command_line() -> bool:
 
 
 def _owner_of(name: str) -> str:
-    """Returns the installed distribution other than ours that has a package of this name, or ""."""
+    """Returns another installed distribution that has a package with this name, or ""."""
     import importlib.metadata
 
     owners = importlib.metadata.packages_distributions().get(name, [])
@@ -82,7 +82,7 @@ def _owner_of(name: str) -> str:
 
 
 def _has_mark(name: str) -> bool:
-    """Returns whether the source that an import would run has our mark."""
+    """Returns whether the source that would be imported has our mark."""
     try:
         spec = importlib.util.find_spec(name)
         return bool(spec and spec.origin and _MARK in Path(spec.origin).read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""`Health`: whether a run and its uploads are well, for monitors on the same machine."""
+"""`Health`: serves the health of a run and its uploads to monitors on the same machine."""
 
 import http.server
 import socketserver
@@ -25,14 +25,14 @@ _OWN_HOSTS = ("127.0.0.1", "localhost")
 
 
 class _Server(socketserver.ThreadingTCPServer):
-    """A server that does not ask for the name of its host, as `http.server`'s does: that may take seconds."""
+    """A server that, unlike `http.server`'s, doesn't look up its host name, which may take seconds."""
 
     allow_reuse_address = True
     daemon_threads = True
 
 
 class Health(LoggerDestination):
-    """Serves `/healthz` and `/metrics` of a run on 127.0.0.1 while it lasts.
+    """Serves `/healthz` and `/metrics` on 127.0.0.1 while the run is open.
 
     ```python
     Trainer(..., loggers=[RunDirectory("runs/digits"), Artifacts("s3://bucket/digits"), Health(port=9464)])
@@ -40,16 +40,17 @@ class Health(LoggerDestination):
 
     `/healthz` answers `ok` as long as the process lives. `/metrics` answers in
     [Prometheus' text format](https://prometheus.io/docs/instrumenting/exposition_formats/): the batch, the
-    seconds since the last one, what destinations dropped or failed to write, and for each upload queue the
-    files and bytes that wait, the age of the oldest, the free disk space and the time of the last success.
+    seconds since the last one, the records that destinations dropped or failed to write, and for each upload
+    queue the waiting files and bytes, the age of the oldest file, the free disk space, and the time of the
+    last success.
 
-    **Threading.** One thread answers, and reads what other threads count. Training never waits for it.
+    **Threading.** One thread answers, and reads the counters of other threads. Training never waits for it.
 
-    **Ranks.** It serves on local rank 0 of each node.
+    **Ranks.** Local rank 0 of each node serves.
 
     Args:
         port: the port to bind; 0 for any free one, see `address`.
-        require: whether the run stops if the port cannot be bound.
+        require: whether to stop the run if the port can't be bound.
 
     Raises:
         ValueError: the port is out of range.
@@ -66,7 +67,7 @@ class Health(LoggerDestination):
 
     @property
     def address(self) -> str:
-        """The address of the server, such as "http://127.0.0.1:9464"; "" while none runs."""
+        """The address of the server, such as "http://127.0.0.1:9464"; "" if it isn't running."""
         return "" if self._server is None else f"http://127.0.0.1:{self._server.server_address[1]}"
 
     def place(self) -> str:
@@ -126,7 +127,7 @@ class Health(LoggerDestination):
 
 
 def _handler_of(gauges: "Callable[[], list[Gauge]]") -> type[http.server.BaseHTTPRequestHandler]:
-    """Returns a handler that answers `/healthz` and `/metrics`, and nothing else."""
+    """Returns a handler for `/healthz` and `/metrics`."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         server_version = "destinations"
@@ -138,7 +139,7 @@ def _handler_of(gauges: "Callable[[], list[Gauge]]") -> type[http.server.BaseHTT
             host = self.headers.get("Host", "").rpartition(":")[0]
             match self.path:
                 case _ if host not in _OWN_HOSTS:
-                    # A page of another site whose name leads here.
+                    # A page of another site, whose name resolves to this machine.
                     self._answer(403, "text/plain", f"ask for {' or '.join(_OWN_HOSTS)}.\n")
                 case "/healthz":
                     self._answer(200, "text/plain", "ok\n")
@@ -161,6 +162,6 @@ def _handler_of(gauges: "Callable[[], list[Gauge]]") -> type[http.server.BaseHTT
             self.wfile.write(content)
 
         def log_message(self, format: str, *args: Any) -> None:
-            """Says nothing: a monitor asks every few seconds."""
+            """Logs nothing, because monitors ask every few seconds."""
 
     return Handler

@@ -1,4 +1,4 @@
-"""Destination that keeps all records in memory: for notebooks, tests, and hyperparameter searches."""
+"""A destination that keeps all records in memory, for notebooks, tests and hyperparameter searches."""
 
 import difflib
 from collections import deque
@@ -23,13 +23,13 @@ __all__ = ["InMemory", "Record", "Table"]
 
 
 class Record(NamedTuple):
-    """One call of a `log_*` method. A named tuple, which is created in a third of the time of a class.
+    """One call of a `log_*` method. A named tuple, because a class takes three times as long to create.
 
     Attributes:
         kind: the method without its "log_": "metrics", "table", "images", …
-        name: the name given; "" for metrics, hyperparameters and traces, which name their parts.
-        step: the step given, or the batch of the timestamp.
-        timestamp: of the run.
+        name: the given name; "" for metrics, hyperparameters and traces, which name their parts.
+        step: the given step, or the batch of the timestamp.
+        timestamp: the progress of the run at the call.
         value: metrics, hyperparameters and traces as dicts, a `Table`, a text; media as a dict of the
             arguments.
     """
@@ -53,7 +53,7 @@ class Table:
 
 
 class InMemory(RecordDestination):
-    """Keeps every record, copied, with its step and the timestamp of the run.
+    """Keeps copies of all records in memory, with their steps and the timestamps of the run.
 
     ```python
     memory = InMemory()
@@ -62,13 +62,13 @@ class InMemory(RecordDestination):
     print(len(series["batch"]), len(series["loss/train/total"]))  # 4 4
     ```
 
-    Records may come before `init`; they have a timestamp of zero. A second run adds to what the first one
-    left; `clear` forgets. Each rank has its own.
+    Records before `init` have a timestamp of zero. A second run adds to the records of the first; `clear`
+    removes them. Each rank keeps its own records.
 
     Args:
-        max_records: how many records are kept; the oldest go first, and `dropped_records` counts them. The
-            latest value of each metric, and hyperparameters, stay in any case.
-        write_rate: how often metrics are taken; None for every time.
+        max_records: the most records to keep; the oldest are dropped, and `dropped_records` counts them. The
+            latest value of each metric and the hyperparameters always stay.
+        write_rate: how often metrics are recorded; None for every call.
     """
 
     def __init__(self, max_records: int | None = None, *, write_rate: WriteRate | None = None) -> None:
@@ -91,7 +91,7 @@ class InMemory(RecordDestination):
         self._state = state
 
     def close(self, state: State, logger: Logger) -> None:
-        # Does not keep the model alive.
+        # Otherwise the state would keep the model alive.
         self._state = None
 
     def log_metrics(self, metrics: "Mapping[str, float]", step: int | None = None) -> None:
@@ -128,17 +128,17 @@ class InMemory(RecordDestination):
 
     @property
     def records(self) -> list[Record]:
-        """Every record that is kept, oldest first."""
+        """The records that are kept, oldest first."""
         return list(self._records)
 
     @property
     def dropped_records(self) -> int:
-        """The number of records that were dropped for newer ones."""
+        """The number of records that were dropped to make room."""
         return self._accepted - len(self._records)
 
     @property
     def data(self) -> dict[str, list[tuple[Timestamp, float]]]:
-        """For each metric its values, oldest first, each with the timestamp of the run."""
+        """The values of each metric, oldest first, each with the timestamp of the run."""
         data: dict[str, list[tuple[Timestamp, float]]] = {}
         for record in self._of_kind("metrics"):
             for name, value in record.value.items():
@@ -175,10 +175,9 @@ class InMemory(RecordDestination):
             name: the metric.
 
         Returns:
-            Arrays of equal length: the metric under its name, `step`, and each field of `Timestamp` under its
-                own
-            (`batch`, `epoch`, `sample_in_epoch`, …; `total_wct` and its kin in seconds). A metric that is
-            called like one of these is under its name, in the place of that field.
+            Arrays of equal length: the metric under its name, `step`, and each field of `Timestamp`
+            (`batch`, `epoch`, `sample_in_epoch`, …; durations such as `total_wct` in seconds). A
+            metric with the name of a field replaces it.
 
         Raises:
             ValueError: the metric was never logged, or its values were dropped.
@@ -202,7 +201,7 @@ class InMemory(RecordDestination):
 
         Args:
             name: the name of the table.
-            step: its step; the last one logged where none is given.
+            step: its step; the last one logged if None.
 
         Raises:
             ValueError: there is no such table.

@@ -1,15 +1,15 @@
 """Encodes arrays as PNG, WAV, MP4, GIF and PLY, and computes histograms.
 
-Pure functions over numpy arrays. Tensors of any library with `detach().cpu().numpy()` are accepted, including
-bfloat16, without importing torch. Arguments are neither kept nor changed.
+Pure functions over numpy arrays. They also accept tensors of any library with `detach().cpu().numpy()`,
+including bfloat16, without importing torch. Arguments are neither kept nor changed.
 
-**Scaling of pixels**, of one image at a time:
+**Scaling of pixels**, for each image on its own:
 
 | values | result |
 |---|---|
 | uint8 | unchanged |
 | bool | 0 and 255 |
-| float | clipped to [0, 1], which is said once, times 255, rounded; NaN becomes 0 |
+| float | clipped to [0, 1] with a warning once per process, times 255, rounded; NaN becomes 0 |
 | integers in [0, 255] | unchanged |
 | other integers | scaled linearly from min and max to 0 and 255; see `Pixels.value_range` |
 """
@@ -52,9 +52,9 @@ __all__ = [
 Array = np.ndarray[Any, Any]
 _log = logging.getLogger("destinations")
 
-# Whether it was said in this process that floats are clipped.
+# Whether this process has warned that floats are clipped.
 _has_said_clipping = threading.Event()
-# Whether it was said that four grey pictures would be one with opacity.
+# Whether it has warned that four grey pictures without a channel axis are read as one RGBA picture.
 _has_said_opacity = threading.Event()
 
 _CHANNELS = (1, 3, 4)
@@ -91,15 +91,15 @@ def to_numpy(value: Any) -> Array:
             value = value.to_dense()
         return np.asarray(value.resolve_conj().resolve_neg().numpy())
     array = np.asarray(value)
-    # jax has floats of 8 and 16 bits that numpy lacks.
+    # jax has 8-bit and 16-bit float types that numpy lacks.
     return array.astype(np.float32) if array.dtype.kind == "V" and array.dtype.names is None else array
 
 
 def copy_value(value: Any) -> Any:
-    """Returns a copy that is independent of the caller's value: numpy for arrays and tensors; paths are read.
+    """Returns an independent copy: numpy for arrays and tensors, the content for paths.
 
     Raises:
-        RecordError: no such file, or neither an array, an image nor a file.
+        RecordError: the file does not exist, or the value is not an array, image or file.
     """
     try:
         return _copied(value)
@@ -154,13 +154,13 @@ def iter_images(images: Any, channels_last: bool = False) -> Iterator[Pixels]:
 
 
 def picture_array(picture: Image.Image) -> Array:
-    """Returns the values of an image of Pillow: `(H, W)`, or `(H, W, C)` of 3 or 4 channels.
+    """Returns the values of a Pillow image, `(H, W)` or `(H, W, C)` with 3 or 4 channels.
 
-    Grey values keep the type of their mode: bool, uint8, or numbers of 16 or 32 bits. Palettes, opacity and
+    Grey values keep the type of their mode: bool, uint8, or 16-bit or 32-bit numbers. Palettes, opacity and
     other colour spaces become RGBA.
 
     Raises:
-        RecordError: the image is damaged, or Pillow cannot convert its colours.
+        RecordError: the image is damaged, or Pillow can't convert its colours.
     """
     is_grey = picture.mode in {"1", "I", "F"} or picture.mode.startswith("I;16")
     is_plain = picture.mode in {"L", "RGB"} and not picture.has_transparency_data
@@ -207,7 +207,7 @@ def _to_uint8(array: Array) -> tuple[Array, tuple[float, float] | None]:
     if array.dtype.kind not in "iuf":
         raise RecordError(f"image must hold numbers, got dtype {array.dtype}.")
     if array.dtype.kind == "f":
-        # Numbers that are compared with NaN are not less, and not more.
+        # Comparisons with NaN are False.
         if not _has_said_clipping.is_set() and ((array < 0) | (array > 1)).any():
             _has_said_clipping.set()
             _log.warning(
@@ -244,7 +244,7 @@ def _png(image: Image.Image) -> bytes:
 # Masks.
 
 
-# Wider than a mask of int8, which cannot hold it.
+# A type of its own, because a mask of int8 can't hold 255.
 _IGNORED = np.int32(255)
 
 
@@ -253,7 +253,7 @@ def iter_masks(masks: Any) -> Iterator[Array]:
 
     Args:
         masks: class indices `(H, W)` or `(N, H, W)`, or a list of these; integers, bools or integral floats.
-            -1, by which some libraries mark pixels to ignore, becomes 255, by which others do.
+            Some libraries mark ignored pixels with -1, others with 255; -1 becomes 255.
 
     Raises:
         RecordError: the values are not class indices.
@@ -276,7 +276,7 @@ def iter_masks(masks: Any) -> Iterator[Array]:
 
 
 def _palette() -> Array:
-    """Returns 256 colours, with consecutive ones far apart; 0 is black."""
+    """Returns 256 colours; consecutive ones differ strongly, and 0 is black."""
     hues = (np.arange(256) * 0.618033988749895) % 1.0
     sectors = np.array([0.0, 4.0, 2.0]) / 6.0
     colors = np.clip(np.abs(((hues[:, None] + sectors) % 1.0) * 6.0 - 3.0) - 1.0, 0.0, 1.0)
@@ -292,7 +292,7 @@ def class_color(index: int) -> str:
 
 
 def mask_png(mask: Array) -> bytes:
-    """Returns a mask as PNG of class indices: with a palette up to 255, else 16-bit grey."""
+    """Returns a mask as a PNG of class indices: with a palette up to 255, or else 16-bit grey."""
     if mask.size and int(mask.max()) > 255:  # noqa: PLR2004  # indices of a palette are bytes
         return _png(Image.fromarray(mask.astype(np.uint16)))
     height, width = mask.shape
@@ -316,9 +316,8 @@ def wav_bytes(audio: Any, sample_rate: int) -> bytes:
     """Returns audio as WAV with 16-bit samples.
 
     Args:
-        audio: `(samples,)` or `(channels, samples)`; float in [-1, 1] (clipped, NaN is silence), int16, or
-            int32, uint8 and bool, scaled from their full range; or the bytes of a file, which are returned
-            unchanged.
+        audio: `(samples,)` or `(channels, samples)`: float in [-1, 1] (clipped; NaN is silence), int16, or
+            int32, uint8 and bool, scaled from their full range. The bytes of a file are returned unchanged.
         sample_rate: samples per second.
 
     Raises:
@@ -350,12 +349,12 @@ def wav_bytes(audio: Any, sample_rate: int) -> bytes:
 
 
 def video_file(video: Any, fps: float | None, video_format: str = "mp4") -> tuple[bytes, str]:
-    """Returns a video as the bytes of a file, and its suffix, such as ".mp4".
+    """Returns a video as the bytes of a file, and the suffix of the file, such as ".mp4".
 
     Args:
-        video: the bytes of a file, which are returned unchanged, or frames `(T, C, H, W)`.
-        fps: frames per second, for frames; default: 1.
-        video_format: how frames are encoded, "mp4" or "gif".
+        video: frames `(T, C, H, W)`, or the bytes of a file, which are returned unchanged.
+        fps: frames per second, for frames. Default: 1.
+        video_format: the format for frames, "mp4" or "gif".
 
     Raises:
         ImportError: PyAV is needed but not installed.
@@ -370,7 +369,7 @@ def mp4_bytes(frames: Any, fps: float) -> bytes:
     """Encodes frames as MP4 (H.264, 4:2:0); odd sizes are padded with the last row or column.
 
     Args:
-        frames: `(T, C, H, W)` with 1, 3 or 4 channels; scaled like images, by the range of the whole video.
+        frames: `(T, C, H, W)` with 1, 3 or 4 channels, scaled like one image.
         fps: frames per second.
 
     Raises:
@@ -399,8 +398,8 @@ def gif_bytes(video: Any, fps: float | None) -> bytes:
     """Encodes a video as GIF.
 
     Args:
-        video: frames `(T, C, H, W)` with 1, 3 or 4 channels, scaled by the value range of the whole video; or
-            the bytes of a file: GIF is returned unchanged, other formats are decoded by PyAV.
+        video: frames `(T, C, H, W)` with 1, 3 or 4 channels, scaled like one image; or the bytes of a file.
+            A GIF is returned unchanged; PyAV decodes other formats.
         fps: frames per second, for frames.
 
     Raises:
@@ -421,7 +420,7 @@ def gif_bytes(video: Any, fps: float | None) -> bytes:
 
 
 def _frames(video: Any) -> Array:
-    """Returns frames `(T, C, H, W)` as uint8 `(T, H, W, C)` of 1 or 3 channels, all scaled alike."""
+    """Returns frames `(T, C, H, W)` as uint8 `(T, H, W, C)` with 1 or 3 channels, all scaled alike."""
     return np.moveaxis(_to_uint8(to_numpy(video))[0], 1, -1)[..., :3]
 
 
@@ -453,11 +452,11 @@ def _pyav(what: str, more: str = "") -> Any:
 
 
 def histogram_record(values: Any, bins: "int | Sequence[float]" = 64) -> dict[str, Any]:
-    """Returns counts, edges and moments of the finite values; others are only counted.
+    """Returns counts, edges and moments of the finite values; non-finite values are only counted.
 
     Args:
         values: numbers of any shape, or `BinnedValues`, whose record is returned unchanged.
-        bins: the number of equal-width bins between min and max, or increasing edges; the last bin includes
+        bins: the number of equally wide bins between min and max, or increasing edges. The last bin includes
             its right edge.
     """
     if isinstance(values, BinnedValues):
@@ -468,12 +467,7 @@ def histogram_record(values: Any, bins: "int | Sequence[float]" = 64) -> dict[st
     finite = flat[np.isfinite(flat)]
     record: dict[str, Any] = {"count": int(flat.size), "non_finite": int(flat.size - finite.size)}
     if not finite.size:
-        return {
-            **record,
-            "counts": [],
-            "edges": [],
-            **dict.fromkeys(("min", "max", "mean", "std", "sum")),
-        }
+        return record | {"counts": [], "edges": []} | dict.fromkeys(("min", "max", "mean", "std", "sum"))
     counts, edges = np.histogram(finite, bins=bins if isinstance(bins, int) else np.asarray(bins, np.float64))
     return {
         **record,
@@ -499,13 +493,13 @@ def iter_point_clouds(points: Any, colors: Any = None) -> Iterator[tuple[Array, 
 
 
 def ply_bytes(points: Array, colors: Array | None = None) -> bytes:
-    """Returns points as binary PLY: float32 x, y, z, and uint8 colours.
+    """Returns points as a binary PLY with float32 x, y, z and uint8 colours.
 
     G. Turk, The PLY Polygon File Format, 1994.
 
     Args:
         points: `(N, 3)`.
-        colors: `(N, 3)` or `(N, 4)` uint8; red, green, blue and opacity.
+        colors: `(N, 3)` or `(N, 4)` uint8: red, green, blue and opacity.
     """
     names = ("red", "green", "blue", "alpha")[: 0 if colors is None else colors.shape[1]]
     fields = [(axis, "<f4") for axis in "xyz"] + [(name, "u1") for name in names]

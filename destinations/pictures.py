@@ -1,7 +1,7 @@
-"""Helpers that make images to log: grids, captions and spectrograms.
+"""Makes images to log: grids, captions and spectrograms.
 
-Pure functions; log the result with `log_images(..., channels_last=True)`. To compute it only when a
-destination is due, pass a function: `logger.log_images(lambda: image_grid(images), channels_last=True)`.
+Pure functions. Log the result with `log_images(..., channels_last=True)`. To compute it only if it will be
+written, pass a function: `logger.log_images(lambda: image_grid(images), channels_last=True)`.
 """
 
 import math
@@ -41,11 +41,11 @@ def image_grid(
     ```
 
     Args:
-        images: what `log_images` takes: `(N, C, H, W)`, a list, paths, …
-        columns: images per row. Default: makes the grid as square as possible.
-        max_images: the maximum number of images; the first ones are shown.
-        tile_size: height and width of each tile; images are scaled to fit and padded with black. Default: the
-            max height and width, without scaling.
+        images: images as for `log_images`: `(N, C, H, W)`, a list, paths, …
+        columns: images per row. Default: as square a grid as possible.
+        max_images: the maximum number of images; further ones are left out.
+        tile_size: height and width of each tile. Images are scaled to fit and padded with black. Default: the
+            maximum height and width, without scaling.
         separator_pixels: the width of the black lines between tiles.
         channels_last: as for `log_images`.
 
@@ -87,13 +87,13 @@ def with_captions(
     ```
 
     Args:
-        images: what `log_images` takes.
-        captions: one per image; an empty one leaves its image unchanged.
+        images: images as for `log_images`.
+        captions: one per image; an empty caption leaves its image unchanged.
         font_pixels: the font size.
         channels_last: as for `log_images`.
 
     Returns:
-        For each image `(H, W, 3)` uint8.
+        A list of `(H, W, 3)` uint8, one for each image.
 
     Raises:
         RecordError: the number of captions differs, or a value is not an image.
@@ -112,8 +112,8 @@ def spectrogram(audio: Any, sample_rate: int, *, window_seconds: float = _WINDOW
     logger.log_images(spectrogram(torch.randn(16_000), sample_rate=16_000), name="voice", channels_last=True)
     ```
 
-    The power of a short-time Fourier transform with a Hann window and 50 % overlap, in decibels relative to
-    the max; -80 dB and less is black. J. O. Smith, Spectral Audio Signal Processing, 2011.
+    Shows the power of a short-time Fourier transform with a Hann window and 50 % overlap, in decibels
+    relative to the maximum; -80 dB and less is black. J. O. Smith, Spectral Audio Signal Processing, 2011.
 
     Args:
         audio: `(samples,)` or `(channels, samples)`; channels are averaged.

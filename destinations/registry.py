@@ -1,8 +1,7 @@
 """Destinations by name, for configuration files: ours, those of installed packages, and registered ones.
 
-A package adds a destination by an entry point in the group `training_destinations.destinations`, whose name
-is the destination's and whose value is a class or another factory. Nothing is imported before it is asked
-for.
+A package adds a destination with an entry point in the group `training_destinations.destinations`. Its value
+is a class or another factory. Destinations are imported on first use.
 """
 
 from __future__ import annotations
@@ -78,13 +77,13 @@ def create_destination(name: str = "", /, **arguments: Any) -> LoggerDestination
     ```
 
     Args:
-        name: of one of our classes ("Console"), of an entry point of an installed package, or a
-            registered one. As a keyword, `name=` is this one where no other is given.
+        name: the name of one of our classes ("Console"), of an entry point, or a registered one. A keyword
+            `name=` is used if this one is missing.
         arguments: for its constructor, which may have a `name` too.
 
     Raises:
         ValueError: the name is unknown.
-        ImportError: a package that the destination needs is not installed.
+        ImportError: a required package is not installed.
     """
     factory = _factory_of(name or arguments.pop("name", ""))
     destination: LoggerDestination = factory(**arguments)
@@ -92,7 +91,7 @@ def create_destination(name: str = "", /, **arguments: Any) -> LoggerDestination
 
 
 def trackers() -> dict[str, type[Tracker]]:
-    """Returns the class of each tracker by its name in lower case: ours, registered ones, those of packages.
+    """Returns all tracker classes by their names in lower case: ours, registered ones, and those of packages.
 
     Imports them, but not the packages that they log with.
     """

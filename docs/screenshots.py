@@ -1,4 +1,4 @@
-"""Takes the pictures of the page that README and docs show: trains the demo's network some times, and opens the page.
+"""Takes the pictures of the viewer in README and docs: trains the demo's network several times, and opens the viewer.
 
 Run it with `make screenshots`; it needs Chromium (`apt-get install chromium fonts-inter`).
 """
@@ -89,7 +89,7 @@ def shoot(page: "Page", viewer: Viewer, theme: str) -> None:
             assert box is not None  # noqa: S101  # the chart is there
             page.mouse.move(box["x"] + box["width"] / 3, box["y"] + box["height"] / 2, steps=3)
             page.wait_for_timeout(DRAWN_MS)
-        # The lower part of a run's page has the folders of the machine that trained it.
+        # The lower part of a run's page shows folders of the machine that trained it.
         height = RUN_HEIGHT if name == "run" else HEIGHT
         clip: FloatRect = {"x": 0, "y": 0, "width": WIDTH, "height": height}
         page.screenshot(path=IMAGES / f"{name}-{theme}.png", clip=clip)
@@ -98,7 +98,7 @@ def shoot(page: "Page", viewer: Viewer, theme: str) -> None:
 
 
 def main(epochs: int, root: Path | None) -> None:
-    """Trains where no runs are given, and takes the pictures, light and dark."""
+    """Takes the pictures, light and dark; trains first if no runs are given."""
     from playwright.sync_api import sync_playwright
 
     browser_path = next((found for name in BROWSERS if (found := shutil.which(name))), None)

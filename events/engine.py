@@ -54,17 +54,17 @@ class Engine:
     engine.close()
     ```
 
-    **Order.** At `INIT`, destinations come before callbacks, so that what a callback logs in `init` arrives.
-    At every other event, callbacks come before destinations, so that what a callback logs is there when a
+    **Order.** At `INIT`, destinations come before callbacks, so that records from a callback's `init` arrive.
+    At every other event, callbacks come before destinations, so that their records are there when a
     destination flushes. Among destinations, those that upload files come first at `INIT` and last otherwise.
     Each group keeps the order of its list.
 
     **Errors.** An exception of a callback propagates, and later callbacks are not called. Exceptions of
     destinations are recorded by the logger, and all other callbacks are called. Two kinds propagate from a
-    destination: a `RecordError` of `init`, and Ctrl-C or what a signal handler raised.
+    destination: a `RecordError` of `init`, and Ctrl-C or an exception from a signal handler.
 
     **Close.** Calls each `close`, callbacks first, then destinations, uploaders last; then each `post_close`
-    in the same order. Each is called once, also after errors, and `post_close` also if `close` raised. An
+    in the same order. Each is called once, even after errors, and `post_close` even if `close` raised. An
     engine that was not closed is closed when it is garbage-collected, or at interpreter exit. A forked child
     closes nothing.
 
@@ -160,11 +160,11 @@ class Engine:
     def close(self, exception: BaseException | None = None) -> None:
         """Closes every callback; a second call, or a call in a forked child, does nothing.
 
-        If the `close` of a callback raises, the others are closed all the same, and every `post_close` is
-        called: it releases files and threads.
+        If a callback's `close` raises, the others are still closed, and every `post_close` is called to
+        release files and threads.
 
         Args:
-            exception: what ended the run, if anything: it decides the status that callbacks see.
+            exception: the exception that ended the run, if any; it determines the status that callbacks see.
 
         Raises:
             Exception: the first exception of a callback (with the logger's `raise_errors=True`, also of a

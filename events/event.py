@@ -82,7 +82,7 @@ class Event(StrEnum):
     <PREDICT_END>
     ```
 
-    Names, values and order are those of Composer's `Event`.
+    Names, values and order are the same as in Composer's `Event`.
     `Event("batch_end")`, `Event("BATCH_END")` and `Event.BATCH_END` are the same.
 
     A callback that reacts to one of them:

@@ -28,9 +28,9 @@ class Interval:
     ```
 
     It has passed when training has crossed a multiple of the interval since the last check: with "100sp" and
-    batches of 64 samples, after the 2nd, 4th, 5th and 7th batch. Multiples are those of the whole run, so
-    that a resumed run continues its rhythm. Several multiples crossed at once count once. Epochs count when
-    they end, seconds are those of training (`timestamp.total_wct`), a duration is a share of
+    batches of 64 samples, after the 2nd, 4th, 5th and 7th batch. Multiples count from the beginning of the
+    run, so that a resumed run continues its rhythm. Several multiples crossed at once count once. Epochs
+    count when they end, seconds count training time (`timestamp.total_wct`), a duration is a share of
     `state.max_duration`.
 
     Args:

@@ -28,7 +28,7 @@ _CONSTANTS = ("run_name", "rank", "local_rank", "world_size", "local_world_size"
 
 
 class LiteralName(str):
-    """A name of a file that is no template: `{epoch}` in it stays as it is.
+    """A file name that is not a template: `{epoch}` in it stays unchanged.
 
     ```python
     print(format_name(LiteralName("report{epoch}.txt"), State("digits")))  # report{epoch}.txt
@@ -71,13 +71,13 @@ def check_placeholders(template: str) -> None:
 
 
 def check_run_name(template: str, state: State) -> None:
-    """Refuses a run name that would lead out of the folder of a path template, such as `"runs/{run_name}"`.
+    """Refuses a run name that leads out of the folder of a path template, such as `"runs/{run_name}"`.
 
     ```python
     check_run_name("runs/{run_name}", State(run_name="digits"))      # an error for the name "../digits"
     ```
 
-    Warns of placeholders that `format_run_name` leaves as they are, such as `{runname}`.
+    Warns of placeholders that `format_run_name` leaves unchanged, such as `{runname}`.
 
     Raises:
         RecordError: the template has `{run_name}`, and the name is an absolute path or contains ".." or NUL.
@@ -101,7 +101,7 @@ def check_run_name(template: str, state: State) -> None:
 
 
 def format_name(template: str, state: State) -> str:
-    """Fills in the placeholders of `format_run_name` and those of the timestamp.
+    """Fills in the placeholders of `format_run_name` and of the timestamp.
 
     ```python
     print(format_name("{run_name}/ep{epoch}.pt", State(run_name="digits")))  # digits/ep0.pt
@@ -123,7 +123,7 @@ def format_store(template: str, state: State) -> str:
     print(format_store("s3://bucket/{run_name}", State(run_name="a#1")))  # s3://bucket/a%231
     ```
 
-    The URI means what it meant before: a `#`, `?` or `%` of a name is one of the prefix, and begins no
+    Special characters in a name are quoted: a `#`, `?` or `%` becomes part of the prefix and begins no
     options.
 
     Raises:

@@ -1,4 +1,4 @@
-"""`find_ranks`: which process of a job this one is, and where that is said."""
+"""`find_ranks`: finds which process of a job this one is."""
 
 import os
 import re
@@ -21,7 +21,7 @@ _VARIABLES = {
     "SLURM_STEP_NUM_NODES|SLURM_NNODES",
     "PMIx": "PMIX_RANK",
 }
-# Jobs of salloc and `srun --pty bash`: programs of their shell inherit the variables of a task, and are none.
+# Jobs of salloc and `srun --pty bash`: programs in their shell inherit a task's variables but are no tasks.
 _INTERACTIVE = frozenset({"bash", "interactive"})
 
 
@@ -57,7 +57,7 @@ _FIELDS = [field.name for field in attrs.fields(Ranks)]
 
 
 def find_ranks() -> Ranks:
-    """Returns the ranks of this process, from the first of these places that knows them.
+    """Returns the ranks of this process, from the first of these sources that has them.
 
     ```python
     ranks = find_ranks()
@@ -68,16 +68,16 @@ def find_ranks() -> Ranks:
     2. The variables of torchrun, which many launchers set: `RANK`, `WORLD_SIZE`, `LOCAL_RANK`,
        `LOCAL_WORLD_SIZE`, and `NODE_RANK` or `GROUP_RANK`.
     3. Open MPI's, `OMPI_COMM_WORLD_RANK` and so on.
-    4. Those of MPICH and Intel MPI: `PMI_RANK`, `PMI_SIZE`, `MPI_LOCALRANKID` and `MPI_LOCALNRANKS`.
+    4. MPICH's and Intel MPI's: `PMI_RANK`, `PMI_SIZE`, `MPI_LOCALRANKID` and `MPI_LOCALNRANKS`.
     5. Slurm's, in a task of `srun`: `SLURM_PROCID`, `SLURM_NTASKS`, `SLURM_LOCALID` and `SLURM_NODEID`.
     6. `PMIX_RANK`, which comes without a world size.
     7. Accelerate, or Lightning, if the program uses it.
 
     Otherwise this is rank 0, of 1 or of `WORLD_SIZE`. MPI precedes Slurm because `mpirun` starts its daemons
-    by `srun`. What the place does not know, such as the local rank, comes from the next one that names the
-    same rank and world size.
+    by `srun`. If a source lacks a value, such as the local rank, it comes from the next one with the same
+    rank and world size.
 
-    Set `RANK=0` and `WORLD_SIZE=1` in a task of `srun` or `mpirun` that shall be a run of its own.
+    Set `RANK=0` and `WORLD_SIZE=1` to make each task of `srun` or `mpirun` a separate run.
 
     Raises:
         ValueError: a variable is not a whole number.

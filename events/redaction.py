@@ -30,9 +30,9 @@ def redact(value: Any) -> Any:
     print(redact({"lr": 0.1, "password": "hunter2"}))
     ```
 
-    The value of a key that names a secret is redacted, as is a key that is a secret; names that only resemble
-    one (`num_tokens`, `tokenizer`, `primary_key`) are kept. Values nested more than a hundred levels deep, as
-    in a structure that contains itself, become a text that says so.
+    The value of a key that names a secret is redacted, and so is a key that is a secret. Similar names
+    (`num_tokens`, `tokenizer`, `primary_key`) are kept. Values nested more than a hundred levels deep, as in
+    a structure that contains itself, are replaced by a note.
     """
     import uploads
 

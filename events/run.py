@@ -46,7 +46,7 @@ def new_run_name() -> str:
     return os.environ.get("RUN_NAME") or f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(4)}"
 
 
-# After so many calls with the same first name at one step, a run warns that its step does not move.
+# After this many calls with the same first name at one step, a run warns that its step doesn't move.
 _CALLS_AT_ONE_STEP = 100
 _MAX_NAMES_AT_ONE_STEP = 1000
 
@@ -100,10 +100,10 @@ def agreed_run_name(timeout_s: float = _AGREE_SECONDS) -> str | None:
 
 
 def is_restarted_job() -> bool:
-    """Returns whether a scheduler says that it has started this job before.
+    """Returns whether a scheduler has restarted this job.
 
-    By `SLURM_RESTART_COUNT` of a job that Slurm has queued again, or `TORCHELASTIC_RESTART_COUNT` of workers
-    that `torchrun` has restarted.
+    Slurm sets `SLURM_RESTART_COUNT` for a requeued job, and `torchrun` sets `TORCHELASTIC_RESTART_COUNT` for
+    restarted workers.
 
     ```python
     if is_restarted_job():
@@ -115,14 +115,14 @@ def is_restarted_job() -> bool:
 
 
 def agree_on_name(state: State) -> None:
-    """Gives a run without a name of its own the one that all ranks have, where there are several.
+    """Gives an unnamed run a name on which all ranks agree, if there are several.
 
     ```python
     agree_on_name(State(new_run_name()))            # nothing to agree on: there is one rank
     ```
 
     Raises:
-        ValueError: there is nothing to agree through.
+        ValueError: the ranks have no way to agree.
         TimeoutError: as `agreed_run_name`.
     """
     if state.world_size > 1:
@@ -201,41 +201,41 @@ class Run(RecordMethods):
     ```
 
     Without a `with` block, the run begins at its first use, and is closed by `close`, or when the object is
-    garbage-collected or the program exits, with a warning that says so.
+    garbage-collected or the program exits, with a warning.
 
     `INIT` runs when the block is entered, `FIT_START` when training begins: at `fit_start`, or the first
     `epoch_start`, `batch_start` or `batch_end`. A run that is reopened for an evaluation has no `FIT_START`,
-    and keeps what training logged. `FIT_END` runs when the block is left without an exception after training
-    has begun. The run is closed in any case; then `run.state.status` is completed, stopped, failed,
+    and keeps its training records. `FIT_END` runs when the block ends without an exception after training has
+    begun. The run is closed in any case; then `run.state.status` is completed, stopped, failed,
     interrupted (Ctrl-C) or preempted.
 
-    All `log_*` methods, `upload_file`, `download_file`, `flush` and `namespace` are those of `Logger`. The
-    methods below update the timestamp and run the matching events; run any other event with `run_event`.
+    All `log_*` methods, `upload_file`, `download_file`, `flush` and `namespace` are the same as in `Logger`.
+    The methods below update the timestamp and run the matching events; run any other event with `run_event`.
 
-    **Threading.** Use it from one thread.
+    **Threading.** Any thread may call `log_metrics`; use everything else from one thread.
 
     Args:
         loggers: the destinations.
         callbacks: the other callbacks.
         run_name: the name of the run. Default: the environment variable `RUN_NAME`, else a new one. Ranks of
             a `torchrun` or of a process group agree on it, see `agreed_run_name`; other ranks need one of the
-            two. The ranks are those of `find_ranks` when the run begins.
+            two. `find_ranks` finds the ranks when the run begins.
         max_duration: when training ends, for progress displays; `run.state.is_done` tells whether it has.
         train_dataloader: the dataloader of your loop, for progress displays.
         model: the model, for callbacks that use it.
-        optimizers: the optimizers, likewise.
+        optimizers: the optimizers, for callbacks that use them.
         raise_errors: raises the exceptions of destinations, for tests.
         strict: raises `RecordError` for values that cannot be logged, for tests and notebooks.
         namespace: prefixes the names of all metrics and records; see `Logger`.
         device_copies: how values are copied from a device.
-        unknown: none: an argument that is not known is a `TypeError` that names the nearest one.
+        unknown: must be empty; an unknown argument raises a `TypeError` that suggests the nearest one.
 
     Raises:
-        ValueError: there are several ranks, no `run_name`, and nothing through which to agree on one.
+        ValueError: there are several ranks without a `run_name` and without a way to agree on one.
         TimeoutError: the store of torchrun did not answer within a minute.
     """
 
-    # Whether it says so if it is not closed; not for programs that were written for loggers without a close.
+    # Whether to warn if it is not closed; programs written for other loggers may never close one.
     warns_of_close: ClassVar[bool] = True
 
     def __init__(
@@ -308,8 +308,8 @@ class Run(RecordMethods):
     def fit_start(self, *, epoch: int | None = None, batch: int | None = None) -> None:
         """Begins training; a second call does nothing. `epoch_start`, `batch_start` and `batch_end` call it.
 
-        Needed by a loop that calls none of these, and by one that continues where a checkpoint was saved:
-        the run in the folder is continued, and what it has of this batch and later ones becomes a branch.
+        Call it in a loop that calls none of these, and in one that resumes from a checkpoint: the run in the
+        folder is continued, and its records of this batch and later ones become a branch.
 
         ```python
         with Run(loggers=[RunDirectory("runs/mine")], run_name="mine", max_duration="5ep") as run:
@@ -447,7 +447,7 @@ class Run(RecordMethods):
     if not TYPE_CHECKING:  # which would then take any name
 
         def __getattr__(self, name: str) -> Any:
-            """Says what a method of another logger is called here."""
+            """Suggests the method for the name that another logger uses."""
             known = [one for one in dir(type(self)) if not one.startswith("_")] + [*_LOGGER_METHODS]
             near = _OTHER_NAMES.get(name) or next(iter(difflib.get_close_matches(name, known, 1, 0.7)), "")
             hint = f" Did you mean run.{near}?" if near and not name.startswith("_") else ""

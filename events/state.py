@@ -1,4 +1,4 @@
-"""`State`: what a run is and how far it is, as every callback and destination sees it."""
+"""`State`: the properties and the position of a run, as callbacks and destinations see them."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class RunStatus(StrEnum):
 
 
 class Precision(StrEnum):
-    """The number formats of a run; the names are those of Composer.
+    """The number formats of a run, with Composer's names.
 
     ```python
     Trainer(..., precision=Precision.AMP_BF16)
@@ -78,7 +78,7 @@ class Precision(StrEnum):
 
 
 class Device(str):
-    """The name of a torch device, such as "cuda:0", with the methods that Composer's devices have.
+    """The name of a torch device, such as "cuda:0", with the methods of Composer's devices.
 
     torch takes it wherever it takes a device: `tensor.to(state.device)`. It equals the `torch.device`.
     """
@@ -149,7 +149,7 @@ def read_part(batch: Any, key: Any) -> Any:
 
 
 def _accessors(key: Any) -> tuple[Callable[..., Any], Callable[..., Any]] | None:
-    """Returns the two functions of a key that is a pair of them, or None."""
+    """Returns the functions of a key that is a pair of functions, or None."""
     match key:
         case (read, write) if callable(read) and callable(write):
             return read, write
@@ -216,31 +216,30 @@ class State:
         precision: a `Precision`, which equals its string: "fp32", "amp_bf16".
         seed: the seed of this rank, or None.
         train_dataloader: the dataloader of training, or None.
-        eval_dataloader: that of evaluation, or several by label, or None.
+        eval_dataloader: the evaluation dataloader, or several by label, or None.
         dataloader: the current dataloader.
         dataloader_label: its label: "train", "eval", "predict", or the label given to an evaluation
             dataloader.
         dataloader_len: its length in batches (a `Time`), or None if unknown.
         batch: the current batch.
-        batch_samples: its number of samples, over all ranks; before BATCH_END that of this rank times their
-            number. In evaluation and prediction, where ranks may have other numbers of batches, of this rank.
+        batch_samples: its number of samples over all ranks; before BATCH_END, this rank's samples times the
+            number of ranks. In evaluation and prediction, this rank's samples.
         outputs: the outputs of the model for it.
         loss: the loss of the batch, detached.
         train_metrics: metrics by name, computed over training batches.
         eval_metrics: metrics by evaluation label and name.
-        train_metric_values: the values of training metrics by name, of the last batch.
-        eval_metric_values: the values of evaluation metrics by name, of the last evaluation that has them.
-        metric_outputs: what the model's `update_metric` returned for the batch, or an empty dict.
-        eval_values: the values of the last evaluation of each label, by the name they are logged with, such
-            as "metrics/eval/accuracy" and "loss/eval/total".
-        eval_batches: the batches that were trained before each of these values was computed, by the same
-            names: a value is that of the weights of then. By label, those before its last evaluation within
-            `fit`.
+        train_metric_values: the values of training metrics in the last batch, by name.
+        eval_metric_values: the values of evaluation metrics in their last evaluation, by name.
+        metric_outputs: the result of the model's `update_metric` for the batch, or an empty dict.
+        eval_values: the values of the last evaluation of each label, by their names in the log, such as
+            "metrics/eval/accuracy" and "loss/eval/total".
+        eval_batches: how many batches were trained before each of these values was computed, by the same
+            names; and, by label, before its last evaluation within `fit`.
         scaler: the gradient scaler of "fp16", or None.
         random_at_epoch_start: the random state at the start of the epoch, and the states of samplers and
             dataset; checkpoints hold it, so that a run can resume within an epoch with the remaining batches.
-        interrupted_evaluation: the random numbers before an evaluation that a signal has interrupted, and the
-            labels of those still to be made; checkpoints hold it. Empty without one.
+        interrupted_evaluation: the random state before an evaluation that a signal interrupted, and the
+            labels of the remaining evaluations; checkpoints hold it. Otherwise empty.
         last_checkpoint: the path of the newest complete checkpoint, or None.
         last_checkpoint_uris: where destinations put that file, or will.
         callbacks: every callback of the run, destinations included. Before there is an engine, a list to
@@ -349,7 +348,7 @@ class State:
 
         Args:
             key: an index or a name; an attribute, if the batch has no such item; a function of the batch; or
-                a pair of functions, of which the first reads.
+                a pair of functions; the first one reads.
         """
         return read_part(self.batch, key)
 
@@ -357,8 +356,8 @@ class State:
         """Replaces a part of the batch.
 
         Args:
-            key: an index, a name, an attribute, or a pair of functions, of which the second takes the batch
-                and the value, and returns the new batch.
+            key: an index, a name, an attribute, or a pair of functions; the second one takes the batch and
+                the value, and returns the new batch.
             value: the new part.
         """
         batch = self.batch

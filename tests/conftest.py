@@ -111,8 +111,11 @@ def caplog(caplog):
 @pytest.fixture(scope="session")
 def torch_server():
     """Runs programs that need torch, in processes of their own that need not import it."""
-    # Half of it is imported by the first optimizer of a process: torch._dynamo.
-    with ForkServer("torch", "torch.monitor", "torch.distributed.launcher.api", "torch._dynamo") as server:
+    # The first optimizer of a process imports torch._dynamo, which is half of torch.
+    of_torch = ("torch", "torch.monitor", "torch.distributed.launcher.api", "torch._dynamo")
+    # What our packages import.
+    others = ("attrs", "boto3", "orjson", "PIL.Image", "pyarrow.csv", "pyarrow.parquet", "tqdm", "yaml")
+    with ForkServer(*of_torch, *others) as server:
         yield server
 
 

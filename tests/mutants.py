@@ -53,7 +53,7 @@ _RETENTION = [
 _CHECKPOINTS = [
     *_RETENTION,
     *(f"tests/test_events/trainer/test_{name}.py" for name in ("checkpoint", "asynchronous", "weights")),
-    # Many saves, which say something of memory alone.
+    # Many saves, which test memory only.
     "--deselect=tests/test_events/trainer/test_asynchronous.py::TestMemory::test_it_is_the_same_after_many_saves",
 ]
 _STORES = ["tests/test_uploads/stores", "tests/test_uploads/stores/test_store_answers.py"]
@@ -121,7 +121,7 @@ TESTS = {
 }
 """The modules, and the tests that are about each; programs that tests start do not see a mutant."""
 
-# What the tests import and is not ours.
+# Packages of others that the tests import.
 _IMPORTED_BEFORE = (
     "boto3",
     "botocore.session",
@@ -132,7 +132,7 @@ _IMPORTED_BEFORE = (
     "PIL.Image",
     "torch",
 )
-# Each replaces an operator by all others: one, the nearest, tells as much.
+# Each replaces an operator by all others; the nearest one is as informative.
 _REPLACEMENTS = {
     *("Add_Sub", "Sub_Add", "Mul_Div", "Div_Mul", "FloorDiv_Mul", "Mod_FloorDiv", "Pow_Mul", "RShift_LShift"),
     *(
@@ -157,10 +157,10 @@ class Mutant:
     """A module with one change.
 
     Attributes:
-        path: of the module, from the root.
-        line: where the change is.
-        operator: its kind.
-        code: of the whole module.
+        path: the module, relative to the root.
+        line: the changed line.
+        operator: the kind of change.
+        code: the code of the whole module.
     """
 
     path: str
@@ -177,12 +177,12 @@ class Mutant:
 
 @attrs.frozen
 class Reach:
-    """Which tests reach which line, and how long they take.
+    """The tests that reach each line, and their durations.
 
     Attributes:
         seconds: by test.
         tests: by line; lines that are run on import are not there.
-        places: the lines by which a test notices a change of a line; see `_places`.
+        places: for each line, the lines whose tests can notice a change of it; see `_places`.
     """
 
     seconds: dict[str, float]
@@ -190,7 +190,7 @@ class Reach:
     places: dict[int, set[int]]
 
     def of(self, line: int) -> list[str]:
-        """Returns the tests to run for a line, fastest first; all where it is run on import."""
+        """Returns the tests to run for a line, fastest first; all tests if it runs on import."""
         found = {test for one in self.places.get(line, {line}) for test in self.tests.get(one, ())}
         return sorted(self.seconds if "" in found else found, key=self.seconds.__getitem__)
 
@@ -198,9 +198,9 @@ class Reach:
 def mutants_of(
     path: str, places: list[str], sample: int | None, chance: random.Random
 ) -> tuple[list[Mutant], int]:
-    """Returns mutants of a module, and how many places there are for one.
+    """Returns mutants of a module, and the number of places for one.
 
-    Left out is what changes annotations, or nothing.
+    Changes of annotations, and changes without effect, are left out.
 
     Args:
         path: of the module, from the root.
@@ -245,7 +245,7 @@ def mutants_of(
         for occurrence, (line, column) in enumerate(
             start for node in ast_nodes(tree) for start, _ in operator.mutation_positions(node)
         )
-        # The star that ends positional arguments is no operator.
+        # The star that ends positional arguments isn't an operator.
         if not lines[line - 1].startswith("*,", column) and any(_is_at(line, place) for place in places)
     ]
     if sample is not None:
@@ -284,10 +284,10 @@ def _meaning(code: str) -> str | None:
 
 
 def _places(code: str) -> dict[int, set[int]]:
-    """Returns for each line those that are run where it matters.
+    """Returns for each line the lines that must run for it to matter.
 
-    They are the lines of its statement, or of the head of its block; for the head of a function, its body; for a
-    constant of the module, where that is used.
+    These are the lines of its statement, or of the head of its block; for the head of a function, its body; for a
+    constant of the module, its uses.
     """
     tree = ast.parse(code)
     sizes, found, uses = {}, {}, {}
@@ -306,7 +306,7 @@ def _places(code: str) -> dict[int, set[int]]:
         elif node in tree.body and isinstance(node, ast.Assign | ast.AnnAssign):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             names = [one.id for target in targets for one in ast.walk(target) if isinstance(one, ast.Name)]
-            # A public one is for others too.
+            # Other modules may use a public constant.
             if all(name.startswith("_") for name in names):
                 places = {line for name in names for line in uses.get(name, ())} or places
         for line in lines:
@@ -316,7 +316,7 @@ def _places(code: str) -> dict[int, set[int]]:
 
 
 def _cached(tree: ast.Module) -> dict[int, set[int]]:
-    """Returns a line that runs on import for each of a cached function, which runs for the first test alone."""
+    """Returns a line that runs on import for each line of a cached function, which runs for the first test only."""
     return {
         line: {node.decorator_list[0].lineno}
         for node in ast.walk(tree)
@@ -330,7 +330,7 @@ def _cached(tree: ast.Module) -> dict[int, set[int]]:
 
 
 class _Loader(importlib.machinery.SourceFileLoader):
-    """Loads a module from other code than that of its file."""
+    """Loads a module from given code instead of its file."""
 
     def __init__(self, name: str, path: str, code: str) -> None:
         super().__init__(name, path)
@@ -388,10 +388,10 @@ def _end(pid: int, folder: Path) -> None:
 
 
 def reach_of(path: str, work: Path) -> Reach:
-    """Runs the tests of a module as it is, and returns which of them reach what.
+    """Runs the tests of an unchanged module, and returns which lines they reach.
 
     Raises:
-        SystemExit: they fail.
+        SystemExit: the tests fail.
     """
     folder, answer = work / "unchanged", work / "reach.json"
 
@@ -465,7 +465,7 @@ def survivors_of(mutants: list[Mutant], reach: Reach, work: Path, jobs: int) -> 
 
 
 def _silent_seconds(folder: Path) -> float:
-    """Returns since when a child has written nothing, not even the dot of a test."""
+    """Returns for how many seconds a child has written nothing, not even the dot of a test."""
     try:
         return time.time() - (folder / "output").stat().st_mtime
     except FileNotFoundError:
@@ -506,7 +506,7 @@ def main() -> int:
 
 
 def _warm_up(folder: str) -> None:
-    """Imports what the forks would."""
+    """Imports what every fork would import."""
     import pytest
 
     os.environ["OMP_NUM_THREADS"] = "1"  # Threads do not survive a fork.

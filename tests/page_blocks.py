@@ -1,12 +1,12 @@
-"""The blocks of a page of the docs, and a program that runs them in order.
+"""Finds the code blocks of a page, and runs them in order.
 
 A page is a script: its blocks of Python share one namespace, its blocks of shell run between them, in one folder.
 
 - `<!-- not run: REASON -->` above a block leaves it out.
-- `<!-- invisible-code-block: python` … `-->` is run and not shown: what the reader has already, such as a model. (The
-  syntax is Sybil's.)
-- A block of text after a line `prints` is what the block before it prints; `...` in it stands for anything.
-- `pip install` in a block of shell is left out.
+- `<!-- invisible-code-block: python` … `-->` is run but not shown: it sets up things the reader already has, such as a
+  model. (The syntax is Sybil's.)
+- A block of text after a line `prints` shows the output of the block before it; `...` matches anything.
+- `pip install` in a shell block is skipped.
 """
 
 import json
@@ -39,9 +39,9 @@ class Block:
 
     Attributes:
         line: where its code begins, counted from 1.
-        reason: why it is not run; None if it is.
-        printed: what the page says that it prints; None if it says nothing.
-        hidden: it is not shown to the reader.
+        reason: why it is not run; None if it runs.
+        printed: the output that the page shows; None if it shows none.
+        hidden: whether the reader doesn't see it.
     """
 
     language: str
@@ -80,12 +80,12 @@ def run_page(
     Args:
         page: the file.
         folder: where they run.
-        environment: the variables that they see.
+        environment: their environment variables.
         start: runs a program as `ForkServer.run` does; a new interpreter by default.
 
     Returns:
-        The exit code, and what each block printed, in the order of `blocks_of`, "" for what was not run; then what
-        is printed at the end of the process. What a failure says is at the end of the block.
+        The exit code, and the output of each block in the order of `blocks_of`, "" for those that don't run; then the
+        output at the end of the process. A failure's traceback is at the end of its block.
     """
     blocks = blocks_of(page.read_text(encoding="utf-8"))
     finished = (start or _start)(
@@ -126,7 +126,7 @@ def _start(
 
 def _main() -> None:
     name = sys.argv[1]
-    # The page is the main module, so that what it defines can be imported and pickled.
+    # The page is the main module, so that its definitions can be imported and pickled.
     sys.modules["__main__"] = module = types.ModuleType("__main__")
     namespace = module.__dict__
     for number, block in enumerate(json.loads(sys.stdin.read())):

@@ -1,4 +1,4 @@
-"""Packages that tests read and do not install: see .ci/peers.txt."""
+"""Finds packages that tests read but don't install; see .ci/peers.txt."""
 
 import sys
 from importlib.machinery import ModuleSpec, PathFinder

@@ -1,4 +1,4 @@
-"""A sweep as finished runs leave it: `write_sweep` writes the files, in the documented format, without training."""
+"""Writes the files of a finished sweep in the documented format, without training."""
 
 import json
 import os
@@ -23,8 +23,7 @@ SPIKE_AT = 1234
 def write_sweep(root, runs=200, steps=2000):
     """Writes runs over learning rates, seeds and weight decays; the best one has a rate of 0.01, and one has a spike.
 
-    Runs that differ in the weight decay alone share their rows by hard links: what is read is the same, and it is
-    written in a second.
+    Runs that differ only in the weight decay share their rows by hard links, so that writing takes a second.
     """
     files = root.parent / f"{root.name}-files"
     files.mkdir(parents=True)

@@ -1,6 +1,6 @@
-"""What people do with the page of a sweep, each with the clicks that it takes, for a test and a benchmark.
+"""Ten tasks that people do with a sweep in the viewer, with the clicks that each may take; for a test and a benchmark.
 
-The tenth task, to send others a site that they can only read, is a command: `destinations view runs --export site/`.
+The tenth task, sending others a read-only site, is a command: `destinations view runs --export site/`.
 """
 
 import attrs
@@ -16,10 +16,10 @@ WITH_IMAGES = ("images-a", "images-b")
 
 
 class Hand:
-    """Somebody who clicks: each click, drag, choice and key is counted.
+    """Clicks, drags, chooses and presses keys, and counts them.
 
     Args:
-        opened: the page, as `Opened` of the tests in a browser.
+        opened: the page, an `Opened` of the browser tests.
     """
 
     def __init__(self, opened):
@@ -58,13 +58,13 @@ class Hand:
 
 @attrs.frozen
 class Task:
-    """A thing to do.
+    """A task.
 
     Attributes:
-        name: what it is.
-        begin: where it begins, as a function of the hand: this is neither counted nor timed.
-        act: does it, and waits until it is seen.
-        most: the clicks that it may take.
+        name: its description.
+        begin: goes to where the task begins; neither counted nor timed.
+        act: does the task, and waits until the result is on screen.
+        most: the most clicks that it may take.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""The rules of docs/architecture.md: who may import whom, that importing does nothing, and that the page is true."""
+"""Tests the rules of docs/architecture.md, that importing has no side effects, and that the page is true."""
 
 import ast
 import functools
@@ -18,8 +18,7 @@ from tests.effort import LONGEST
 
 ROOT = pathlib.Path(events.__file__).resolve().parent.parent
 PACKAGES = {"events", "uploads", "destinations"}
-# What each package may import of ours, and only through the front door. There is no exception for
-# TYPE_CHECKING.
+# What each package may import from the others, through their front doors only. TYPE_CHECKING is no exception.
 ALLOWED = {
     "events": {"uploads", "uploads.disk"},
     "uploads": set(),
@@ -50,7 +49,7 @@ def _tree(path):
 
 @functools.cache
 def _imports(path):
-    """Returns (level, module, imported names, node) of every import of a file, wherever in it."""
+    """Returns (level, module, imported names, node) of every import anywhere in a file."""
     found = []
     for node in ast.walk(_tree(path)):
         if isinstance(node, ast.Import):
@@ -65,7 +64,7 @@ def _is_type_checking(test):
 
 
 def _executed_at_import(body):
-    """Yields the import statements that run when a module is imported: not those in functions, nor for type checkers."""
+    """Yields the imports that run when a module is imported: none in functions, and none for type checkers."""
     for node in body:
         if isinstance(node, ast.Import | ast.ImportFrom):
             yield node
@@ -86,13 +85,13 @@ def _roots_at_import(path):
 
 
 def test_the_source_is_found():
-    """A rule that looks at no file holds for nothing."""
+    """The other tests would pass if they found no files."""
     assert {path.relative_to(ROOT).parts[0] for path in ALL_MODULES} == PACKAGES
     assert ROOT / "events" / "engine.py" in ALL_MODULES
     assert any(module == "events" for _, module, *_ in _imports(ROOT / "destinations" / "base.py"))
 
 
-def test_a_package_imports_of_ours_only_what_it_may_and_through_the_front_door():
+def test_packages_import_each_other_only_as_allowed_and_through_the_front_door():
     """Code says `from events import Event`, never `from events.event import Event`; for type checkers too."""
     wrong = []
     for path in ALL_MODULES:
@@ -104,8 +103,8 @@ def test_a_package_imports_of_ours_only_what_it_may_and_through_the_front_door()
     assert wrong == []
 
 
-def test_inside_a_package_imports_are_relative_or_come_from_above_by_their_full_name():
-    """A module names its neighbours relatively; one in a subfolder names what is above it from the top."""
+def test_imports_inside_a_package_are_relative_or_name_a_module_above_in_full():
+    """A module imports its neighbours relatively, and modules above its folder by their full name."""
     wrong = []
     for path in ALL_MODULES:
         package, *folders = path.relative_to(ROOT).parts[:-1]
@@ -116,8 +115,8 @@ def test_inside_a_package_imports_are_relative_or_come_from_above_by_their_full_
     assert wrong == []
 
 
-def test_what_is_imported_through_a_front_door_is_in_its_all():
-    """The front door is `__all__`: nothing is taken through a window."""
+def test_names_imported_through_a_front_door_are_in_its_all():
+    """`__all__` lists every name that other packages import."""
     doors = {"events": events, "uploads": uploads, "destinations": destinations}
 
     wrong = [
@@ -131,7 +130,7 @@ def test_what_is_imported_through_a_front_door_is_in_its_all():
 
 
 def test_uploads_never_imports_torch():
-    """No function of it does either: its worker process is to stay small."""
+    """Functions don't either, so the worker process stays small."""
     assert [
         _place(path)
         for path in _modules("uploads")
@@ -139,12 +138,12 @@ def test_uploads_never_imports_torch():
     ] == []
 
 
-# The only modules of `events` that import torch when they are imported.
+# The only modules of `events` that import torch at import time.
 TORCH_ROOMS = ("events/trainer/", "events/logger/cuda.py")
 
 
-def test_torch_is_imported_by_the_training_loop_and_the_cuda_copies_alone():
-    """Everything else in `events` imports torch inside functions, and those modules too."""
+def test_only_the_training_loop_and_the_cuda_copies_import_torch():
+    """Everything else in `events` imports torch, and these modules, inside functions."""
     paths = [path for path in _modules("events") if not _place(path).startswith(TORCH_ROOMS)]
 
     assert [_place(path) for path in paths if "torch" in _roots_at_import(path)] == []
@@ -156,17 +155,14 @@ def test_torch_is_imported_by_the_training_loop_and_the_cuda_copies_alone():
     ] == []
 
 
-def test_events_imports_uploads_inside_functions_alone():
+def test_events_imports_uploads_only_inside_functions():
     """`import events` does not import `uploads`."""
     assert [_place(path) for path in _modules("events") if "uploads" in _roots_at_import(path)] == []
 
 
 @pytest.mark.parametrize("room", ["adapters", "compat"])
-def test_no_module_imports_what_is_for_programs_of_others(room):
-    """Adapters and compat are for other people's trainers and loops; ours know nothing of them.
-
-    Adapters use compat: loggers of trainers are asked for calls of other loggers.
-    """
+def test_no_module_imports_adapters_or_compat(room):
+    """They are for other people's trainers and loops; only adapters use compat."""
     assert [
         (_place(path), module, names)
         for path in ALL_MODULES
@@ -188,7 +184,7 @@ def _breaks_the_rule_of_readers(is_reader, level, module, names):
 
 
 def test_writers_do_not_import_the_reader_and_the_reader_does_not_import_torch():
-    """What writes a run works without what reads it, and the reader starts fast."""
+    """A writer works without the reader, and the reader starts fast."""
     wrong = []
     for path in _modules("destinations"):
         is_reader = bool(READERS & {part.removesuffix(".py") for part in path.relative_to(ROOT).parts})
@@ -199,15 +195,15 @@ def test_writers_do_not_import_the_reader_and_the_reader_does_not_import_torch()
     assert wrong == []
 
 
-def test_public_names_are_sorted_and_there():
-    """Each `__all__` says what the front door offers."""
+def test_public_names_exist_and_are_sorted():
+    """Each name in an `__all__` exists, and the list is sorted."""
     for package in (events, uploads, destinations):
         assert list(package.__all__) == sorted(package.__all__)
         assert all(hasattr(package, name) for name in package.__all__)
 
 
 def _modules_of_path(heading):
-    """Returns the modules named by one of the paths of the page, in order, each once."""
+    """Returns the modules on one path of the page, in order, each once."""
     text = PAGE[PAGE.index(heading) :]
     text = text[: text.index("\n\n", text.index("\n\n") + 2)]
     return list(dict.fromkeys(re.findall(r"`((?:events|uploads|destinations)/[\w/]+)`", text)))
@@ -224,15 +220,15 @@ def _modules_of_path(heading):
     ],
 )
 def test_the_paths_of_the_page_are_short_and_name_modules(heading, most):
-    """A row and a checkpoint pass at most eight modules, a file at most twelve; each is there."""
+    """A row and a checkpoint pass at most eight modules, a file at most twelve; each module exists."""
     modules = _modules_of_path(heading)
 
     assert 2 <= len(modules) <= most
     assert [module for module in modules if not (ROOT / f"{module}.py").is_file()] == []
 
 
-def test_each_room_of_the_page_is_there():
-    """What the tables of the page name exists, and every folder of the packages is named."""
+def test_each_room_of_the_page_exists():
+    """The page names existing modules only, and every folder of the packages."""
     named = re.findall(r"^\| `((?:events|uploads|destinations)/.*?)` \|", PAGE, re.MULTILINE)
     places = []
     for cell in named:
@@ -253,7 +249,7 @@ def test_each_room_of_the_page_is_there():
     assert folders <= {place.rstrip("/") for place in places}
 
 
-def test_where_to_begin_is_there():
+def test_the_files_to_begin_in_exist():
     """Each file that the page sends a reader to exists."""
     table = PAGE[PAGE.index("## Where to begin") :]
     files = re.findall(r"`([\w/]+\.py)`", table)
@@ -263,7 +259,7 @@ def test_where_to_begin_is_there():
 
 
 def test_no_line_is_longer_than_110_characters():
-    """The limit is for docstrings and comments too."""
+    """The limit holds for docstrings and comments too."""
     assert [
         f"{_place(path)}:{number}"
         for path in ALL_MODULES
@@ -273,7 +269,7 @@ def test_no_line_is_longer_than_110_characters():
 
 
 def _graph():
-    """Returns the modules that each module imports, wherever it does, for type checkers too."""
+    """Returns the modules that each module imports anywhere, for type checkers too."""
     modules = {_name(path): path for path in ALL_MODULES}
     graph = {}
     for name, path in modules.items():
@@ -288,8 +284,8 @@ def _graph():
     return graph
 
 
-def test_no_module_imports_itself_through_others():
-    """There are no circles of imports, also not among types."""
+def test_there_are_no_import_cycles():
+    """No module imports itself through others, not even for types."""
     remaining = _graph()
 
     while leaves := {name for name, imports in remaining.items() if not imports & remaining.keys()}:
@@ -298,8 +294,8 @@ def test_no_module_imports_itself_through_others():
     assert remaining == {}
 
 
-def test_the_longest_tests_are_there():
-    """What begins first is a list by hand: each file of it exists."""
+def test_the_longest_tests_exist():
+    """Each file in the list of tests that start first exists."""
     assert [name for name in LONGEST if not (ROOT / name).is_file()] == []
 
 
@@ -320,7 +316,7 @@ def _run_python(program, **options):
 
 @pytest.mark.parametrize("package", sorted(PACKAGES))
 def test_importing_a_package_does_nothing(package):
-    """An import loads no torch or boto3, starts no thread, installs no handler or hook, prints nothing."""
+    """It loads neither torch nor boto3, starts no thread, installs no handler, and prints nothing."""
     result = _run_python(f"""
         import atexit, logging, signal, sys, threading
         before = {{name: signal.getsignal(name) for name in signal.valid_signals()}}
@@ -339,8 +335,8 @@ def test_importing_a_package_does_nothing(package):
 
 
 @pytest.mark.parametrize("name", ["events", "uploads"])
-def test_a_package_of_the_same_name_that_is_not_ours_is_named(name, tmp_path):
-    """A user's own `events.py`, or PyPI's `Events`, comes first on the path: the error says which file, and what to do."""
+def test_a_foreign_package_with_our_name_is_reported(name, tmp_path):
+    """If `events.py` or PyPI's `Events` comes first on the path, the error names the file and says what to do."""
     stranger = tmp_path / f"{name}.py"
     stranger.write_text("", encoding="utf-8")
     environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(tmp_path), str(ROOT)))}

@@ -1,4 +1,4 @@
-"""The docs say what the code does: what they enumerate is compared, what they show is run."""
+"""The docs match the code: lists are compared with it, and code blocks run."""
 
 import doctest
 import functools
@@ -24,11 +24,11 @@ from tests.servers import s3_servers
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-# How many blocks may be left out, see `test_blocks_that_are_not_run_say_why_and_grow_no_more`.
+# The most blocks that may be left out, see `test_blocks_that_do_not_run_give_a_reason_and_stay_few`.
 NOT_RUN = 23
 # Pages whose blocks use packages that warn.
 OTHERS_WARN = {"docs/adapters.md", "docs/trackers.md", "docs/how-to/wandb-offline.md"}
-# Nothing is reported to the makers of other packages.
+# Keeps other packages from reporting to their makers.
 QUIET = {
     "DISABLE_TELEMETRY": "1",
     "HF_HUB_OFFLINE": "1",
@@ -36,16 +36,16 @@ QUIET = {
     "WANDB_ERROR_REPORTING": "false",
     "WANDB_MODE": "offline",
 }
-# Where a batch took more than a second, seconds a batch.
+# A progress bar shows seconds per batch if a batch took more than a second.
 _SPEED = re.compile(r"\[\d\d:\d\d<[\d:?]+, +[\d.?]+ ?(batch/s|s/batch)")
 
 
 def page_name(path):
-    """Returns the path of a page below the root of the project."""
+    """Returns the path of a page, relative to the root of the project."""
     return path.relative_to(ROOT).as_posix()
 
 
-def test_the_drawing_of_the_loop_is_the_one_of_the_enum():
+def test_the_page_and_the_enum_draw_the_same_loop():
     """docs/events.md and the docstring of Event show the same loop."""
     drawing = re.search(r"```\n(.*?)\n```", inspect.cleandoc(Event.__doc__), re.DOTALL)[1]
 
@@ -53,7 +53,7 @@ def test_the_drawing_of_the_loop_is_the_one_of_the_enum():
 
 
 def test_the_table_of_events_has_every_hook_in_order():
-    """Each row is a hook, with its docstring."""
+    """Each row has a hook and its docstring."""
     text = (ROOT / "docs/events.md").read_text(encoding="utf-8")
     table = text[text.index("## Every event") : text.index("## Order of calls")]
 
@@ -70,8 +70,8 @@ def test_the_table_of_events_has_every_hook_in_order():
 
 
 @pytest.mark.parametrize("path", PAGES, ids=page_name)
-def test_links_between_pages_lead_somewhere(path):
-    """Each relative link names a file that is there."""
+def test_links_between_pages_lead_to_files(path):
+    """Each relative link names an existing file."""
     links = re.findall(r"\]\((?!https?:|#)([^)#\s]+)", path.read_text(encoding="utf-8"))
 
     missing = [link for link in links if not (path.parent / link).exists()]
@@ -80,7 +80,7 @@ def test_links_between_pages_lead_somewhere(path):
 
 
 @pytest.mark.parametrize("path", PAGES, ids=page_name)
-def test_every_make_command_shown_is_there(path):
+def test_every_make_command_in_a_page_exists(path):
     """`make x` in a page is a target of the Makefile."""
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
 
@@ -91,7 +91,7 @@ def test_every_make_command_shown_is_there(path):
 
 @pytest.fixture(scope="module")
 def s3():
-    """A server of S3, for pages that name a bucket."""
+    """An S3 server, for pages that name a bucket."""
     with s3_servers.moto() as server:
         yield server
 
@@ -113,7 +113,7 @@ def test_every_block_of_a_page_runs(path, tmp_path, request, torch_server):
     }
     if "s3://" in text:
         server = request.getfixturevalue("s3")
-        # A run of another page may have the same name, and would be continued.
+        # Otherwise a page would continue a run of the same name from another page.
         server.empty()
         environment |= {
             "AWS_ENDPOINT_URL": server.endpoint_url,
@@ -134,8 +134,8 @@ def test_every_block_of_a_page_runs(path, tmp_path, request, torch_server):
             )
 
 
-def test_blocks_that_are_not_run_say_why_and_grow_no_more():
-    """The bound is their number: lower it when one of them runs."""
+def test_blocks_that_do_not_run_give_a_reason_and_stay_few():
+    """`NOT_RUN` is their number: lower it when one of them runs."""
     rows = [
         f"| {page_name(path)}:{block.line} | {block.reason} |"
         for path in PAGES
@@ -148,7 +148,7 @@ def test_blocks_that_are_not_run_say_why_and_grow_no_more():
 
 @pytest.mark.parametrize("path", PAGES, ids=page_name)
 def test_no_block_escapes_the_runner(path):
-    """Each fence of Python or shell is found, whatever stands around it."""
+    """Each fence of Python or shell is found, whatever is around it."""
     text = path.read_text(encoding="utf-8")
 
     fences = re.findall(r"^ *```(?:python|py|sh|bash|shell)\b", text, re.MULTILINE)
@@ -156,8 +156,8 @@ def test_no_block_escapes_the_runner(path):
     assert len(fences) == sum(not block.hidden for block in blocks_of(text))
 
 
-def test_the_site_is_strict_loads_nothing_from_elsewhere_and_has_every_public_name(tmp_path):
-    """`make docs` builds without a warning, pages need no network, and each name of a package is in the reference."""
+def test_the_site_builds_strictly_loads_nothing_from_elsewhere_and_has_every_public_name(tmp_path):
+    """`make docs` builds without a warning, pages need no network, and the reference has each public name."""
     built = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", tmp_path / "site"],
         cwd=ROOT,
@@ -197,8 +197,8 @@ def test_the_site_is_strict_loads_nothing_from_elsewhere_and_has_every_public_na
 
 
 @pytest.mark.parametrize("path", PAGES, ids=page_name)
-def test_what_a_terminal_shows_fits_its_page(path):
-    """Its lines are not wrapped: up to 120 columns are seen in a window of 1440 pixels."""
+def test_terminal_output_fits_its_page(path):
+    """Lines don't wrap: a window of 1440 pixels shows 120 columns."""
     blocks = re.findall(
         r"^```(?:text|console)\n(.*?)^```$", path.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
     )
@@ -223,7 +223,7 @@ def test_every_command_is_in_its_reference():
         assert f"usage: destinations {command}" in text
 
 
-def test_every_extra_that_a_page_installs_is_there():
+def test_every_extra_that_a_page_installs_exists():
     """`pip install "training-destinations[x]"` names extras of pyproject.toml."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"][
         "optional-dependencies"
@@ -246,8 +246,8 @@ def test_every_callback_is_in_its_page():
     assert [name for name in callbacks.__all__ if f"`{name}(" not in text] == []
 
 
-def test_the_arguments_that_replace_composers_are_there_and_composers_own_are_not():
-    """Of each row: what is on the left is not ours, what is on the right is."""
+def test_composers_arguments_are_refused_and_their_replacements_exist():
+    """In each row, the argument on the left raises and the one on the right exists."""
     text = (ROOT / "docs/coming-from-composer.md").read_text(encoding="utf-8")
     table = text[text.index("## Arguments of Trainer") : text.index("## RemoteUploaderDownloader")]
     rows = re.findall(r"^\| `(Trainer|CheckpointSaver)\((.*?)\)`(?:, .*?)? \| (.*) \|$", table, re.MULTILINE)
@@ -258,7 +258,7 @@ def test_the_arguments_that_replace_composers_are_there_and_composers_own_are_no
         named = set(re.findall(r"`(\w+)=", here))
         assert named <= set(ours), (name, here)
         left = {one.partition("=")[0] for one in theirs.split(", ")} - named
-        # Taken here too, with other values.
+        # These exist here too, with other values.
         assert left & set(ours) <= {"save_interval"}, (name, theirs)
         for argument in left - set(ours) if name == "Trainer" else ():
             with pytest.raises(TypeError, match=rf"no argument '{argument}'\. \w"):
@@ -278,8 +278,8 @@ def test_fault_tests_has_a_line_for_each_test_that_reliability_names():
     assert [line for line in lines if line.endswith("*: ")] == []
 
 
-def test_the_versions_that_the_page_on_upgrades_lists_are_those_of_the_code():
-    """A format that changes has a row that says so."""
+def test_the_page_on_upgrades_lists_the_versions_of_the_code():
+    """Each format has a row with its version."""
     text = (ROOT / "docs/upgrades.md").read_text(encoding="utf-8")
 
     rows = [int(version) for version in re.findall(r"^\| [^|]+ \| (\d+) \|", text, re.MULTILINE)]
@@ -296,8 +296,8 @@ def test_the_versions_that_the_page_on_upgrades_lists_are_those_of_the_code():
     assert rows == [pkgutil.resolve_name(place) for place in places]
 
 
-def test_the_extras_of_the_readme_are_those_of_the_package():
-    """Each extra for users is in the table, and no other."""
+def test_the_readme_lists_the_extras_of_the_package():
+    """The table has each extra for users, and no other."""
     import tomllib
 
     table = (ROOT / "README.md").read_text(encoding="utf-8").split("| extra | for |")[1].split("\n\n")[0]

@@ -23,13 +23,13 @@ pytestmark = pytest.mark.xdist_group("examples")
 ROOT = Path(__file__).parents[1]
 LIMIT_SECONDS = 240
 _LIMIT_OF_ONE = 60
-# What `Trainer(...)` stands for.
+# Replaces `Trainer(...` in examples.
 _TRAINER = 'Trainer(model, train_dataloader, max_duration="1ep", loss_fn=loss_fn, optimizers=optimizer'
 _BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
-# A module of the reference, and those of its names that are shown there, unless all are.
+# A module of the reference, and the names that it shows, unless it shows all.
 _ENTRY = re.compile(r"^::: ([\w.]+)(?:\n    options: .*members: \[(.*)\])?", re.MULTILINE)
 _PRINTS = re.compile(r"^ *print\(.*\)  # (.+)$", re.MULTILINE)
-# Examples that are compiled and not run, and why. The pages of the docs run most of their features.
+# Examples that are compiled but not run, and why. The docs run most of these features.
 NOT_RUN = {
     "destinations.Comet": "comet_ml takes seconds to import",
     "destinations.MLflow": "mlflow takes seconds to import",
@@ -43,7 +43,7 @@ NOT_RUN = {
 
 
 def public_names():
-    """Yields the classes and functions of the reference, but for errors: module, name, object."""
+    """Yields the name and object of each class and function of the reference, except errors."""
     seen = set()
     for page in sorted((ROOT / "docs/reference").glob("*.md")):
         for name, members in _ENTRY.findall(page.read_text(encoding="utf-8")):
@@ -71,7 +71,7 @@ NAMES = dict(public_names())
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_public_name_has_an_example_that_runs(name, outcomes):
-    """Its docstring shows how it is used; a comment behind a `print` is what it prints."""
+    """Its docstring shows how to use it, and a comment after a `print` shows the output."""
     assert examples_of(NAMES[name])
     assert outcomes[name] == ""
 
@@ -80,7 +80,7 @@ def test_a_public_name_has_an_example_that_runs(name, outcomes):
     "path", sorted((ROOT / "destinations/adapters").glob("[!_]*.py")), ids=lambda path: path.stem
 )
 def test_a_public_name_of_an_adapter_has_an_example(path):
-    """Its module is not imported: it needs a package that takes seconds. docs/adapters.md runs each."""
+    """The module is parsed, not imported, since its package takes seconds; docs/adapters.md runs each."""
     code = ast.parse(path.read_text(encoding="utf-8"))
     page = (ROOT / "docs/reference/adapters.md").read_text(encoding="utf-8")
     if f"destinations.adapters.{path.stem}" not in page:
@@ -106,7 +106,7 @@ def test_a_public_name_of_an_adapter_has_an_example(path):
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory):
-    """Returns what went wrong with each example, "" for nothing, after a process that ran them all."""
+    """Runs all examples in one process; returns the traceback of each, or ""."""
     folder = tmp_path_factory.mktemp("examples")
     finished = subprocess.run(
         [sys.executable, "-X", "utf8", __file__],
@@ -122,7 +122,7 @@ def outcomes(tmp_path_factory):
 
 
 def _namespace():
-    """Returns what an example finds: the public names, and what docs/reference/index.md says."""
+    """Returns the names that an example can use: the public ones, and those that docs/reference/index.md lists."""
     import argparse
     from datetime import UTC, datetime, timedelta
 
@@ -172,7 +172,7 @@ def _public(module):
 
 
 def _prepare():
-    """Writes what examples read: a finished run, a checkpoint, and a text."""
+    """Writes the files that examples read: a finished run, a checkpoint, and a text."""
     from destinations import RunDirectory
     from events import CheckpointSaver, CheckpointWriting, Run
 

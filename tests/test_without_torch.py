@@ -1,4 +1,4 @@
-"""A host that only reads runs needs no torch: an environment that has what the docs list, and nothing else."""
+"""A host that only reads runs needs no torch: tests an environment with the packages that the docs list."""
 
 import importlib.metadata
 import json
@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def listed():
-    """Returns the packages that docs/runs.md has one install: the core's without torch, and those of the page."""
+    """Returns the packages that docs/runs.md lists: the core's without torch, and the viewer's."""
     text = (ROOT / "docs/runs.md").read_text(encoding="utf-8")
     core, page = re.findall(r"^pip install (?!--no-deps)(.+?)(?: +#.*)?$", text, re.MULTILINE)
     return core.split(), page.split()
@@ -30,8 +30,8 @@ def names(requirements):
     return sorted(re.match(r"[\w-]+", one)[0] for one in requirements)
 
 
-def test_the_list_is_what_the_package_needs_without_torch():
-    """A dependency that is added here is added there."""
+def test_the_list_has_every_dependency_except_torch():
+    """A new dependency must be added to the page."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
     core, page = listed()
@@ -41,7 +41,7 @@ def test_the_list_is_what_the_package_needs_without_torch():
 
 
 def with_requirements(packages):
-    """Yields the distributions of these packages, and of all that they require here."""
+    """Yields the distributions of these packages and of their requirements."""
     known = set()
     while packages:
         name = re.match(r"[\w.-]+", packages.pop())[0].lower()
@@ -73,7 +73,7 @@ def python(tmp_path_factory):
 
 @pytest.fixture
 def command(python, tmp_path):
-    """Runs a command of `destinations` in that environment, and returns what it prints."""
+    """Runs a command of `destinations` in that environment, and returns its output."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
 
     def run(*arguments):
@@ -93,7 +93,7 @@ def command(python, tmp_path):
 
 
 def test_runs_are_read_shown_and_uploaded(command, tmp_path):
-    """The commands `runs`, `view` and `uploads` do their work; torch is not there."""
+    """The commands `runs`, `view` and `uploads` work without torch."""
     (tmp_path / "notes.txt").write_text("notes")
     with Run(loggers=[RunDirectory(tmp_path / "runs/digits")], run_name="digits") as run:
         for step in range(3):
@@ -114,7 +114,7 @@ def test_runs_are_read_shown_and_uploaded(command, tmp_path):
     assert (tmp_path / "site/index.html").exists()
 
 
-def test_the_page_is_served(command, tmp_path):
+def test_the_viewer_is_served(command, tmp_path):
     """A server starts in that environment."""
     (tmp_path / "runs").mkdir()
     program = (

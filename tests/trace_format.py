@@ -1,7 +1,7 @@
 """Checks a trace against Chrome's Trace Event Format, as Perfetto reads it.
 
-Perfetto's own library needs a binary from the network. The rules are those of the document that
-`write_trace` names: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU.
+Perfetto's own library needs a binary from the network. The rules come from the document that `write_trace`
+names: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU.
 """
 
 import json
@@ -9,7 +9,7 @@ from collections import defaultdict
 
 __all__ = ["checked_trace"]
 
-# What an event has beside "ph", by its phase.
+# The keys of an event besides "ph", by its phase.
 FIELDS = {
     "X": {"name", "ts", "dur", "pid", "tid"},
     "b": {"name", "cat", "id", "ts", "pid"},
@@ -21,11 +21,11 @@ METADATA = {"process_name", "process_labels", "process_sort_index", "thread_name
 
 
 def checked_trace(path, *, is_ours=True):
-    """Returns the events of a trace; fails where Perfetto would drop or misread one.
+    """Returns the events of a trace; fails if Perfetto would drop or misread one.
 
     Args:
-        path: of the file.
-        is_ours: whether all events are ours; those of a profile have phases and nesting of their own.
+        path: the file.
+        is_ours: whether all events are ours; events of a profile have phases and nesting of their own.
     """
     document = json.loads(path.read_text(encoding="utf-8"))
     assert document["displayTimeUnit"] in {"ms", "ns"}
@@ -59,7 +59,7 @@ def checked_trace(path, *, is_ours=True):
 
 
 def _check_nesting(spans):
-    """Fails where two spans of a thread overlap and neither is in the other; a microsecond is rounding."""
+    """Fails if two spans of a thread overlap without nesting, by more than a microsecond of rounding."""
     ends = []
     for one in sorted(spans, key=lambda one: (one["ts"], -one["dur"])):
         end = one["ts"] + one["dur"]

@@ -1,4 +1,4 @@
-"""Waiting for what another thread or process does, without taking the processor that it needs."""
+"""Waits for another thread or process without taking the processor that it needs."""
 
 import contextlib
 import time
@@ -14,7 +14,7 @@ def until(condition: Callable[[], object], seconds: float = 120) -> None:
     """Waits until a condition holds.
 
     Raises:
-        AssertionError: it still does not after so long.
+        AssertionError: it didn't within the limit.
     """
     deadline = time.monotonic() + seconds
     while not condition():
@@ -23,9 +23,9 @@ def until(condition: Callable[[], object], seconds: float = 120) -> None:
 
 
 def open_files() -> set[str]:
-    """Returns what the descriptors of this process lead to: paths, and names such as `socket:[123]`.
+    """Returns the targets of this process's descriptors: paths, and names such as `socket:[123]`.
 
-    Threads of earlier tests may open and close files meanwhile: a file that is closed while this looks is not named.
+    Threads of earlier tests may open and close files meanwhile; a file that is closed during the call is left out.
     """
     found = set()
     for link in Path("/proc/self/fd").iterdir():

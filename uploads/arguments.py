@@ -1,4 +1,4 @@
-"""Checks of arguments that callers give: seconds, workers, bytes, choices; limits and fence of a queue."""
+"""Arguments of a queue: checks of seconds, workers, bytes and choices, and the timeouts and fence."""
 
 import math
 import threading
@@ -12,7 +12,7 @@ __all__ = ["Fence", "Timeouts", "check_bytes", "check_choice", "check_seconds", 
 
 
 def check_seconds(name: str, seconds: float) -> float:
-    """Returns the seconds, capped at what the waits of `threading` accept.
+    """Returns the seconds, capped at the maximum that `threading` can wait.
 
     Raises:
         ValueError: Negative, or not a number.
@@ -23,7 +23,7 @@ def check_seconds(name: str, seconds: float) -> float:
 
 
 def check_workers(workers: int) -> None:
-    """Raises ValueError if there are no workers, and TypeError if it is no number."""
+    """Raises ValueError for less than one worker, and TypeError for anything but a whole number."""
     if not isinstance(workers, int):
         raise TypeError(f"workers must be a whole number, got {workers!r}")
     if workers < 1:
@@ -31,13 +31,13 @@ def check_workers(workers: int) -> None:
 
 
 def check_bytes(name: str, count: object) -> None:
-    """Raises TypeError for a size that is no number, such as "10GB"."""
+    """Raises TypeError for a size that isn't a number, such as "10GB"."""
     if not isinstance(count, int | float) or math.isnan(count):
         raise TypeError(f"{name} must be a number of bytes, got {count!r}. Write 10 * 2**30 for 10 GiB.")
 
 
 def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
-    """Raises ValueError for anything but one of the choices."""
+    """Raises ValueError unless the value is one of the choices."""
     if value not in choices:
         raise ValueError(f"{name} must be {' or '.join(map(repr, choices))}, got {value!r}")
 
@@ -72,25 +72,25 @@ class Timeouts:
 
 @attrs.frozen
 class Fence:
-    """Keeps a process that was taken for dead from changing what its successor wrote.
+    """Protects what a successor wrote from a process that was wrongly taken for dead.
 
     ```python
     fence = Fence(unless="live/0004/successor.json", prefix="live/0004/")
     queue = UploadQueue("store", fence=fence)
     ```
 
-    A successor puts the object `unless` before it writes anything. From then on this queue deletes nothing,
-    and replaces or creates nothing outside `prefix`, also not with what waits in its spool: a file goes
-    below `prefix` instead, under its quoted name, and a pointer is not sent.
+    A successor puts the object `unless` before it writes anything. From then on this queue, including the
+    files that wait in its spool, deletes nothing and changes nothing outside `prefix`. A file goes below
+    `prefix` instead, under its quoted name; a pointer is not sent.
 
     Attributes:
         unless: The name of the object.
-        prefix: What the names begin with that no other process uses; ends with a slash.
+        prefix: Beginning of names that no other process uses; ends with a slash.
     """
 
     unless: str
     prefix: str
 
     def instead_of(self, name: str) -> str:
-        """Returns the name that a file has once the successor is there; empty for one that is not sent."""
+        """Returns a file's name once the successor is there; empty if the file isn't sent then."""
         return "" if name.startswith(self.prefix) else self.prefix + quote(name, safe="")

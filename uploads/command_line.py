@@ -88,11 +88,11 @@ def status(path: str | Path, *, entries: int = _ENTRIES_SHOWN) -> dict[str, Any]
 
     Args:
         path: The spool.
-        entries: The maximum number of entries to describe, of those pending and of each kind of failure.
+        entries: How many entries to describe, among pending ones and for each kind of failure.
     """
     spool = existing(path, trust=True)
     waiting, inflight = spool.list_unfinished()
-    failed = spool.list_failed()  # After those: what fails between the two is in the second.
+    failed = spool.list_failed()  # Listed last: an entry that fails meanwhile is here.
     ended = {folder for folders in failed.values() for folder in folders}
     inflight = [folder for folder in inflight if folder not in ended]
     entries_waiting = [
@@ -134,7 +134,7 @@ def status(path: str | Path, *, entries: int = _ENTRIES_SHOWN) -> dict[str, Any]
 
 
 def spool_gauges(path: str | Path) -> list[Gauge]:
-    """Returns how a spool is doing, for a monitor: see `exposition`.
+    """Returns the figures of a spool for a monitor; see `exposition`.
 
     ```python
     queue = UploadQueue("store", spool="spool")
@@ -143,7 +143,7 @@ def spool_gauges(path: str | Path) -> list[Gauge]:
     ```
 
     Raises:
-        SpoolError: there is none.
+        SpoolError: There is no spool.
     """
     return gauges_of_spool(status(path, entries=0))
 
@@ -198,11 +198,11 @@ def resume(
 
 
 def verify(path: str | Path, *, store: Store | None = None, trust: bool = False) -> list[Finding]:
-    """Compares the last delivery of each name with the object in the store, by size and SHA-256.
+    """Compares the last delivery of each name with the object in the store, by size and checksum.
 
-    The SHA-256 is that of the metadata. Where there is none, the CRC-32 of the metadata or the one that the
-    store computed is compared instead, and else the object, which is downloaded for it. Several objects are
-    asked for at the same time. What was delivered to another store is compared only if `store` is given.
+    The checksum is the SHA-256 in the object's metadata, else the CRC-32 in the metadata or from the store;
+    without any of them, the object is downloaded. Files that were delivered to another store are compared
+    only if `store` is given.
     """
     spool = existing(path, trust=trust)
     given = store is not None
@@ -233,18 +233,18 @@ def gc(
     trust: bool = False,
     delete: bool = True,
 ) -> dict[str, int]:
-    """Removes what dead processes left half staged and, if asked, more; returns the number of each kind.
+    """Removes half-staged files of dead processes and, if asked, failed entries; returns the numbers.
 
     Args:
         path: The spool.
         store: Instead of the one that the spool names.
-        failed: Whether to remove the entries that failed, with their bytes, and what is half sent of them.
+        failed: Whether to remove failed entries, with their bytes and their half-sent parts.
         trust: Whether the spool may belong to another user.
-        delete: Whether to remove them; False only counts them.
+        delete: False only counts them.
 
     Raises:
         SpoolOwnedError: Another process drains it.
-        StoreError: What is half sent could not be removed from the store; its entry is kept.
+        StoreError: Half-sent parts could not be removed from the store; their entry is kept.
     """
     spool = existing(path, trust=trust)
     if not delete:
@@ -263,15 +263,13 @@ def gc(
 
 
 def retry(path: str | Path, names: Iterable[str] = (), *, trust: bool = False) -> list[str]:
-    """Makes failed entries pending again; returns their remote names.
+    """Makes failed entries pending again, for `resume` or the next queue; returns their remote names.
 
-    `resume`, or the next queue of this spool, uploads them.
-
-    An entry that would replace a newer version, delivered since, stays failed.
+    An entry stays failed if a newer version of its name was delivered since.
 
     Args:
         path: The spool.
-        names: Their remote names; none for all that failed.
+        names: Their remote names; none for all failed entries.
         trust: Whether the spool may belong to another user.
 
     Raises:
@@ -303,7 +301,7 @@ def _readable(place: Path) -> Entry | None:
     try:
         return Entry.read(place)
     except (ManifestError, OSError):
-        return None  # Retried, it would fail again.
+        return None  # It would fail again.
 
 
 def existing(path: str | Path, *, trust: bool = False) -> Spool:
@@ -311,8 +309,8 @@ def existing(path: str | Path, *, trust: bool = False) -> Spool:
 
     Args:
         path: Where.
-        trust: Whether it may belong to another user; its contents decide which files are written with this
-            user's rights.
+        trust: Whether it may belong to another user, whose spool then decides which files are written with
+            your rights.
 
     Raises:
         SpoolError: There is none.
@@ -348,14 +346,14 @@ def _store_of(spool: Spool) -> Store:
 
 
 def _is_at(store: Store, outcome: Outcome) -> bool:
-    """Returns whether it was delivered to this store, and not to an earlier store of the spool."""
+    """Returns whether a file was delivered to this store, and not to an earlier store of the spool."""
     return not outcome.uri or identity_of(outcome.uri) == identity_of(store.uri(outcome.remote_name))
 
 
 def exit_code(spool: Spool) -> int:
     """Returns the exit code for the state of the spool."""
     is_left = any(spool.list_unfinished())
-    if any(spool.list_failed().values()):  # After that: what fails between the two is in the second.
+    if any(spool.list_failed().values()):  # Listed last: an entry that fails meanwhile is here.
         return EXIT_FAILED
     return EXIT_LEFT if is_left else EXIT_OK
 
@@ -368,10 +366,7 @@ def _entry_of(spool: Spool, folder: str) -> Entry | None:
 
 
 def _describe(spool: Spool, folder: str) -> dict[str, Any] | None:
-    """Returns a description of an entry, which may be moved meanwhile.
-
-    None if it has ended since it was listed.
-    """
+    """Returns a description of an entry; None if it has ended since it was listed."""
     try:
         entry = spool.entry_of(folder)
     except (ManifestError, OSError) as error:
@@ -406,7 +401,7 @@ def _problem(store: Store, outcome: Outcome) -> str:
     try:
         found = store.head(check_remote_name(outcome.remote_name))
     except (InvalidRemoteNameError, RejectedByStoreError) as error:
-        return str(error)  # This line is wrong; the others are compared.
+        return str(error)  # This line is wrong; the others are still compared.
     if found is None:
         return "missing"
     if found.size != outcome.size:
@@ -450,15 +445,15 @@ def _remove_failed(place: Path, store: Store | None, spool: Spool) -> None:
 
 
 def add_commands(subparsers: Any) -> None:
-    """Adds the sub-commands to what `ArgumentParser.add_subparsers` returned.
+    """Adds the sub-commands to the result of `ArgumentParser.add_subparsers`.
 
     ```python
     parser = argparse.ArgumentParser()
     add_commands(parser.add_subparsers())
     ```
 
-    The parsed namespace has `run`, to be called with the namespace; it prints errors to stderr and returns
-    the exit code.
+    Call `run` of the parsed namespace with the namespace: it prints errors to stderr and returns the exit
+    code.
     """
     for name, (run, text, *examples) in _COMMANDS.items():
         command = subparsers.add_parser(
@@ -660,7 +655,7 @@ def _as_text(found: dict[str, Any]) -> list[str]:
 
 
 def _print(lines: Iterable[str], stream: TextIO | None = None) -> None:
-    """Prints lines; control characters of names and reasons are escaped, as is what the encoding lacks."""
+    """Prints lines, with escapes for control characters and for characters that the encoding lacks."""
     stream = stream or sys.stdout
     for line in lines:
         stream.write(encodable(one_line(line), stream) + "\n")

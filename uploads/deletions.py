@@ -1,7 +1,7 @@
-"""Deletes objects from a store in the background, once what replaces them is there.
+"""Deletes objects from a store in the background, once their replacements are there.
 
-Nothing of this is on disk: a process that is killed leaves objects that should have been deleted, never
-fewer than should be there. A deletion may be requested again: an object that is gone is no error.
+Deletions are not on disk: a killed process leaves objects that should have been deleted, but never deletes
+too many. You may request a deletion again, because an object that is gone is no error.
 """
 
 import itertools
@@ -30,7 +30,7 @@ _TRIES = 6
 
 @attrs.define(eq=False)
 class _Request:
-    """An object to delete, those to delete once it is gone, and the uploads that must be there before."""
+    """An object to delete, objects to delete after it, and uploads that must be delivered before."""
 
     name: str
     after: tuple[UploadHandle | FolderHandle, ...]
@@ -43,17 +43,17 @@ class _Request:
 
 @attrs.define(eq=False, slots=False, repr=False)
 class Deletions:
-    """Deletes objects one after the other in a thread, which begins with the first request.
+    """Deletes objects one after the other in a thread, which starts with the first request.
 
-    The condition guards the requests. An object to which a pointer beside it leads stays, and so does one
-    whose condition fails; the log says so.
+    The condition guards the requests. An object stays if a pointer beside it leads to it, or if an upload
+    that it waits for fails; the log says so.
 
     Args:
         store: Where.
-        is_pending: Returns whether an upload of a name has not ended: it would come after the deletion.
-        withdraw: Withdraws uploads of a name that have not begun.
+        is_pending: Returns whether an upload of a name has not ended and would come after the deletion.
+        withdraw: Withdraws uploads of a name that haven't begun.
         policy: The delays between tries.
-        unless: The name of an object: once it is there, nothing is deleted any more. Empty for none.
+        unless: The name of an object that stops all deletions once it exists. Empty for none.
     """
 
     _store: Store
@@ -76,9 +76,10 @@ class Deletions:
         *,
         may_have_pointer: bool = True,
     ) -> None:
-        """Adds an object, and those to delete once it is gone; returns at once. Any thread.
+        """Adds an object, and objects to delete after it; returns at once. Any thread.
 
-        Those that wait for an upload of this object wait for what it waits for instead: it may be withdrawn.
+        Deletions that wait for an upload of this object wait for its dependencies instead, because the upload
+        may be withdrawn.
         """
         given = tuple(after)
         replaced = {name, *then, *(one.remote_name for one in given)}
@@ -103,12 +104,12 @@ class Deletions:
             self._changed.notify_all()
 
     def wait(self, timeout_seconds: float) -> bool:
-        """Blocks until nothing is left to delete, or for the timeout; returns whether nothing is."""
+        """Blocks until nothing is left to delete, or for the timeout; returns whether all is deleted."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._requests, timeout_seconds)
 
     def stop(self, timeout_seconds: float) -> None:
-        """Ends the thread; what is left is not deleted."""
+        """Ends the thread; the remaining objects are not deleted."""
         with self._changed:
             self._has_ended = True
             left = len(self._requests)
@@ -133,13 +134,13 @@ class Deletions:
                         self._requests.remove(request)
                         self._changed.notify_all()
             with self._changed:
-                # Uploads end without a notice.
+                # Nobody tells this thread when an upload ends.
                 self._changed.wait_for(lambda: self._has_ended, _LOOK_SECONDS if self._requests else 0.0)
                 if self._has_ended:
                     return
 
     def _is_settled(self, request: _Request) -> bool:
-        """Deletes an object if it is time; returns whether there is nothing more to do about it."""
+        """Deletes an object if it is due; returns whether the request is done."""
         after = [one for given in request.after for one in given.handles]
         if time.monotonic() < request.not_before or not all(one.done() for one in after):
             return False
@@ -167,7 +168,7 @@ class Deletions:
         return True
 
     def _has_deleted(self, request: _Request) -> bool:
-        """Deletes what is left of a request, unless a successor came; False if the queue ends first."""
+        """Deletes the remaining objects of a request, unless a successor came; False if the queue ends."""
         for name in (request.name, *request.then)[request.deleted :]:
             if self._has_ended:
                 return False
@@ -184,9 +185,9 @@ class Deletions:
         log_warning("cannot delete %s: %s", uri, redact(str(error)))
 
     def _pointer_to(self, request: _Request) -> str | None:
-        """Returns a pointer that leads to an object: one beside it, by the last part of the name in it.
+        """Returns a pointer that leads to an object: one beside it that contains the last part of its name.
 
-        An object that stands for others is the last of a folder: a pointer beside that folder names both.
+        An object that stands for others is in a folder; a pointer beside that folder names both.
         """
         folder, slash, leaf = request.name.rpartition("/")
         if request.then and slash:
@@ -201,7 +202,7 @@ class Deletions:
 
 
 def _report_missing(request: _Request, upload: UploadHandle | FolderHandle) -> None:
-    """Says that an object stays; not where its own upload is missing, whose end was said."""
+    """Logs that an object stays, unless its own upload is missing, which was logged before."""
     if upload.remote_name != request.name:
         log_warning("%s is not deleted: %s is not in the store", request.name, upload.remote_name)
 

@@ -1,18 +1,18 @@
-"""What `uploads`, `destinations` and `events` share: read, replace, append, copy, lock, fork, wake.
+"""File operations that `uploads`, `destinations` and `events` share: read, replace, append, copy, lock, fork.
 
-The one place for each of them. All functions work in the calling thread, may be called from any thread, and
-raise `OSError` as the operating system does. Nothing here knows the layout of a spool or of a run folder.
+All functions work in the calling thread, may be called from any thread, and raise `OSError` as the operating
+system does. Nothing here knows the layout of a spool or of a run folder.
 
 - A file that others read is replaced in one step (`replacement`, `replace_file`) or gets whole lines
   (`append_line`).
-- A file that others may have put there is opened with `open_regular`: it follows no symlink and never waits
-  for a FIFO. Documents are read up to a limit (`read_regular`, `read_json`).
-- What is removed is held first (`remove_if`): it is moved to a name of its own, compared there, and put back
-  where it is something else than was meant.
+- `open_regular` opens files that others may have put there: it follows no symlink and never waits for a
+  FIFO. Documents are read up to a limit (`read_regular`, `read_json`).
+- `remove_if` moves a file to a name of its own before it compares and removes it, and puts it back if it is
+  another file than the caller meant.
 - A lock is flock(2): it ends with the process that holds it (`try_lock`, `is_locked`, and `FileLock`, which
-  says who that is). Where there is no flock, as on Windows, taking one raises `OSError` with `ENOSYS`.
+  says who holds it). Without flock, as on Windows, taking one raises `OSError` with `ENOSYS`.
 
-Calls that only Linux has, and `/proc`, are replaced by slower ones elsewhere.
+Other systems than Linux use slower replacements for its system calls and for `/proc`.
 """
 
 import contextlib
@@ -120,10 +120,10 @@ READ_BYTES = 1 << 20
 """Size of the buffer that `copy_all` and `crc32_of` read with."""
 
 NO_FLOCK = frozenset({errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.ENOSYS, errno.EINVAL})
-"""The error codes of a file system, or a system, without flock(2)."""
+"""Error codes of file systems and systems without flock(2)."""
 
 NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
-"""The error codes of a file system without hard links."""
+"""Error codes of file systems without hard links."""
 
 MOUNTS = Path("/proc/self/mountinfo")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -156,8 +156,8 @@ Result = TypeVar("Result")
 _fdatasync: Callable[[int], None] = getattr(os, "fdatasync", os.fsync)
 _temporary_numbers = itertools.count()
 _buffers = threading.local()
-# The key is the id of the object and the name of the method. A `WeakMethod` would raise in its callback where
-# the object dies while the interpreter exits.
+# By id of the object and name of the method. The callback of a `WeakMethod` would raise if the object dies
+# while the interpreter exits.
 _fork_handlers: dict[tuple[int, str], tuple[weakref.ref[Any], Callable[[Any], None]]] = {}
 _is_fork_registered: list[bool] = []
 
@@ -167,10 +167,10 @@ class IrregularFileError(OSError):
 
 
 IRREGULAR = (IrregularFileError, IsADirectoryError)
-"""What `open_regular` raises where something other than a regular file is."""
+"""What `open_regular` raises for anything but a regular file."""
 
 ABSENT = (FileNotFoundError, NotADirectoryError)
-"""What `open_regular` raises where nothing is. Any other error means that what is there cannot be read."""
+"""What `open_regular` raises if nothing is there. Any other error means that the file can't be read."""
 
 
 class UnreadableError(OSError):
@@ -181,14 +181,14 @@ class UnreadableError(OSError):
 
 
 def look_twice(path: str | Path, look: Callable[[], Result]) -> Result:
-    """Returns what a call finds at a path; asks again where it finds nothing, and a file is there.
+    """Returns the result of a call for a path; repeats the call if it finds nothing although a file is there.
 
-    Network and FUSE file systems may say for a moment that a file is not there which is being replaced. Who
-    believed it would begin anew, and lose what the file has.
+    Network and FUSE file systems may briefly report a file that is being replaced as missing. A caller that
+    believed it would start a new file and lose the old content.
 
     Raises:
         FileNotFoundError: Nothing is there.
-        OSError: As of the call.
+        OSError: From the call.
     """
     try:
         return look()
@@ -255,9 +255,9 @@ def _opened(path: str | Path, flags: int, mode: int = PRIVATE_MODE) -> tuple[int
 
 
 def mark_unreadable(path: Path, reason: str) -> None:
-    """Puts the reason why a file of a copy could not be read in its place; opening it raises the reason.
+    """Marks a file of a copy that could not be read; opening it raises the reason.
 
-    It is a link that leads nowhere, so that nothing takes the file for a missing or an empty one.
+    The mark is a link that leads nowhere, so that nobody takes the file for a missing or an empty one.
 
     Raises:
         OSError: The folder cannot be written.
@@ -270,7 +270,7 @@ def mark_unreadable(path: Path, reason: str) -> None:
 
 
 def require_readable(path: str | Path) -> None:
-    """Raises `UnreadableError` where `mark_unreadable` has left a reason."""
+    """Raises `UnreadableError` if `mark_unreadable` has left a reason at this path."""
     try:
         target = os.readlink(path)  # noqa: PTH115  # a Path would shorten it
     except OSError:
@@ -300,7 +300,7 @@ def read_with_status(path: str | Path, max_bytes: int = MAX_DOCUMENT_BYTES) -> t
     try:
         size = status.st_size
         data = os.read(descriptor, size + 1) if size <= max_bytes else b""
-        # A read returns less than asked for above 2 GiB or on a network disk, more where the file grew.
+        # A read returns less above 2 GiB or on a network disk, and more if the file has grown.
         while size != len(data) <= max_bytes and (more := os.read(descriptor, _CHUNK_BYTES)):
             data += more
     finally:
@@ -396,7 +396,7 @@ def replacement(
 ) -> Iterator[int]:
     """Yields the descriptor of a new file that replaces `path` in one step when the block ends.
 
-    A reader sees the old content or the new. Where the block raises, the new file is removed.
+    A reader sees the old content or the new. If the block raises, the new file is removed.
 
     Args:
         path: The file to replace; its folder is created if missing.
@@ -520,7 +520,7 @@ def sync_disk_of(path: Path) -> None:
 
 
 def stamp_of(path: Path) -> tuple[int, int, int] | None:
-    """Returns what changes when a file is written or replaced; None where there is none."""
+    """Returns values that change when a file is written or replaced; None if there is no file."""
     try:
         found = path.stat()
     except OSError:
@@ -561,27 +561,26 @@ def rmdir(path: str) -> None:
     os.rmdir(path)  # noqa: PTH106
 
 
-# Removing and renaming what is held: a path says only where something was.
+# Removing and renaming with a check: a path only says where something was.
 
 
 def remove_if(path: str | Path, is_meant: Callable[[str], bool]) -> bool:
-    """Removes a file, or a folder with its content, if it is the one that is meant; returns whether it was.
+    """Removes a file, or a folder with its content, if it is the one that the caller means.
 
-    It is moved to a name that nobody else uses before it is compared, so that nothing which gets its name
-    meanwhile is removed. What is not meant is put back. A kill in between leaves `.NAME.NUMBER.removed` in
-    the same folder.
+    It is moved to a unique name before it is compared, so that a file which takes its name meanwhile is never
+    removed. Anything else is put back. A kill in between leaves `.NAME.NUMBER.removed` in the same folder.
 
     Args:
         path: The file or folder; a symlink is not followed.
-        is_meant: Gets the path, first the given one and then the new name, and compares what is there with
-            what the caller holds: an inode (`is_open_file`), an id in a file, a digest.
+        is_meant: Gets first the given path and then the new name, and compares the file with what the caller
+            holds: an inode (`is_open_file`), an id in a file, a digest.
 
     Returns:
-        False where nothing is there, or something else.
+        Whether it was removed; False if nothing is there, or something else.
 
     Raises:
-        FileExistsError: What is not meant could not be put back, since its name was taken meanwhile; the
-            error names where it is now.
+        FileExistsError: The other file could not be put back, because its name was taken meanwhile; the error
+            says where it is now.
         OSError: It could not be moved or removed; a file has its name again, a part of a folder may be left
             under the new name.
     """
@@ -615,9 +614,9 @@ def remove_if(path: str | Path, is_meant: Callable[[str], bool]) -> bool:
 
 
 def is_open_file(descriptor: int) -> Callable[[str], bool]:
-    """Returns whether a path is the name of an open file or folder; for `remove_if`.
+    """Returns a function that says whether a path names an open file or folder; for `remove_if`.
 
-    An inode number is given to another file only when the descriptor is closed.
+    An inode number is reused only after the descriptor is closed.
     """
     held = os.fstat(descriptor)
 
@@ -631,7 +630,7 @@ def is_open_file(descriptor: int) -> Callable[[str], bool]:
 
 
 def link_open(descriptor: int, target: str | Path, folder: int | None = None) -> None:
-    """Gives an open file one more name, whatever has become of the one that it was opened by.
+    """Gives an open file another name, whatever has become of the path by which it was opened.
 
     Args:
         descriptor: The file.
@@ -643,8 +642,8 @@ def link_open(descriptor: int, target: str | Path, folder: int | None = None) ->
         FileNotFoundError: The file has no name left; or there is no `/proc`, as on macOS.
         OSError: It could not be linked.
     """
-    # Only with a descriptor of a folder, which an absolute path does not use, does Python call linkat(2),
-    # which follows the link in /proc to the open file.
+    # Python calls linkat(2), which follows the link in /proc, only with the descriptor of a folder; an
+    # absolute path doesn't use it.
     os.link(f"/proc/self/fd/{descriptor}", target, src_dir_fd=descriptor, dst_dir_fd=folder)
 
 
@@ -672,12 +671,12 @@ def rename_new(source: str, target: str) -> None:
 
 
 def rename_without_replacing(source: str, target: str, folder: int = _AT_FDCWD) -> bool:
-    """Renames by renameat2(2); returns False where the system or the file system cannot.
+    """Renames by renameat2(2); returns False if the system or the file system can't.
 
     Args:
         source: The file or folder.
         target: Its new name.
-        folder: The descriptor of a folder in which both are.
+        folder: The descriptor of the folder that contains both.
 
     Raises:
         FileExistsError: The target exists.
@@ -698,7 +697,7 @@ def rename_without_replacing(source: str, target: str, folder: int = _AT_FDCWD) 
 
 
 def reflink(source: int, target: int) -> bool:
-    """Makes `target` share the blocks of `source`; returns False where the file system cannot (ext4, NFS)."""
+    """Makes `target` share the blocks of `source`; returns False if the file system can't (ext4, NFS)."""
     if fcntl is None:
         return False
     try:
@@ -719,7 +718,7 @@ def crc32_of(descriptor: int) -> int:
 
 
 def crc32_of_both(first: int, second: int, size: int) -> int:
-    """Returns the CRC-32 of two pieces of bytes one after the other, as zlib's crc32_combine does.
+    """Returns the CRC-32 of two concatenated pieces, as zlib's crc32_combine does.
 
     Args:
         first: The CRC-32 of the first.
@@ -731,7 +730,7 @@ def crc32_of_both(first: int, second: int, size: int) -> int:
 
 @functools.lru_cache(maxsize=16)  # All parts of a file have one size, but the last.
 def _shift(size: int) -> int:
-    """Returns x to the power of the number of bits, in the field of the CRC-32: what appending does."""
+    """Returns x to the power of the number of bits in the field of the CRC-32: the effect of appending."""
     power, square = 1 << 31, 1 << 23  # 1, and x to the power of 8; the highest bit is that of x to 0.
     while size:
         if size & 1:
@@ -754,8 +753,8 @@ def _product(left: int, right: int) -> int:
 def copy_all(source: int, target: int) -> tuple[int, int | None]:
     """Copies a whole file and returns its size in bytes and its CRC-32.
 
-    A file below 1 MiB is read once and checksummed from memory. A larger one is copied by the kernel, as `cp`
-    does, and its checksum is None: reading it again would take as long as the copy.
+    A file below 1 MiB is read once and checksummed from memory. The kernel copies a larger one, as `cp` does,
+    and its checksum is None: reading it again would take as long as the copy.
     """
     buffer = _buffer()
     count = os.preadv(source, [buffer], 0)
@@ -836,7 +835,7 @@ def unlock(descriptor: int) -> None:
 
 
 def acquire(try_once: Callable[[], bool], timeout_seconds: float) -> bool:
-    """Tries a lock that is held for instants only until it is free; returns whether it was taken in time."""
+    """Repeats `try_once`, for a lock that is held only for instants; returns whether it was taken in time."""
     deadline = time.monotonic() + timeout_seconds
     while not try_once():
         if time.monotonic() > deadline:
@@ -848,7 +847,7 @@ def acquire(try_once: Callable[[], bool], timeout_seconds: float) -> bool:
 def try_record_lock(descriptor: int) -> bool:
     """Takes a POSIX record lock without waiting; returns False if another process holds it.
 
-    Unlike `try_lock`, a forked child does not share it.
+    A forked child doesn't share it, unlike `try_lock`.
 
     Raises:
         OSError: The system or the file system has no locks.
@@ -885,7 +884,7 @@ def _lock_calls() -> Any:
 
 
 def is_locked(path: str | Path) -> bool:
-    """Returns whether an exclusive flock(2) is held on a file; False where there is no file or no locks."""
+    """Returns whether an exclusive flock(2) is held on a file; False without a file or without locks."""
     try:
         with closing(open_regular(path)) as descriptor:
             return not try_lock(descriptor, shared=True)
@@ -896,7 +895,7 @@ def is_locked(path: str | Path) -> bool:
 class FileLock:
     """An exclusive flock(2) on a file whose text says who holds it: pid, host, since, process.
 
-    The file is there while the lock is held, or was by a process that was killed. A forked child must call
+    The file exists while the lock is held, and after its owner was killed. A forked child must call
     `forget_in_child`, or it keeps the lock.
 
     Args:
@@ -911,10 +910,10 @@ class FileLock:
         """Takes the lock without waiting for its owner.
 
         Args:
-            about: What else the text says of this owner, as JSON.
+            about: More about this owner for the text, as JSON.
 
         Raises:
-            Exception: What `refusal` returns, where another process holds it, or another lock of this one.
+            Exception: From `refusal`: another process, or another lock of this process, holds it.
             OSError: The file cannot be created, or the file system has no flock (`NO_FLOCK`).
         """
         for _ in range(_MAX_LOCK_TRIES):
@@ -929,7 +928,7 @@ class FileLock:
                 "process": process_identity(os.getpid()),
                 **about,
             }
-            with contextlib.suppress(OSError):  # A full disk has room for the lock, not for its text.
+            with contextlib.suppress(OSError):  # On a full disk, the lock works without its text.
                 os.ftruncate(fd, 0)
                 os.pwrite(fd, json.dumps(owner).encode(), 0)
             return
@@ -956,25 +955,25 @@ class FileLock:
             os.close(fd)
 
     def owner(self) -> dict[str, Any]:
-        """Returns the content of the lock file: pid, host, since, and what else was given."""
+        """Returns the content of the lock file: pid, host, since, and the `about` of `acquire`."""
         return read_json(self._path)
 
     def refusal(self) -> Exception:
-        """Returns the error for a lock that another has."""
+        """Returns the error for a lock that somebody else holds."""
         return BlockingIOError(errno.EWOULDBLOCK, f"locked by {self.owner()}", str(self._path))
 
     def has_owner_ended(self) -> bool | None:
-        """Returns whether the process in the lock file has ended; None if that is not known here."""
+        """Returns whether the process in the lock file has ended; None if this machine can't tell."""
         owner = self.owner()
         if owner.get("host") != socket.gethostname() or not isinstance(owner.get("pid"), int):
             return None
         began, now = owner.get("process"), process_identity(owner["pid"])
         if began and now and began != now:
-            return True  # Its id was given to another process.
+            return True  # Another process has its id now.
         return has_process_ended(owner["pid"])
 
     def _open(self) -> int | None:
-        """Returns the locked file, or None where it was replaced meanwhile."""
+        """Returns the locked file, or None if it was replaced meanwhile."""
         fd = open_regular(self._path, os.O_RDWR | os.O_CREAT, _PUBLIC_MODE)
         try:
             is_free = self._is_free(fd)
@@ -1013,10 +1012,9 @@ class FileLock:
 
 
 class Wakeup(threading.Event):
-    """An event that a signal handler may set while the thread it interrupted is setting it.
+    """An event that a signal handler may set while the interrupted thread is setting it.
 
-    The lock of `threading.Event` cannot be taken twice: the handler, and with it training, would wait for
-    ever.
+    The lock of `threading.Event` can't be taken twice: the handler, and training with it, would wait forever.
     """
 
     def __init__(self) -> None:
@@ -1039,7 +1037,7 @@ def call_in_forked_children(method: Callable[[], None]) -> None:
 
 
 def stop_calling_in_forked_children(method: Callable[[], None]) -> None:
-    """Undoes `call_in_forked_children`; does nothing where the method is not registered."""
+    """Undoes `call_in_forked_children`; does nothing if the method isn't registered."""
     bound: Any = method  # A bound method, which `Callable` does not say.
     _fork_handlers.pop((id(bound.__self__), bound.__func__.__name__), None)
 
@@ -1055,14 +1053,14 @@ def _call_fork_handlers() -> None:
 
 
 def has_process_ended(pid: int) -> bool | None:
-    """Returns whether a process of this machine has ended; None where the system does not tell."""
+    """Returns whether a process of this machine has ended; None if the system doesn't tell."""
     if os.name == "nt":  # There, signal 0 ends a process.
         return None
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return True
-    except PermissionError:  # It is another user's.
+    except PermissionError:  # It belongs to another user.
         return False
     except OverflowError:
         return None
@@ -1070,9 +1068,9 @@ def has_process_ended(pid: int) -> bool | None:
 
 
 def process_identity(pid: int) -> str:
-    """Returns what tells a process from a later one with the same id; empty where the system does not tell.
+    """Returns a text that differs for a later process with the same id; empty if the system doesn't tell.
 
-    It is the boot of the machine and the start of the process in ticks since then, proc_pid_stat(5).
+    It has the boot of the machine and the start of the process in ticks since then, see proc_pid_stat(5).
     """
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
@@ -1083,7 +1081,7 @@ def process_identity(pid: int) -> str:
 
 
 def file_system_of(path: Path, mounts: Path = MOUNTS) -> str:
-    """Returns the type of the file system of a path, such as "ext4"; "" where the system does not tell.
+    """Returns the type of the file system of a path, such as "ext4"; "" if the system doesn't tell.
 
     Args:
         path: Exists.

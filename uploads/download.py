@@ -3,7 +3,6 @@
 import contextlib
 import hashlib
 import os
-import re
 import threading
 import time
 import uuid
@@ -16,6 +15,8 @@ from typing import Any
 import attrs
 
 from .disk import (
+    IRREGULAR,
+    NO_FLOCK,
     closing,
     crc32_of_both,
     is_open_file,
@@ -42,8 +43,9 @@ _MAX_POINTERS = 10
 _MAX_FOLDERS = 16
 _TRIES_WITHOUT_PROGRESS = 8
 _MAX_POINTER_BYTES = 4096
-# A smaller download is over before its bar is read.
+# A smaller download ends before anyone reads its bar.
 _BYTES_OF_A_BAR = 1 << 20
+_MAX_PARTIALS = 20
 _LEAF_CHARACTERS = 50  # At most 200 of the 255 bytes of a name.
 _MODE = 0o666  # Less the umask.
 
@@ -66,14 +68,14 @@ def download_file(
     download_file("notes.txt", "copy.txt", store="store")
     ```
 
-    An object comes as it was put. Where there is none of this name but `name.symlink` (a pointer: a text file
-    with another name, as Composer writes it), that one is followed, and so are pointers that it leads to. The
-    name in it may begin with folders that the store's own prefix has already.
+    If there is no object of this name but a `name.symlink` (a pointer: a text file with another name, as
+    Composer writes it), the pointer is followed, and further pointers too. The name in a pointer may begin
+    with folders that the store's prefix already has.
 
     Args:
-        name: In the store; without a store the URI that `UploadHandle.uri` says.
-        destination: A path that is not a folder; its parents are made. Never seen half written.
-        store: Where from: a store, or its URI or folder.
+        name: Name in the store; without a store, the URI from `UploadHandle.uri`.
+        destination: A path that isn't a folder; its parents are created. It never appears half written.
+        store: A store, or its URI or folder.
         overwrite: Whether an existing file may be replaced.
         progress_bar: Whether to show a tqdm bar of the bytes on stderr, for a MiB or more.
         policy: How long to wait between tries.
@@ -81,10 +83,10 @@ def download_file(
 
     Raises:
         FileExistsError: `overwrite=False` and the destination exists.
-        RemoteNotFoundError: Neither the object nor a pointer of that name.
-        BytesCorruptError: What arrived is not what was uploaded.
-        TransientStoreError: Eight tries in a row brought not one byte.
-        StoreError: Any other.
+        RemoteNotFoundError: There is neither an object nor a pointer of that name.
+        BytesCorruptError: Other bytes arrived than were uploaded.
+        TransientStoreError: Eight tries in a row brought no byte.
+        StoreError: Any other error of the store.
         OSError: The destination could not be written.
     """
     destination = Path(destination)
@@ -114,7 +116,7 @@ def _resolve(store: Store, name: str) -> RemoteObject:
         found = store.head(name)
         is_pointer = len(seen) > 1 and name.endswith(
             POINTER_SUFFIX
-        )  # Whoever asks for it by name gets itself.
+        )  # Asked for by its own name, a pointer is an ordinary file.
         if found is not None and not is_pointer:
             return found
         pointer = name if found is not None else name + POINTER_SUFFIX
@@ -129,7 +131,7 @@ def _resolve(store: Store, name: str) -> RemoteObject:
 
 
 def _in_store(store: Store, name: str) -> str:
-    """Returns the longest end of a pointer's name that is there; the store may begin inside its folder."""
+    """Returns the longest end of a pointer's name that exists; the store may begin inside its folder."""
     parts = name.split("/")
     for start in range(min(len(parts), _MAX_FOLDERS)):
         end = "/".join(parts[start:])
@@ -148,7 +150,7 @@ def _target_of(store: Store, pointer: str) -> str:
 
 
 def read_pointer(store: Store, pointer: str) -> str:
-    """Returns the name in a pointer; of one that is too long, a beginning that no store accepts as a name."""
+    """Returns the name in a pointer; if it is too long, a beginning that no store accepts as a name."""
     text = b""
     for chunk in store.get(pointer):
         text += chunk
@@ -162,12 +164,12 @@ def _new_file(destination: Path, *, overwrite: bool) -> Iterator[int]:
     """Yields the descriptor of a new file, which becomes the destination when the block ends.
 
     Until then it is called `.NAME.NUMBER.partial`. If the process is killed, the next download to the same
-    destination removes it.
+    destination reuses that file.
     """
-    _sweep(destination)
-    descriptor, partial = _locked(destination)
+    descriptor, partial = _partial_of(destination)
     with closing(descriptor):
         try:
+            os.ftruncate(descriptor, 0)
             yield descriptor
             if overwrite:
                 rename(partial, str(destination))
@@ -181,34 +183,24 @@ def _new_file(destination: Path, *, overwrite: bool) -> Iterator[int]:
             raise
 
 
-def _partial_of(destination: Path) -> str:
-    return str(destination.with_name(f".{destination.name[:_LEAF_CHARACTERS]}.{uuid.uuid4().hex}.partial"))
-
-
-def _locked(destination: Path) -> tuple[int, str]:
-    """Creates a file that no other download to the same destination sweeps."""
-    while True:
-        partial = _partial_of(destination)
-        descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _MODE)
-        try:
-            is_ours = try_lock(descriptor) and is_open_file(descriptor)(partial)
-        except OSError:  # No locks here: nothing is swept either.
-            is_ours = True
-        if is_ours:
-            return descriptor, partial
-        os.close(descriptor)  # It was swept before it was locked.
-
-
-def _sweep(destination: Path) -> None:
-    """Removes what killed processes left of downloads to this destination."""
-    is_partial = re.compile(re.escape(f".{destination.name[:_LEAF_CHARACTERS]}.") + r"[0-9a-f]{32}\.partial")
-    left: list[str] = []
-    with contextlib.suppress(OSError), os.scandir(destination.parent) as listing:
-        left = [item.path for item in listing if is_partial.fullmatch(item.name)]
-    for path in left:
-        with contextlib.suppress(OSError), closing(open_regular(path)) as descriptor:
-            if try_lock(descriptor):
-                remove_if(path, is_open_file(descriptor))
+def _partial_of(destination: Path) -> tuple[int, str]:
+    """Returns a locked partial file: the first that no other download is writing."""
+    leaf = f".{destination.name[:_LEAF_CHARACTERS]}."
+    for number in range(_MAX_PARTIALS):
+        partial = str(destination.with_name(f"{leaf}{number}.partial"))
+        with contextlib.suppress(PermissionError, *IRREGULAR):  # It belongs to somebody else.
+            descriptor = open_regular(partial, os.O_RDWR | os.O_CREAT, _MODE)
+            try:
+                # Its download may have ended between the two calls and given it its name.
+                if try_lock(descriptor) and is_open_file(descriptor)(partial):
+                    return descriptor, partial
+            except OSError as error:
+                if error.errno not in NO_FLOCK:
+                    os.close(descriptor)
+                    raise
+            os.close(descriptor)
+    partial = str(destination.with_name(f"{leaf}{uuid.uuid4().hex}.partial"))  # Without locks.
+    return open_regular(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL, _MODE), partial
 
 
 def _exists(destination: Path) -> FileExistsError:
@@ -229,7 +221,7 @@ class _Download:
     stop: threading.Event = attrs.field(factory=threading.Event)
 
     def run(self) -> int:
-        """Fetches all of it, a large object over several connections; returns the CRC-32 of what came."""
+        """Fetches the object, a large one over several connections; returns the CRC-32 of the bytes."""
         crc32 = None
         if isinstance(self.store, Ranging) and self.found.version and self.found.size > _PIECE_BYTES:
             with contextlib.suppress(NotImplementedError):
@@ -270,9 +262,9 @@ class _Download:
         return crc32
 
     def _fetch(self, start: int, get: Callable[[int], Iterator[bytes]], end: int | None = None) -> int:
-        """Writes the bytes from `start` on, to `end` or what the store says is the end; returns their CRC-32.
+        """Writes the bytes from `start` to `end`, or to the end of the object; returns their CRC-32.
 
-        A broken connection is continued where it broke.
+        A broken connection continues where it broke.
         """
         failures = crc32 = 0
         done = start

@@ -3,7 +3,7 @@
     UploadError
     ├── InvalidRemoteNameError      a bad argument: raised in the caller's thread, at once
     ├── InvalidSourceError          as above
-    ├── RemoteNameTakenError        as above: `overwrite=False` and an upload of this name is pending
+    ├── RemoteNameTakenError        as above: `overwrite=False`, and an upload of this name is pending
     ├── QueueClosedError            as above
     ├── UnstableSourceError         the file changed while it was copied, twice
     ├── UploadTimeoutError          a wait exceeded its timeout
@@ -15,15 +15,14 @@
     │   └── ManifestError           an entry's `entry.json` is truncated, foreign, or from a newer version
     └── StoreError
         ├── TransientStoreError     retried, for as long as the queue lives
-        ├── StoreParkedError        none succeeds until credentials, clock or bucket change
+        ├── StoreParkedError        no upload succeeds until credentials, clock or bucket change
         ├── RejectedByStoreError    this entry alone will never be accepted
         ├── RemoteNotFoundError     no object of that name
-        ├── RemoteExistsError       `overwrite=False`, the name is taken; becomes a conflict or a success
+        ├── RemoteExistsError       `overwrite=False` and the name is taken; becomes a conflict or a success
         ├── RemoteConflictError     `overwrite=False` and other bytes are there
-        └── BytesCorruptError       in the spool, on the wire or in the store: not the bytes staged
+        └── BytesCorruptError       the bytes changed in the spool, on the wire or in the store
 
-A store translates its client's exceptions into the last group; nothing else in the package knows a client's
-exceptions.
+Stores translate the exceptions of their clients into the last group; no other module knows them.
 """
 
 __all__ = [
@@ -56,11 +55,11 @@ class UploadError(Exception):
 
 
 class InvalidRemoteNameError(UploadError, ValueError):
-    """A remote name that could leave its prefix, or that some store would change."""
+    """A remote name that could leave its prefix, or that a store would change."""
 
 
 class InvalidSourceError(UploadError, ValueError):
-    """A path that is not a readable regular file or folder."""
+    """The source is not a readable regular file or folder."""
 
 
 class RemoteNameTakenError(UploadError, FileExistsError):
@@ -68,7 +67,7 @@ class RemoteNameTakenError(UploadError, FileExistsError):
 
 
 class QueueClosedError(UploadError, RuntimeError):
-    """The queue is closed and takes no more files."""
+    """The queue is closed and accepts no more files."""
 
 
 class UnstableSourceError(UploadError, RuntimeError):
@@ -104,9 +103,9 @@ class ManifestError(SpoolError):
 
 
 class StoreError(UploadError):
-    """Base class of a store's answers.
+    """Base class of errors of a store.
 
-    Raised itself for an answer that may not be the store's: that of a proxy or a captive portal.
+    Raised itself for an answer that may come from a proxy or a captive portal instead of the store.
     """
 
 
@@ -146,16 +145,16 @@ class RejectedByStoreError(StoreError):
 
 
 class RemoteNotFoundError(StoreError, FileNotFoundError):
-    """No object of that name."""
+    """There is no object of that name."""
 
 
 class RemoteExistsError(StoreError):
-    """A create-only put found the name taken, perhaps by an earlier attempt of ours."""
+    """The name of a create-only put is taken, perhaps by an earlier attempt of ours."""
 
 
 class RemoteConflictError(StoreError, FileExistsError):
-    """`overwrite=False`, and the object has other bytes; it was not changed."""
+    """`overwrite=False`, and an object with other bytes exists; it was not changed."""
 
 
 class BytesCorruptError(StoreError):
-    """The bytes are not those staged."""
+    """The bytes differ from the staged ones."""

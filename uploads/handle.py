@@ -35,10 +35,10 @@ class UploadState(enum.StrEnum):
     ```
 
     pending → inflight → done; inflight → pending is a retry.
-    Final: done, superseded (by a newer version of the name), conflict (`overwrite=False` and the name was
-    taken), corrupt (the staged bytes were changed), rejected (by the store, for good), refused (not staged:
-    no room), lost (its folder was deleted), withdrawn (by `UploadQueue.withdraw` or `delete`, before it was
-    uploaded).
+    Final states: done, superseded (by a newer version of the name), conflict (`overwrite=False` and the name
+    was taken), corrupt (the staged bytes were changed), rejected (by the store, for good), refused (not
+    staged: no room), lost (its folder was deleted), withdrawn (by `UploadQueue.withdraw` or `delete`, before
+    it was uploaded).
     """
 
     PENDING = "pending"
@@ -83,8 +83,8 @@ class Outcome:
         state: One of the final states.
         uri: Of the object.
         size: Bytes.
-        sha256: Hexadecimal digest of the bytes, if it was computed: a folder has none of a file above 8 MiB,
-            S3 none of one above `part_bytes`.
+        sha256: Hexadecimal digest of the bytes, if it was computed: not for files above 8 MiB in a folder, or
+            above `part_bytes` in S3.
         reason: Why it failed; empty if it did not.
         superseded_by: The identifier of the entry that replaced it.
         crc32: Of the bytes, if they were read.
@@ -159,7 +159,7 @@ class Backlog:
 
     @property
     def lost(self) -> int:
-        """The number of failed files without a good copy in the spool: refused, corrupt, or deleted there."""
+        """The number of failed files without an intact copy: refused, corrupt, or deleted in the spool."""
         gone = {UploadState.REFUSED, UploadState.CORRUPT, UploadState.LOST}
         return sum(one.state in gone for one in self.failures)
 
@@ -212,9 +212,9 @@ class UploadHandle:
     Attributes:
         identifier: The entry's identity; also in the remote object's metadata.
         remote_name: Its name in the store.
-        folder: The name of the entry's folder in the spool; empty if it was refused.
+        folder: The name of the entry's folder in the spool; empty for a refused file.
 
-    The queue holds a weak reference only: a handle that is not needed need not be kept.
+    The queue holds only a weak reference, so you need not keep handles.
     """
 
     _settled: threading.Event | None = None  # Created by the first wait.
@@ -239,7 +239,7 @@ class UploadHandle:
 
     @property
     def handles(self) -> "tuple[UploadHandle]":
-        """This one, as those of a folder are those of its files."""
+        """A tuple of this handle; `FolderHandle.handles` has one for each file."""
         return (self,)
 
     @property
@@ -249,7 +249,7 @@ class UploadHandle:
 
     @property
     def state(self) -> UploadState:
-        """The current state; looked up in the spool until the upload has ended."""
+        """The current state, which is looked up in the spool until the upload has ended."""
         seen = None if self.done() else self._look(self.folder)
         outcome = self._outcome  # It may have ended meanwhile.
         if outcome is not None:
@@ -261,7 +261,7 @@ class UploadHandle:
         return self._outcome is not None
 
     def result(self, timeout_seconds: float | None = None) -> Outcome:
-        """Waits for the outcome and returns it; `superseded` and `withdrawn` are no errors.
+        """Waits for the outcome and returns it; `superseded` and `withdrawn` are not errors.
 
         Raises:
             UploadTimeoutError: It took longer; the upload continues.
@@ -293,9 +293,9 @@ class UploadHandle:
         return None if error is None else error(self._outcome.reason)
 
     def add_done_callback(self, callback: Callable[[], object]) -> None:
-        """Has a function called when the upload has ended, or at once if it has.
+        """Calls a function once when the upload ends, or at once if it has ended.
 
-        It is called once, in the thread that settles the upload; it must return at once and not raise.
+        It runs in the thread that settles the upload; it must return at once and not raise.
         """
         callbacks = vars(self).setdefault("_callbacks", [])
         callbacks.append(callback)
@@ -309,13 +309,13 @@ class UploadHandle:
         self._call_back()
 
     def _call_back(self) -> None:
-        # Whoever takes a function from the list calls it.
+        # The thread that takes a function from the list calls it.
         while self._callbacks:
             with contextlib.suppress(IndexError):
                 self._callbacks.pop()()
 
     def _event(self) -> threading.Event:
-        """Returns the event that `_settle` sets. Atomic without a lock, which a fork could leave locked."""
+        """Returns the event that `_settle` sets. Atomic without a lock, which a fork could leave held."""
         event: threading.Event = vars(self).setdefault("_settled", threading.Event())
         if self._outcome is not None:
             event.set()

@@ -1,4 +1,4 @@
-"""The entries that a queue has accepted and that have not ended: their handles, names and failures."""
+"""The accepted entries of a queue that have not ended: their handles, names and failures."""
 
 import itertools
 import threading
@@ -20,11 +20,11 @@ __all__ = ["Ledger"]
 class Ledger:
     """Tracks entries from acceptance to their end. Thread-safe; one lock guards all state.
 
-    Of each entry the name of its folder is kept, and the key of its remote name. The remote name itself is
-    read from the spool when needed, and handles are weak references.
+    It keeps the name of each entry's folder and the key of its remote name. Remote names are read from the
+    spool when needed, and handles are weak references.
 
     Args:
-        spool: Searched for outcomes that were not reported.
+        spool: Where to look up outcomes that were not reported.
         free: Called with the size of each entry that has left the spool, except for `failed/`.
     """
 
@@ -36,7 +36,7 @@ class Ledger:
         self._folders: set[str] = set()
         self._keys: Counter[str] = Counter()  # Key of a remote name → number of its entries.
         self._handles: weakref.WeakValueDictionary[str, UploadHandle] = weakref.WeakValueDictionary()
-        self._staging = ""  # The entry that is added and not yet in the spool; there is one at a time.
+        self._staging = ""  # The added entry that is not in the spool yet; there is one at a time.
         self._failures: list[Outcome] = []
         self._settling: set[str] = set()
         self._missing: set[str] = set()
@@ -69,7 +69,7 @@ class Ledger:
                     continue
                 self._add(folder)
                 self._adopted.add(folder)
-            # Only now: the outcome of one that has ended since it was listed would never arrive.
+            # Looked up after it was added: if it ended before, its outcome would never arrive.
             if self._spool.state_of(folder) in {UploadState.PENDING, UploadState.INFLIGHT}:
                 adopted.append(folder)
             else:
@@ -112,7 +112,7 @@ class Ledger:
                 return
             self._settling.add(folder)
             is_freed = folder not in self._adopted and not outcome.state.is_failure
-        # Without the lock: a thread that waits for room may run a signal handler, which needs the lock.
+        # Without the lock: a signal handler in a thread that waits for room may need it.
         try:
             if is_freed:
                 self._free(outcome.size)
@@ -131,7 +131,7 @@ class Ledger:
                 self._failures.append(outcome)
             if not self._folders:
                 self._changed.notify_all()
-            # Under the lock: after `wait_empty` every handle is settled.
+            # Under the lock, so that every handle is settled after `wait_empty`.
             if handle is not None:
                 handle._settle(outcome)  # noqa: SLF001  # the queue is the other half of a handle
 
@@ -192,7 +192,7 @@ class Ledger:
                 self.settle(gone[outcome.identifier], outcome)
         with self._changed:
             missing = {folder for folder in gone.values() if folder in self._folders}
-        # It may have been moved during the listing, or its line in the log is still to be written.
+        # It may have moved during the listing, or its line in the log isn't written yet.
         missing = {folder for folder in missing if self._spool.place_of(folder) is None}
         with self._changed:
             lost, self._missing = missing & self._missing, missing

@@ -23,12 +23,12 @@ __all__ = [
 
 _log = logging.getLogger("uploads")
 
-# Everything that ends a line for some reader, or moves a terminal's cursor: C0 and C1 controls, DEL, ...
+# Characters that end a line for some reader, or move a terminal's cursor: C0 and C1 controls, DEL, ...
 _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0))} | {
     ord("\n"): "\\n",
     ord("\r"): "\\r",
     ord("\t"): "\\t",
-    # ... line and paragraph separators, and what changes the direction of the text around it.
+    # ... line and paragraph separators, and marks that change the direction of the text.
     **{
         code: f"\\u{code:04x}"
         for code in (0x61C, 0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A))
@@ -81,14 +81,14 @@ def encodable(text: str, stream: Any) -> str:
 
 
 def missing_name(module: str, name: str, known: Iterable[str]) -> AttributeError | ImportError:
-    """Returns what a module's `__getattr__` raises for a name that it lacks, with the nearest name.
+    """Returns the error of a module's `__getattr__` for an unknown name, with the nearest name.
 
     ```python
     print(missing_name("events", "Trainr", ["Trainer", "Run"]))
     ```
 
-    An ImportError for `from module import name`, whose own text has no hint; an AttributeError otherwise, as
-    `hasattr` needs it.
+    It is an ImportError for `from module import name`, whose own text has no hint; otherwise an
+    AttributeError, which `hasattr` needs.
     """
     import difflib
     import sys
@@ -111,7 +111,7 @@ def parse_seconds(text: str) -> float:
     ```
 
     Raises:
-        ValueError: It is none, or infinite.
+        ValueError: It isn't a duration, or is infinite.
     """
     given = text.strip().lower()
     parts = list(_PART.finditer(given))
@@ -136,7 +136,7 @@ def parse_retry_after(header: str | None) -> float | None:
     print(parse_retry_after("120"), parse_retry_after("soon"))  # 120.0 None
     ```
 
-    None if there is no header, or one that says neither. A server may say any number: the caller limits it.
+    None without a header, or with an invalid one. The caller limits the number.
     """
     if not header:
         return None

@@ -10,7 +10,7 @@ __all__ = ["MAX_NAME_BYTES", "PARTIAL_PREFIX", "check_remote_name", "name_key"]
 
 MAX_NAME_BYTES = 1024  # S3's limit on a key; the strictest of the stores.
 
-# Files in the folder of a store that begin like this are no objects; leftovers are removed.
+# Files in a store's folder that begin like this are not objects; leftovers are removed.
 PARTIAL_PREFIX = ".uploads-partial-"
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")

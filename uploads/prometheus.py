@@ -21,10 +21,10 @@ class Gauge:
     ```
 
     Attributes:
-        name: with its unit as suffix, such as `destinations_upload_waiting_bytes`.
-        help: what it is, in a sentence.
-        value: NaN where it is unknown.
-        labels: what tells it from others of its name.
+        name: the name with its unit as suffix, such as `destinations_upload_waiting_bytes`.
+        help: a sentence that describes it.
+        value: NaN if it is unknown.
+        labels: distinguish gauges of the same name.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Gauge:
 
 
 def exposition(gauges: Iterable[Gauge]) -> str:
-    """Returns gauges as text, grouped by name as the format wants.
+    """Returns gauges as text, grouped by name as the format requires.
 
     ```python
     print(exposition([Gauge("free_bytes", "Free bytes.", 10)]), end="")
@@ -67,7 +67,7 @@ _OF_A_SPOOL = {
 
 
 def gauges_of_spool(status: Mapping[str, Any]) -> list[Gauge]:
-    """Returns the figures of a spool, from what `command_line.status` returns."""
+    """Returns the gauges of a spool from the result of `command_line.status`."""
     labels = {"spool": str(status["spool"]), "store": str(status["store"] or "")}
     found = {name: float("nan") if status[name] is None else status[name] for name in _OF_A_SPOOL}
     return [

@@ -4,9 +4,8 @@ A secret is known by its name (`api_key=…`), by its format (a prefix and a len
 by its place (`https://user:password@host`). Names that only sound like one (`num_tokens`, `pad_token`,
 `secret_dim`) are left alone.
 
-The time is linear in the length of a text, whatever it says: a repetition without a bound is possessive, and
-a match cannot begin inside of what the one before has looked at. What has none of the literals is not
-searched by a pattern at all.
+The time is linear in the length of any text: unbounded repetitions are possessive, and a match can't begin
+inside text that the one before has looked at. A text without any of the literals isn't searched by patterns.
 """
 
 import functools
@@ -31,7 +30,7 @@ _MAX_NAME_LENGTH = 200
 _MAX_HARMLESS_LENGTH = 200
 _NUMBERS = frozenset({float, int, bool, type(None)})
 _MIN_LENGTH = 12
-"""A shorter text without an assignment cannot hold a recognizable secret."""
+"""A shorter text without an assignment can't contain a recognizable secret."""
 
 # Names.
 
@@ -40,14 +39,14 @@ def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# A name is split into words at separators and humps, and the words are compared, so that `num_tokens` is no
-# `token`.
+# A name is split into words at separators and humps, and the words are compared, so that `num_tokens` doesn't
+# count as `token`.
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[^\W\dA-Z_]+|\d+")
 _SECRET_WORDS = _words(
     "password passwords passwd pwd passphrase passphrases passcode secret secrets credential"
     " credentials creds authorization passwort kennwort contraseña contrasena jwt"
 )
-# How a word of several in one ends: `dbpassword`, `apikey`.
+# Ends of compound words: `dbpassword`, `apikey`.
 _SECRET_ENDS = (
     *("password", "passwd", "passphrase", "clientsecret", "apikey", "apikeys", "secretkey", "accesskey"),
     *("privatekey", "accountkey", "authkey", "authtoken", "accesstoken", "apitoken", "connectionstring"),
@@ -62,13 +61,13 @@ _SECRET_PAIRS = frozenset(
     }
 )
 _SECRET_NAMES = frozenset({"cookie", "set-cookie", "pgpass"})
-# What kind of key is a secret, if it stands right before "key".
+# Words that make a key a secret if they stand right before "key".
 _KEYS_OF = _words(
     "api access private priv secret auth account encryption encrypt decryption signing ssh service"
     " master app application subscription license licence deploy hmac shared admin consumer client db"
     " database rsa aes gpg pgp jwt webhook sas authorization customer"
 )
-# Of these, a key is one of access also where a space, a dot or a level of nesting is between: `api key: …`.
+# Words that do so even with a space, a dot or a level of nesting in between: `api key: …`.
 _NESTED_KEYS_OF = _words(
     "api access private secret auth account encryption decryption signing ssh license subscription hmac"
 )
@@ -82,7 +81,7 @@ _VENDORS = _words(
     " alibaba"
 )
 _LONG_VENDORS = tuple(sorted(vendor for vendor in _VENDORS if len(vendor) >= 5))  # noqa: PLR2004
-# Last words of names that describe a secret and are not one: `password_length`, `secret_dim`, `token_url`.
+# Last words of names that describe a secret but aren't one: `password_length`, `secret_dim`, `token_url`.
 _ABOUT = _words(
     "dim dims size sizes len length lengths count counts num number ratio rate weight weights loss"
     " losses dropout prob layer layers head heads file files filename path paths dir directory folder"
@@ -107,7 +106,7 @@ _VOCABULARY = _words(
     " best longest shortest average code lora soft hard virtual meta pooled rank router expert"
 )
 _ACCESS = _words("api auth access refresh bearer session")
-# Before `auth`, which is also a secret by itself: what `--auth`, npm and Docker call it.
+# Words before `auth` (which is also a secret by itself), as `--auth`, npm and Docker use it.
 _AUTH_OF = _words("http https basic proxy bearer digest registry npm docker")
 _AUTH_KINDS = _words(
     "basic digest bearer token oauth oauth2 ntlm kerberos negotiate ldap saml sso iam jwt password key"
@@ -124,9 +123,9 @@ _PASS_OF = _words(
 
 
 def is_secret_name(name: object) -> bool:
-    """Returns whether a name is that of a secret.
+    """Returns whether a name belongs to a secret.
 
-    Of a dotted name the last part counts, and for a "key" the part before: `api.key`.
+    Only the last part of a dotted name counts, and for a "key" the part before: `api.key`.
     """
     return isinstance(name, str) and _is_secret_name(name[-_MAX_NAME_LENGTH:])
 
@@ -168,7 +167,7 @@ def _is_secret_name(name: str) -> bool:
 
 
 def _is_key_of(parent: str) -> bool:
-    """Returns whether a "key" of this, one level or one space apart, is one of access."""
+    """Returns whether a "key" of this, one level or one space apart, grants access."""
     words = [word.lower() for word in _WORD.findall(parent)]
     return bool(words) and (words[-1] in _NESTED_KEYS_OF or words[-1] in _VENDORS)
 
@@ -184,7 +183,7 @@ _PLACEHOLDER = re.compile(
     r"\[redacted\].*|<redacted>.*|<[^<>]{0,60}>|\*+|[xX]{3,}|(?:\w{1,10} )?(?:\.{2,}|…)"
     r"|\$[A-Z][A-Z0-9_]*|\$?\{[^{}]{0,60}\}|\$?\{\{[^{}]{0,60}\}\}|%\w+%"
 )
-# What code says without quotes: an attribute, an item, a call, a type.
+# Code without quotes: an attribute, an item, a call, a type.
 _CODE = re.compile(
     r"(?:self|cls|args?|cfg|config|conf|settings|opts?|options|hparams|params|env|os|kwargs"
     r"|Optional|Union|list|dict|tuple|typing)[.\[].*|[^\W\d][\w.]*\(.*",
@@ -196,12 +195,12 @@ _FILE_PATH = re.compile(r"(?:~|\.{0,2})/[\w./ -]+|[\w./ -]+\.(?:json|ya?ml|toml|
 
 
 def _is_harmless(name: str, value: object) -> bool:
-    """Returns whether a value cannot be a secret: empty, a switch, a placeholder, a number of tokens."""
+    """Returns whether a value can't be a secret: empty, a switch, a placeholder, a number of tokens."""
     match value:
         case None | bool():
             return True
         case Mapping() if _is_auth(name):
-            return True  # It says how; what is in it is looked at by its own names.
+            return True  # It names a method; its items are checked by their own names.
         case bytes() | Mapping() | list() | tuple() | set() | frozenset():
             return not value
         case int() | float() if name.lower().endswith((".key", ".keys")):
@@ -228,7 +227,7 @@ def _is_auth(name: str) -> bool:
 # Formats.
 
 _LETTERS = r"[A-Za-z0-9]"
-# How a secret begins, as its issuer documents it, and what follows.
+# Documented prefixes of secrets, and a pattern for the rest.
 _FORMATS = {
     "AKIA ASIA ABIA ACCA AROA AIDA": r"[A-Z0-9]{16}(?![A-Za-z0-9])",  # AWS
     "LTAI": rf"{_LETTERS}{{20,}}+",  # Alibaba
@@ -274,7 +273,7 @@ _FORMATS = {
     "https://hooks.zapier.com/hooks/catch/": r"[\w/-]++",
 }
 _PREFIXES = tuple(prefix for prefixes in _FORMATS for prefix in prefixes.split())
-# A letter before is another word; that of an escaped line break is not.
+# A letter before it makes it another word, unless the letter belongs to an escaped line break.
 _FORMATTED = re.compile(
     r"(?:(?<![A-Za-z0-9])|(?<=\\[nrt]))(?:"
     + "|".join(
@@ -288,11 +287,11 @@ _PRIVATE_KEY_END = re.compile(r"-----END [A-Z ]{0,40}PRIVATE KEY(?: BLOCK)?-----
 
 # Places.
 
-# A password may hold an "@" of its own: the last one before the path ends it.
+# A password may contain an "@": the last one before the path ends it.
 _URL_PASSWORD = re.compile(r"(?P<before>://[^/\s:@\"'<>]{0,200}+:)(?P<secret>[^/\s\"'<>]{1,2000})(?=@)")
 # GitHub takes a token as the user, with this password.
 _URL_TOKEN = re.compile(r"(?P<before>://)(?P<secret>[^/\s:@\"'<>]{1,2000}+)(?=:x-oauth-basic@)")
-# A user without a password, where the user is the password; a short word is a person's or a program's name.
+# A user without a password may be a token; a short word is the name of a person or a program.
 _URL_USER = re.compile(r"(?P<before>https?://)(?P<secret>[^/\s:@\"'<>?#]{1,2000}+)(?=@)", re.IGNORECASE)
 _USER_NAME = re.compile(r"[a-z][a-z_.-]{0,15}|oauth2|x-access-token")
 _URL_SIGNATURE = re.compile(
@@ -349,7 +348,7 @@ _ASSIGNED = re.compile(
     """,
     re.VERBOSE,
 )
-# What a "key" is of: `api key: `, `"api": {"key": `, and the line before in YAML.
+# The word before a "key": `api key: `, `"api": {"key": `, and the line before in YAML.
 _PARENT = re.compile(r"(?<!\w)(?P<name>\w{1,40}+)(?:[ ]|[\"']?[ ]?:[ ]?(?:\{\s{0,40}+|\n[ ]{1,40}+))[\"']?\Z")
 _MAX_PARENT_LENGTH = 100
 _SCHEME = re.compile(r"(?:Bearer|Basic|Digest|Token|Negotiate|ApiKey)[ \t]{1,8}(?=[^\s\"',])", re.IGNORECASE)
@@ -363,7 +362,7 @@ _QUOTED = {
     "'''": re.compile(r"(?:[^']++|'(?!''))*+"),
 }
 _QUOTED_ESCAPED = re.compile(r"(?:[^\\\n]++|\\(?![\"'`])[^\n]?)*+")
-# Every secret name that a text assigns to has one of these.
+# Every assigned name of a secret contains one of these.
 _HINTS = (
     *(
         "pass",
@@ -399,8 +398,8 @@ def _hidden_element(match: re.Match[str]) -> str:
     return f"<{match['name']}>{REDACTED}</"
 
 
-# What is looked for, in this order: literals of which a text must have one, a pattern, and what takes its
-# place. Those of formats stand in a long word, if anywhere, which most texts have few of.
+# In this order: literals of which a text must have one, a pattern, and its replacement. Formats can only
+# occur in long words, which most texts have few of.
 _LONG_WORD = re.compile(r"(?<![\w.~/:-])[\w.~/:-]{15,}+", re.ASCII)
 _Steps: TypeAlias = tuple[tuple[Sequence[str], re.Pattern[str], str | Callable[[re.Match[str]], str]], ...]
 _FORMAT_STEPS: _Steps = (
@@ -442,15 +441,15 @@ def redact(value: Any) -> Any:
     print(redact({"lr": 0.1, "password": "hunter2"}))
     ```
 
-    A key that names a secret hides its value, a key that is a secret is hidden itself. The caller's
-    containers are never changed. What is nested more than a hundred levels deep, as a structure that contains
-    itself, is replaced by a text that says so.
+    A key that names a secret hides its value; a key that is a secret is hidden itself. The caller's
+    containers are never changed. Values that are nested more than a hundred levels deep, as in a structure
+    that contains itself, are replaced by a text that says so.
     """
     return _redact(value, 0)
 
 
 def redact_text(text: str, *, only_literals: bool = False) -> str:
-    """Returns a text with everything that looks like a secret replaced: keys, passwords, `token=…`.
+    """Returns a text without anything that looks like a secret: keys, passwords, `token=…`.
 
     ```python
     print(redact_text("https://me:secret@example.org"))
@@ -458,8 +457,8 @@ def redact_text(text: str, *, only_literals: bool = False) -> str:
 
     Args:
         text: any text, of any length.
-        only_literals: for source code, where `token = next(tokens)` is no secret: of what is assigned to a
-            name, only quoted strings are taken out.
+        only_literals: for source code, where `token = next(tokens)` is harmless: only quoted strings are
+            removed from assignments.
     """
     if len(text) < _MIN_LENGTH and "=" not in text and ":" not in text and "-" not in text:
         return text  # A word of a table, most often.
@@ -476,13 +475,13 @@ def redact_text(text: str, *, only_literals: bool = False) -> str:
 
 
 def redact_table(columns: Sequence[Any], rows: Iterable[Sequence[Any]]) -> tuple[list[Any], list[list[Any]]]:
-    """Returns a table without its secrets: those in its cells, and all of a column that is named like one.
+    """Returns a table without secrets: those in its cells, and whole columns that are named like secrets.
 
     ```python
     print(redact_table(["user", "password"], [["ann", "hunter2"]]))
     ```
 
-    A column "token" is one of words, of which only what looks like a secret is taken out.
+    A column "token" usually has words, so only cells that look like secrets are removed.
     """
     hidden = {
         index: column
@@ -504,8 +503,9 @@ def redact_arguments(arguments: Sequence[str]) -> list[str]:
     print(redact_arguments(["train.py", "--api-key", "abc123", "--lr=0.1"]))
     ```
 
-    `-pVALUE` is a password after a program that takes it so (`mysql`, `sshpass`, `7z`). After any other it is
-    one if the value has at least six characters, with letters and digits: `-p8080` and `-patience` are not.
+    `-pVALUE` is a password after a program that takes it so (`mysql`, `sshpass`, `7z`). After other programs
+    it is one only if the value has at least six characters, with letters and digits, unlike `-p8080` and
+    `-patience`.
     """
     redacted: list[str] = []
     hide_next = False
@@ -525,7 +525,7 @@ def redact_arguments(arguments: Sequence[str]) -> list[str]:
         elif program == "curl" and (before in {"-u", "--user"} or argument.startswith("-u")):
             redacted.append(_USER_AND_PASSWORD.sub(_hidden, argument))
         elif assigns and is_secret_name(name) and not _is_harmless(name, value):
-            # All of it: the shell has taken the quotes away that said where a value with spaces ends.
+            # The whole value: the shell has removed the quotes that marked its end.
             redacted.append(f"{argument.partition('=')[0]}={REDACTED}")
         else:
             redacted.append(redact_text(argument))
@@ -543,7 +543,7 @@ def redact_arguments(arguments: Sequence[str]) -> list[str]:
 
 
 def _attached_password(program: str, argument: str) -> str:
-    """Returns the option of an argument that is an option and a password in one, else an empty text."""
+    """Returns the option of an argument that combines option and password, else an empty text."""
     option = _PASSWORD_OPTIONS.get(program, "-p")
     value = argument.removeprefix(option)
     if not argument.startswith(option) or not value or program in _PLAIN_PROGRAMS:
@@ -581,7 +581,7 @@ def _redact_mapping(value: Mapping[Any, Any], depth: int, parent: str) -> dict[A
     for key, item in value.items():
         shown = redact_text(key) if isinstance(key, str) else key
         if shown != key and shown in redacted:
-            # Two keys that are secrets are still two.
+            # Two secret keys stay two keys.
             shown = next(f"{shown} {n}" for n in itertools.count(2) if f"{shown} {n}" not in redacted)
         name = key
         if key == "value" and described is not None:
@@ -617,7 +617,7 @@ def _redact_items(value: Iterable[Any], depth: int, parent: str) -> list[Any]:
 
 
 def _is_pair(item: object) -> bool:
-    """Returns whether an item may be a name and a value; a single "token" or "pass" is more often a word."""
+    """Returns whether an item may be a name and its value; "token" and "pass" are more often words."""
     return (
         isinstance(item, list | tuple)
         and len(item) == 2  # noqa: PLR2004
@@ -680,7 +680,7 @@ def _without_assigned_secrets(text: str, *, only_literals: bool) -> str:
 
 
 def _is_bare_auth(sign: str | None, value: str) -> bool:
-    """Returns whether what follows `auth` without quotes is a secret; "auth: done", `auth=(a, b)` are not."""
+    """Returns whether an unquoted value of `auth` is a secret, unlike in "auth: done" and `auth=(a, b)`."""
     return value[:1] not in {"(", "[", "{"} and (sign != ":" or _MIXED.fullmatch(value) is not None)
 
 
@@ -689,7 +689,7 @@ def _is_code(name: str, value: str) -> bool:
 
 
 def _quoted_value(text: str, opening: re.Match[str]) -> tuple[int, int]:
-    """Returns where the value in quotes begins and ends; without a closing quote, at the end of the line."""
+    """Returns start and end of a quoted value; without a closing quote it ends with the line."""
     quote = opening["quote"]
     body = _QUOTED_ESCAPED if quote[0] == "\\" else _QUOTED[quote]
     return opening.end(), _end(body.match(text, opening.end()))

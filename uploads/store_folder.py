@@ -1,7 +1,7 @@
-"""`StoreFolder`: files are put into a store, asked for, withdrawn and deleted by their names.
+"""`StoreFolder` uploads, looks up, withdraws and deletes files by their names.
 
 It is an upload queue that remembers the handles of its newest uploads. `Artifacts` and the checkpoints of a
-run have one each. One thread uses it at a time.
+run have one each. Only one thread may use it at a time.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from .upload_queue import UploadQueue
 __all__ = ["StoreFolder"]
 
 _HANDLES_KEPT = 256
-# Once may be an answer that was lost.
+# A single failure may be a lost answer.
 _FAILURES_WHILE_AWAY = 3
 
 
@@ -38,7 +38,7 @@ class StoreFolder:
 
     Args:
         store: As for `UploadQueue`.
-        name_of: Returns the name that a file has in the store, given the name by which it is known here.
+        name_of: Returns a file's name in the store, given its name here.
         queue_options: For `UploadQueue`.
     """
 
@@ -53,24 +53,24 @@ class StoreFolder:
         self._name_of = name_of
         # The newest uploads by name, oldest first.
         self._handles: dict[str, UploadHandle] = {}
-        # Groups of files that are not wanted any more, by their first name, as long as one waits.
+        # Groups of unwanted files, by their first name, as long as one of them waits.
         self._unwanted: dict[str, Sequence[str]] = {}
         self._withdrawn: set[str] = set()
         self._only_while_failing = False
-        # What had been uploaded when an upload failed; None where none has since the last success.
+        # Names that had been uploaded when an upload failed; None if none has failed since the last success.
         self._done_before: set[str] | None = None
 
     def upload_file(
         self, name: str, path: Path, *, overwrite: bool, link: bool = False, crc32: int | None = None
     ) -> UploadHandle:
-        """Submits a file; one called `*.symlink` that names a newer upload is a pointer to that.
+        """Submits a file; a `*.symlink` that names a remembered upload becomes a pointer to it.
 
         Args:
-            name: Of the file.
+            name: Name of the file.
             path: The file.
             overwrite: Whether it may replace an object of that name.
-            link: Whether it is taken by a hard link, see `UploadQueue.submit`.
-            crc32: Of a file to link, where it is known.
+            link: Whether to take it by a hard link, see `UploadQueue.submit`.
+            crc32: CRC-32 of a file to link, if you know it.
         """
         there = self._name_of(name)
         target = None
@@ -90,10 +90,10 @@ class StoreFolder:
         return handle
 
     def has_uploaded(self, name: str) -> bool:
-        """Returns whether a file is in the store; one that was not submitted lately counts as there.
+        """Returns whether a file is in the store; one that wasn't submitted lately counts as uploaded.
 
         Raises:
-            OSError: It never will be.
+            OSError: It will never be uploaded.
         """
         handle = self._handles.get(name)
         if handle is None or not handle.done():
@@ -115,13 +115,13 @@ class StoreFolder:
     def delete_file(self, name: str, *, after: Sequence[str] = (), then: Sequence[str] = ()) -> None:
         """Deletes a file in the background, see `UploadQueue.delete`.
 
-        Nothing is deleted where one of `after` is unknown. An upload of the name itself comes first too:
-        where it was refused, the object is somebody else's.
+        Nothing is deleted if one of `after` is unknown. An upload of the name itself must succeed too:
+        if it was refused, the object belongs to somebody else.
 
         Args:
-            name: Of the file.
+            name: Name of the file.
             after: Names of files that must be in the store before.
-            then: Names of files that are deleted next.
+            then: Names of files to delete next.
         """
         handles = {one: self._handles.get(one) for one in (*after, name)}
         known = {one: handle for one, handle in handles.items() if handle is not None}
@@ -130,16 +130,16 @@ class StoreFolder:
             self.queue.delete(self._name_of(name), after=list(known.values()), then=others)
 
     def withdraw(self, groups: Iterable[Sequence[str]], *, only_while_failing: bool) -> int:
-        """Withdraws files that are not wanted any more, as far as they are not uploaded.
+        """Withdraws unwanted files that aren't uploaded yet.
 
-        One that is being uploaded is tried again at the next call.
+        The next call tries again with files that are being uploaded.
 
         Args:
             groups: Names of files that belong together.
-            only_while_failing: Whether nothing is withdrawn unless uploads fail; the same at each call.
+            only_while_failing: Whether to withdraw files only while uploads fail; the same at each call.
 
         Returns:
-            The number of groups of which something was withdrawn for the first time.
+            The number of groups from which a file was withdrawn for the first time.
         """
         self._only_while_failing = only_while_failing
         self._unwanted |= {group[0]: group for group in groups}
@@ -147,7 +147,7 @@ class StoreFolder:
             return 0
         before = len(self._withdrawn)
         for first, group in self._unwanted.items():
-            with contextlib.suppress(ValueError):  # A name that no store has.
+            with contextlib.suppress(ValueError):  # An invalid name.
                 if sum(self.queue.withdraw(self._name_of(name)) for name in group):
                     self._withdrawn.add(first)
         count = len(self._withdrawn) - before
@@ -182,8 +182,8 @@ class StoreFolder:
         return (self.queue.uri(self._name_of(name)),)
 
     def close(self, seconds: float) -> None:
-        """Uploads for up to so many seconds; what is left stays in the spool, and the log names it."""
+        """Uploads for up to `seconds`; the rest stays in the spool, and the log names it."""
         self.withdraw((), only_while_failing=self._only_while_failing)
-        with contextlib.suppress(Exception):  # `close` says what is left.
+        with contextlib.suppress(Exception):  # `close` names the rest.
             self.queue.drain(seconds)
         self.queue.close(0.0)

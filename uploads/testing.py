@@ -1,4 +1,4 @@
-"""The contract of a store, as tests: for stores of your own, and for ours. Does not import pytest.
+"""The contract of a store, as tests, for your stores and ours. It doesn't import pytest.
 
 ```python
 class TestMine(StoreContract):
@@ -26,7 +26,7 @@ _NAMES = ("ünï cödé", "a b/c d", "50%25+&=#?~", "x" * 150 + "/" + "y" * 150)
 
 
 class StoreContract:
-    """What every store must do; subclass it in a test module, with a fixture `store` that is empty.
+    """What every store must do. Subclass it in a test module, with a fixture `store` that is empty.
 
     ```python
     class TestLocalStore(StoreContract):
@@ -35,7 +35,7 @@ class StoreContract:
             return LocalStore(tmp_path / "store")
     ```
 
-    Override the two methods where a store cannot do what they say. `tmp_path` is pytest's own fixture.
+    Override the two methods if your store can't do what they say. `tmp_path` is pytest's own fixture.
     """
 
     def supports_create_only(self, store: Any) -> bool:
@@ -59,7 +59,7 @@ class StoreContract:
                 assert b"".join(store.get(name, offset=len(content) - 1)) == content[-1:]
 
     def test_keeps_names(self, store: Store, tmp_path: Path) -> None:
-        """Unicode, spaces, long names, and characters with a meaning in a URL."""
+        """Names keep unicode, spaces, their length, and characters with a meaning in a URL."""
         for name in _NAMES:
             put(store, tmp_path, name, b"x")
 
@@ -67,7 +67,7 @@ class StoreContract:
         assert [_head(store, name).name for name in _NAMES] == list(_NAMES)
 
     def test_create_only_refuses_a_taken_name(self, store: Store, tmp_path: Path) -> None:
-        """RemoteExistsError, and the object stays as it is."""
+        """Putting a taken name raises RemoteExistsError and leaves the object as it is."""
         put(store, tmp_path, "a", b"first", overwrite=False)
         if not self.supports_create_only(store):
             return
@@ -78,7 +78,7 @@ class StoreContract:
         assert b"".join(store.get("a")) == b"first"
 
     def test_of_create_only_writers_one_wins(self, store: Store, tmp_path: Path) -> None:
-        """Of puts at the same instant exactly one is done, and its bytes are there."""
+        """If several put at the same instant, exactly one succeeds, and its bytes are there."""
         if not self.supports_create_only(store):
             return
         outcomes: dict[int, BaseException | None] = {}
@@ -112,21 +112,21 @@ class StoreContract:
         assert b"".join(store.get("raced")) == b"bytes of %d" % winners[0]
 
     def test_overwrites(self, store: Store, tmp_path: Path) -> None:
-        """The newer bytes are there, whole."""
+        """The object has the newer bytes, whole."""
         put(store, tmp_path, "a", b"first, and longer")
         put(store, tmp_path, "a", b"second")
 
         assert b"".join(store.get("a")) == b"second"
 
     def test_knows_what_is_missing(self, store: Store) -> None:
-        """No object: `head` returns None, `get` raises RemoteNotFoundError, and `delete` does nothing."""
+        """For no object, `head` returns None, `get` raises RemoteNotFoundError, and `delete` does nothing."""
         assert store.head("nothing/here") is None
         with _must_raise(RemoteNotFoundError, "get without an object"):
             list(store.get("nothing/here"))
         store.delete("nothing/here")
 
     def test_lists_by_prefix(self, store: Store, tmp_path: Path) -> None:
-        """With and without a prefix, which need not end at a `/`; sorted by name."""
+        """`list` sorts by name, with and without a prefix, which need not end with a `/`."""
         assert list(store.list()) == []
         for name in ("b", "a/x", "a/y/z", "ab"):
             put(store, tmp_path, name, b"1")
@@ -136,7 +136,7 @@ class StoreContract:
         assert [found.name for found in store.list("a")] == ["a/x", "a/y/z", "ab"]
 
     def test_deletes(self, store: Store, tmp_path: Path) -> None:
-        """One object, and not the others."""
+        """`delete` removes one object, and not the others."""
         put(store, tmp_path, "a", b"1")
         put(store, tmp_path, "b", b"2")
 
@@ -156,7 +156,7 @@ class StoreContract:
             list(store.get("a", offset=2, version=version))
 
     def test_gives_parts_of_an_object(self, store: Store, tmp_path: Path) -> None:
-        """A store with `get_range` gives exactly the bytes that were asked for, or says that it cannot."""
+        """A store with `get_range` returns exactly the requested bytes, or says that it can't."""
         put(store, tmp_path, "a", b"0123456789")
         version = _head(store, "a").version
         if version is None or not isinstance(store, Ranging):
@@ -168,7 +168,7 @@ class StoreContract:
                 assert found == b"0123456789"[offset : offset + size]
 
     def test_is_opened_by_its_uris(self, store: Store, tmp_path: Path) -> None:
-        """The URI of an object opens the object, that of the store the store."""
+        """The URI of an object opens the object, and the URI of the store opens the store."""
         if not self.is_opened_by_uri(store):
             return
         put(store, tmp_path, "folder/ü %41.pt", b"found")

@@ -1,4 +1,4 @@
-"""The queue that users see: takes files and uploads them to a store in the background.
+"""The public queue: takes files and uploads them to a store in the background.
 
 Staging runs in the thread that calls `submit`; uploads run in a worker process or in threads. Accepted files
 survive the process: they are in the spool.
@@ -92,16 +92,16 @@ def default_spools(store_uri: str) -> Iterator[Path]:
 
 
 def take_over_leftovers(spool: Spool) -> list[Spool]:
-    """Moves what ended processes left in the other default spools for the same store into this one.
+    """Moves entries of ended processes from other default spools for the same store into this one.
 
-    So a training that is restarted with fewer ranks leaves nothing behind. To be called before anything is
-    submitted: what is submitted later has a higher number, and so is newer.
+    So nothing is left behind if a training is restarted with fewer ranks. Call it before anything is
+    submitted: later submissions have higher numbers, and so are newer.
 
     Args:
-        spool: The queue's; one of the default ones.
+        spool: The queue's spool, one of the default ones.
 
     Returns:
-        Those that could not be emptied, for instance since an earlier worker still uploads from them.
+        Spools that could not be emptied, for instance because an earlier worker still uploads from them.
     """
     left = []
     for path in sorted(spool.path.parent.iterdir()):
@@ -118,7 +118,7 @@ def take_over_leftovers(spool: Spool) -> list[Spool]:
 
 
 def _left_in(spool: Spool) -> list[str]:
-    """Returns the unfinished entries of a spool without an owner; none if it has one or cannot be read."""
+    """Returns the unfinished entries of a spool without an owner; none if it has one or can't be read."""
     try:
         is_owned = owner_of(spool.queue_lock) is not None
         return [] if is_owned else [*spool.list_inflight(), *spool.list_pending()]
@@ -130,7 +130,7 @@ Isolation = Literal["threads", "process"]
 
 
 def choose_isolation(asked: Isolation | None, store: Store | str | Path) -> Isolation:
-    """Returns the isolation that was asked for; by default a process for remote stores given by URI.
+    """Returns the isolation that was asked for; the default is a process for remote stores given by URI.
 
     Raises:
         ValueError: A process was asked for, and the store is not given by URI; or neither of the two.
@@ -157,8 +157,8 @@ def start_drain(
     """Starts to upload the entries of a spool, in threads if no process can be started.
 
     Args:
-        isolation: Where.
-        spool: The queue's.
+        isolation: Threads or a process.
+        spool: The queue's spool.
         store: The same as in the configuration, opened.
         config: Of the worker process; threads take `workers` from it.
         policy: The delays between attempts.
@@ -189,15 +189,15 @@ def start_drain(
 
 
 def take_spool(path: str | Path | None, store: Store, options: dict[str, Any]) -> tuple[Spool, OwnerLock]:
-    """Locks the spool that was asked for, or the first default one without an owner.
+    """Locks the given spool, or the first default one without an owner.
 
     Args:
-        path: Asked for, if any.
-        store: The queue's.
-        options: Given with it. `spool.json` keeps those known to be harmless, and the names of the others.
+        path: The given spool, if any.
+        store: The queue's store.
+        options: Options of the store. `spool.json` keeps harmless ones, and the names of the others.
 
     Raises:
-        SpoolOwnedError: A live queue owns the one that was asked for.
+        SpoolOwnedError: A live queue owns the given spool.
         SpoolUnusableError: It cannot be written, belongs to another user, or holds entries for another store.
     """
     kept = kept_options(options)
@@ -229,8 +229,8 @@ def exit_on_sigterm() -> None:
     exit_on_sigterm()
     ```
 
-    So `finally` blocks run, and queues drain for up to the `exit_seconds` of their `Timeouts`.
-    A handler that was installed before is called first. Call it from the main thread.
+    Then `finally` blocks run, and queues drain for up to the `exit_seconds` of their `Timeouts`.
+    An earlier handler is called first. Call this from the main thread.
 
     Raises:
         ValueError: Called from another thread.
@@ -251,7 +251,7 @@ _NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
 
 
 def _check_apart(store: Store, spool: Path) -> None:
-    """Raises ValueError for a folder of objects that would lie among the files of the spool."""
+    """Raises ValueError if the store is a folder among the files of the spool."""
     if isinstance(store, LocalStore) and spool in (store.root, *store.root.parents):
         raise ValueError(f"the store {store.root} is in the folder of the spool, {spool}: name another")
 
@@ -267,38 +267,37 @@ class UploadQueue:
     ```
 
     A file is safe when `submit` returns: its bytes are in the spool and survive `kill -9` of this process.
-    Uploads start at once, with those that an earlier process left in the spool.
+    Uploads start at once, beginning with entries that an earlier process left in the spool.
 
     **Threading.** Every method may be called from any thread. Versions of one name are delivered in the order
-    in which they became pending, the last step of `submit`; of two threads that submit one name at once, the
-    one whose copy is ready later wins. `submit` blocks for as long as staging takes, never for the network.
+    in which they became pending, the last step of `submit`; if two threads submit one name at once, the one
+    whose copy is ready later wins. `submit` blocks for as long as staging takes, never for the network.
 
     **Fork.** A forked child may submit, which only stages; the parent's drain finds it within seconds. Its
     `close` does nothing.
 
     **Exit.** At interpreter exit (`sys.exit`, an exception, Ctrl-C) the queue drains for up to
-    `timeouts.exit_seconds`; what is left stays in the spool and is named, with the command that finishes it.
+    `timeouts.exit_seconds`. The log names files that remain in the spool, and the command that finishes them.
     No signal handler is installed; see `exit_on_sigterm`.
 
     Args:
         store: A URI or path for `open_store`, or a Store.
-        spool: Its folder, for one queue at a time. The next process with the same store finds the default
-            again, and uploads what ended processes left in the other default spools.
+        spool: A folder for one queue at a time. The next process with the same store finds the default
+            again, and uploads what ended processes left in other default spools.
         workers: The number of concurrent uploads.
         isolation: "process" uploads in a worker process, so that the training loop keeps its interpreter to
             itself; the worker is replaced when it dies and outlives this process by up to
             `timeouts.grace_seconds`. "threads" uploads in threads of this process. By default remote stores
             given by URI get a process, anything else threads.
-        durability: "process": what was submitted survives the process at once and a loss of power within
-            about a second. "power": it survives a loss of power when `submit` returns, for the price of
-            waiting for the disk.
-        spool_bytes: The maximum size of the spool, with leftovers of earlier processes and failed entries.
+        durability: "process": a submitted file survives the process at once, and a power loss within about a
+            second. "power": it survives a power loss when `submit` returns, which waits for the disk.
+        spool_bytes: The maximum size of the spool, including leftovers and failed entries.
         free_bytes: The minimum to leave free on the disk of the spool.
         timeouts: How long the queue waits: for room, at interpreter exit, for uploads in flight.
         close_at_exit: Whether to close the queue at interpreter exit.
-        raise_errors: Whether `submit` raises if it refuses a file, and `close` if one was not delivered.
-        policy: The delays between attempts. A worker process gets all of it but `uniform`.
-        fence: Applies to every file, pointer and deletion of this queue, also once this process has ended.
+        raise_errors: Whether `submit` raises if it refuses a file, and `close` if a file was not delivered.
+        policy: The delays between attempts; a worker process gets all of it but `uniform`.
+        fence: Applies to every file, pointer and deletion of this queue, even after this process has ended.
         store_options: For `open_store`, if `store` is a URI.
 
     Raises:
@@ -381,7 +380,7 @@ class UploadQueue:
                 identity_of(store.uri()),  # In another environment, the URI may lead to another server.
             )
             self._drainer = start_drain(isolation, self.spool, store, config, self._policy, self._ledger)
-        except BaseException:  # It will not be closed.
+        except BaseException:  # Nobody will close it.
             self._owner.release()
             with self.spool.writing():
                 raise
@@ -391,7 +390,7 @@ class UploadQueue:
 
     @staticmethod
     def check_arguments(arguments: Mapping[str, Any]) -> None:
-        """Checks arguments of the constructor, by name, as far as neither disk nor store is asked.
+        """Checks arguments of the constructor, by name, without looking at disk or store.
 
         Raises:
             TypeError: One has a wrong type.
@@ -434,25 +433,23 @@ class UploadQueue:
 
         Args:
             source: A regular file, or a folder, whose files are submitted under `remote_name/`. Symlinks in
-                it are followed where they lead to something in it.
-            remote_name: Its name in the store; by default that of the source.
+                it are followed if they lead to something in it.
+            remote_name: Its name in the store; by default the name of the source.
             overwrite: Whether an existing object may be replaced. A pending older version of the name is
                 superseded.
             move: Whether to move the file into the spool: instant, and the source is gone. Files of a folder
                 are moved one by one.
-            link: Takes the file by hard link: instant but for one reading, without it if `crc32` is given.
-                **Dangerous** where the file is
-                later rewritten in place (as `torch.save` to the same path does): the upload then fails as
-                corrupt, and what a store in a folder of the same file system has is rewritten too, for it is
-                the same file. Safe for writers that replace by rename.
-            crc32: The CRC-32 of a file to move or to link, where the caller computed it while writing: saves
-                reading the file. Where it is wrong, the upload fails as corrupt. Ignored for copies.
+            link: Whether to take the file by hard link: instant but for one reading, or at once if `crc32` is
+                given. **Dangerous** if the file is later rewritten in place (as `torch.save` to the same path
+                does): the upload then fails as corrupt, and an object in a folder on the same file system
+                changes too, because it is the same file. Safe for writers that replace by rename.
+            crc32: The CRC-32 of a file to move or to link, if you computed it while writing, which saves
+                reading the file. If it is wrong, the upload fails as corrupt. Ignored for copies.
             after: Handles of uploads of this queue that must be in the store first. If one was refused, so is
                 this one. Handles of another queue must be done.
-            unless: The name of an object. Once there is one, this upload is superseded instead: it is looked
-                for right before the bytes are sent, whenever that is. So what waits here cannot replace what
-                a successor wrote, which puts that object first. Default: as the fence of the queue says;
-                empty for none.
+            unless: The name of an object that supersedes this upload once it exists. It is looked for right
+                before the bytes are sent. If a successor puts that object first, files that wait here can't
+                replace what it wrote. The default is the fence of the queue; empty for none.
             durability: Overrides that of the queue.
 
         Raises:
@@ -461,7 +458,7 @@ class UploadQueue:
                 in it, such as a FIFO, a symlink out of it or, with `move`, any symlink.
             RemoteNameTakenError: `overwrite=False`, and this name is on its way already.
             UnstableSourceError: The file changed while it was copied, twice, or was replaced again and again.
-                Of a folder, the files before it are on their way.
+                Earlier files of a folder are on their way.
             QueueClosedError: After `close`.
             ValueError: `move` and `link` together, or `after` names an upload of another queue that has not
                 ended.
@@ -506,7 +503,7 @@ class UploadQueue:
         return FolderHandle(name, self._store.uri(name), tuple(self._submit_file(file) for file in files))
 
     def _fenced(self, name: str, unless: str | None) -> tuple[str, str]:
-        """Returns `unless` and `instead` of a file: as the call says, else as the fence of the queue."""
+        """Returns `unless` and `instead` of a file, from the call or else from the fence of the queue."""
         if unless is not None or self._fence is None:
             return unless or "", ""
         return self._fence.unless, self._fence.instead_of(name)
@@ -535,48 +532,48 @@ class UploadQueue:
                 )
         except (OSError, InvalidSourceError, SpoolUnusableError) as error:  # The source is in the spool.
             return self._refused(name, 0, _spool_full_error(error, self.spool.path, 0))
-        if handle.folder:  # While a store is away, the drain does not come to it.
+        if handle.folder:  # The drain doesn't supersede while the store is unreachable.
             self._supersede(handle)
         return handle
 
     def withdraw(self, remote_name: str) -> int:
-        """Withdraws uploads of a name that have not begun: they leave the spool, and are not uploaded.
+        """Withdraws uploads of a name that haven't begun: they leave the spool, and are not uploaded.
 
-        Their handles end in state `withdrawn`, which is also in `delivered.jsonl`. One that is being uploaded
-        continues, as does one of which a part was sent. A forked child withdraws nothing.
+        Their handles end in state `withdrawn`, which is also in `delivered.jsonl`. Uploads that are in
+        flight, or of which a part was sent, continue. A forked child withdraws nothing.
 
         Returns:
-            How many.
+            The number of withdrawn uploads.
 
         Raises:
-            InvalidRemoteNameError: It is no name of an object.
+            InvalidRemoteNameError: The name is invalid.
         """
         return self._end_waiting(self._waiting(check_remote_name(remote_name)))
 
     def may_drop(self, *remote_names: str) -> None:
-        """Lets uploads, which belong together, give way to newer files where the spool is full.
+        """Lets a group of uploads make room for newer files if the spool is full.
 
-        As long as there is room they are uploaded like all others. Where there is none, they are withdrawn in
-        the order of these calls, with those that wait for them (`after=`), also if an attempt is under way:
-        the object may still arrive. An upload in parts that has begun stays. A forked child drops nothing.
+        With enough room they are uploaded like all others. Without, they are withdrawn in the order of these
+        calls, with the uploads that wait for them (`after=`), even if an attempt is under way: the object may
+        still arrive. An upload in parts that has begun stays. A forked child drops nothing.
 
         Raises:
-            InvalidRemoteNameError: One is no name of an object.
+            InvalidRemoteNameError: A name is invalid.
         """
         known = dict.fromkeys((*self._droppable, tuple(map(check_remote_name, remote_names))))
         self._droppable = tuple(group for group in known if any(map(self._ledger.has_name, group)))
 
     def status(self) -> dict[str, Any]:
-        """Returns what `destinations uploads status --json` prints, without entries, and "room_bytes".
+        """Returns the output of `destinations uploads status --json`, without entries, and "room_bytes".
 
-        "room_bytes" is what the spool still takes, by its limit and by the room on its disk.
+        "room_bytes" is how much the spool still takes, by its limit and by the room on its disk.
         """
         from .command_line import status
 
         return {**status(self.spool.path, entries=0), "room_bytes": self._quota.room_bytes()}
 
     def is_retrying(self, failures: int = 1) -> bool:
-        """Returns whether an upload has failed so often and is to be tried again: the store may be away."""
+        """Returns whether an upload has failed this often and waits for a retry."""
         return any(
             read_attempts(place / folder).count >= failures
             for folder in self._ledger.folders()
@@ -584,7 +581,7 @@ class UploadQueue:
         )
 
     def _waiting(self, name: str, *, from_drain: bool = False) -> Iterator[Entry]:
-        """Yields the entries of a name that have sent nothing yet, oldest first."""
+        """Yields the entries of a name of which nothing was sent yet, oldest first."""
         for folder in () if self._is_child else self._ledger.folders_of(name):
             pending = self.spool.pending / folder
             place = self.spool.place_of(folder) or pending if from_drain else pending
@@ -613,19 +610,19 @@ class UploadQueue:
         return count
 
     def _supersede(self, newer: UploadHandle) -> None:
-        """Ends the older versions of an upload that wait: while a store is away, the drain does not."""
+        """Ends older versions that wait, which the drain doesn't while the store is unreachable."""
         older = (entry for entry in self._waiting(newer.remote_name) if entry.folder < newer.folder)
         self._end_waiting(older, newer.identifier)
 
     @contextlib.contextmanager
     def _room_for(self, handle: UploadHandle, file: Submission, size: int) -> Iterator[None]:
-        """Makes room for a file that is staged in the block: what may be dropped or is replaced gives way."""
+        """Makes room for a file that is staged in the block, by dropping and replacing other files."""
         has_room = functools.partial(self._quota.has_room, size, adds_to_disk=file.how == "copy")
         is_newer = file.overwrite and self._ledger.has_name(file.name)
         if not (is_newer or self._droppable) or has_room():
             yield
             return
-        # One that is being sent counts too: while it is, the spool holds both.
+        # Includes one in flight, although the spool holds both for a while.
         replaced = [entry.size for entry in self._waiting(file.name, from_drain=True) if is_newer]
         with self._quota.lent(sum(replaced)):
             while self._droppable and not has_room():
@@ -636,7 +633,7 @@ class UploadQueue:
         self._supersede(handle)
 
     def _drop(self, names: Sequence[str], newer: str) -> None:
-        """Withdraws uploads of these names, and first what waits for them, which would fail."""
+        """Withdraws uploads of these names, but first those that wait for them and would fail."""
         entries = [entry for name in names for entry in self._waiting(name, from_drain=True)]
         gone = {entry.identifier for entry in entries}
         for folder in self._ledger.folders() if gone else ():
@@ -661,17 +658,16 @@ class UploadQueue:
     ) -> None:
         """Deletes an object from the store in the background, if it is there; returns at once.
 
-        It stays where one of `after` fails, and where a pointer in its folder leads to it; the log says so.
-        `drain` and `close` wait for deletions as for uploads. One that is left when the process ends is not
-        made up for: ask again. A forked child deletes nothing.
+        It stays if one of `after` fails, or if a pointer in its folder leads to it; the log says so.
+        `drain` and `close` wait for deletions as for uploads. A deletion that remains when the process ends
+        is forgotten: request it again. A forked child deletes nothing.
 
         Args:
-            remote_name: Its name in the store; uploads of this name, and of those in `then`, are withdrawn,
-                or waited for where they have begun.
+            remote_name: Its name in the store. Uploads of this name, and of names in `then`, are withdrawn,
+                or finished first if they have begun.
             after: Handles of uploads of this queue that must be in the store before.
-            then: Names of objects that are deleted next, once this one is gone: the files that a manifest
-                lists.
-            may_have_pointer: Whether a pointer may lead to it: one is looked for by listing its folder.
+            then: Names of objects to delete next, once this one is gone, such as the files of a manifest.
+            may_have_pointer: Whether to list its folder for a pointer that leads to it.
 
         Raises:
             InvalidRemoteNameError: At once.
@@ -699,7 +695,7 @@ class UploadQueue:
         )
 
     def names(self, prefix: str, limit: int) -> list[str]:
-        """Returns the names of objects in the store that begin with a prefix, up to so many; waits for it.
+        """Returns up to `limit` names of objects in the store that begin with a prefix; waits for the store.
 
         Raises:
             UploadError: It cannot be listed.
@@ -711,20 +707,20 @@ class UploadQueue:
         return self._store.uri(remote_name)
 
     def unsettled(self) -> int:
-        """Returns the number of entries that have not ended, with those in leftover default spools."""
+        """Returns the number of entries that have not ended, including leftover default spools."""
         return self._ledger.count() + sum(len(_left_in(spool)) for spool in self._left_behind)
 
     @property
     def paused_because(self) -> str:
-        """Why the store takes nothing until somebody mends it, such as missing credentials; else empty.
+        """Why uploads are paused until somebody acts, such as missing credentials; else empty.
 
-        As the draining process said last, at most five seconds ago.
+        The draining process writes it every five seconds.
         """
         status = self.spool.read_status()
         return "" if status == self._earlier_status else str(status.get("parked_because") or "")
 
     def backlog(self) -> Backlog:
-        """Returns what is not delivered yet, and what failed."""
+        """Returns the uploads that aren't delivered yet, and those that failed."""
         left = (
             Backlog(spool.path, tuple(spool.name_of(folder) for folder in _left_in(spool)), ())
             for spool in self._left_behind
@@ -738,7 +734,7 @@ class UploadQueue:
         )
 
     def drain(self, timeout_seconds: float) -> Backlog:
-        """Waits until every entry, also one submitted meanwhile, has ended; returns what was not delivered.
+        """Waits until every entry has ended, even one submitted meanwhile; returns what was not delivered.
 
         Blocks for at most `timeout_seconds`.
         """
@@ -746,7 +742,7 @@ class UploadQueue:
         return self.backlog()
 
     def _wait(self, timeout_seconds: float) -> None:
-        """Waits until no entry is left, also of other processes that submit to this spool."""
+        """Waits until no entry is left, including those of other processes that submit to this spool."""
         deadline = time.monotonic() + timeout_seconds
         while self._ledger.wait_empty(max(0.0, deadline - time.monotonic())):
             with contextlib.suppress(OSError):
@@ -777,7 +773,7 @@ class UploadQueue:
             atexit.unregister(self._close_at_exit)
             self._wait(timeout_seconds)
             give_back_seconds = self._timeouts.give_back_seconds
-        finally:  # Also when Ctrl-C ends the wait; then nothing is waited for.
+        finally:  # If Ctrl-C ended the wait, nothing else is waited for.
             closed = self._end(give_back_seconds)
         if self._raise_errors and not closed.is_empty:
             raise UploadsIncompleteError(str(closed))
@@ -807,7 +803,7 @@ class UploadQueue:
         handle = UploadHandle(uuid.uuid4().hex[:16], file.name, self._uri_of, self._state_of)
         size = 0
         try:
-            # `stage` opens it, and says what is wrong with it; here it is only reserved for.
+            # Only to reserve room; `stage` opens the file and reports errors.
             with contextlib.suppress(OSError, ValueError):
                 size = file.source.stat().st_size
             self._recreate_spool()
@@ -846,17 +842,17 @@ class UploadQueue:
         if not self.spool.can_stage():
             log_error("the spool %s was deleted; creating it again", self.spool.path)
             self.spool.create()
-        # Without its lock another queue could take it, which then uploads what is staged too.
+        # Without its lock, another queue could take the spool and upload the same entries.
         with contextlib.suppress(SpoolOwnedError, OSError):
             self._owner.renew()
 
     def _dependency_names(self, after: Sequence[UploadHandle | FolderHandle]) -> dict[str, str]:
-        """Returns the remote names of the dependencies by identifier, without those that are delivered.
+        """Returns the remote names of dependencies by identifier, without delivered ones.
 
         Raises:
-            UploadError: One was refused, or failed in another queue.
-            ValueError: One is pending in another queue.
-            TypeError: One is no handle.
+            UploadError: A dependency was refused, or failed in another queue.
+            ValueError: It is pending in another queue.
+            TypeError: It isn't a handle.
         """
         names = {}
         given: Any = (after,) if hasattr(after, "handles") else after

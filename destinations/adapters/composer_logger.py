@@ -87,7 +87,7 @@ class ComposerDestination(TheirDestination):
         self._callbacks = callbacks
         self._raise_errors = raise_errors
         self._session: Session | None = None
-        # Composer's state, which may be ahead of the last event: its callbacks log before we hear of one.
+        # Composer's state, which may be ahead of our last event, because its callbacks log before it.
         self._theirs: Any = None
         self._timestamps: dict[str, Any] = {}
         self._saved: Mapping[str, Any] | None = None
@@ -173,8 +173,8 @@ class ComposerDestination(TheirDestination):
     def upload_file(self, state: Any, remote_file_name: str, file_path: Path, *, overwrite: bool) -> None:
         """Passes a file to destinations that accept files; they have their own copy when the call returns."""
         if self._session is not None:
-            # Composer writes each checkpoint under a name of its own, unless it may overwrite; other files
-            # may grow.
+            # Composer writes each checkpoint under a separate name, unless it may overwrite; other files may
+            # grow.
             is_linked = Path(file_path).suffix in _CHECKPOINT_SUFFIXES and not overwrite
             self._logger_now(self._session).upload_file(
                 LiteralName(remote_file_name), file_path, overwrite=overwrite, link=is_linked

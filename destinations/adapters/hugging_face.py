@@ -33,17 +33,17 @@ class TransformersCallback(SessionMixin, TrainerCallback, ExportableState):
         trainer.evaluate()
     ```
 
-    **Names** are those of Hugging Face's own integrations: `train/loss`, `eval/loss`, `test/loss`; the epoch
-    stays `epoch`. Values that are not scalars are logged as traces.
+    **Names** are the same as in Hugging Face's own integrations: `train/loss`, `eval/loss`, `test/loss`; the
+    epoch stays `epoch`. Values that are not scalars are logged as traces.
 
     **End of the run.** A successful `train` marks the run as completed, but leaves it open for further calls.
-    Hugging Face does not report exceptions to callbacks: the `with` block does, or, without it, the
-    interpreter exit.
+    Hugging Face does not report exceptions to callbacks, so the `with` block records them, or else the
+    interpreter's exit does.
 
-    **Several runs.** Each trial of `hyperparameter_search` is a run of its own, named `<run>-<trial>`, in a
-    folder beside the given one, with the tag `sweep:<run>` and its parameters under `trial`. A second call of
-    `train` that does not resume from a checkpoint is a run of its own too, `<run>-2`; with
-    `second_train="continue"` it adds to the first, and its steps are counted on.
+    **Several runs.** Each trial of `hyperparameter_search` is a separate run, named `<run>-<trial>`, in a
+    folder next to the given one, with the tag `sweep:<run>` and its parameters under `trial`. A second call
+    of `train` that does not resume from a checkpoint is a separate run too, `<run>-2`; with
+    `second_train="continue"` it adds to the first, and steps count on.
 
     **NaN.** With `logging_nan_inf_filter=True`, the default, Hugging Face excludes NaN losses from the logged
     mean; `grad_norm` shows them.

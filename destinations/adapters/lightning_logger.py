@@ -127,7 +127,7 @@ class LightningEvents(_CallbackBase):
             state.max_duration = _max_duration(trainer)
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        """Says whether the run is continued, where Lightning has loaded its checkpoint by now."""
+        """Decides whether the run is continued, if Lightning has loaded its checkpoint by now."""
         if not trainer.strategy.restore_checkpoint_after_setup:
             self._answer(trainer)
 
@@ -162,7 +162,7 @@ class LightningEvents(_CallbackBase):
         self._saved = checkpoint.get(_KEY, {}).get(self._own_index(trainer))
 
     def _own_index(self, trainer: Any) -> int:
-        """Returns the index of this callback among those of its class."""
+        """Returns the index of this callback among the callbacks of its class."""
         return [one for one in trainer.callbacks if isinstance(one, LightningEvents)].index(self)
 
     # Training.
@@ -318,7 +318,7 @@ def _length(batches: float) -> int | None:
 
 
 class Experiment(SummaryCalls, Logger):
-    """The `Logger` of a run, for programs that expect a `SummaryWriter` in its place.
+    """The `Logger` of a run, with the methods of `SummaryWriter` for programs that expect one.
 
     ```python
     logger = LightningLogger(RunDirectory("runs/digits"))
@@ -326,9 +326,9 @@ class Experiment(SummaryCalls, Logger):
     print(logger.experiment.log_dir)
     ```
 
-    All calls of `destinations.compat.SummaryWriter` that log are here. Without `global_step` a record has the
-    step of the run, and a `walltime` that is given is ignored. Programs for `WandbLogger` find `log`,
-    `config`, `define_metric` and `dir`.
+    It has all logging methods of `destinations.compat.SummaryWriter`. Without `global_step` a record has the
+    step of the run; `walltime` is ignored. For programs written for `WandbLogger`, it has `log`, `config`,
+    `define_metric` and `dir`.
     """
 
     def log(
@@ -412,10 +412,10 @@ class LightningLogger(WandbMedia, SessionContext, _LoggerBase):
         run_name: name of the run. Default: environment variable `RUN_NAME`, else the folder name of a
             `RunDirectory`, else a generated name, the same on all ranks of a `torchrun`.
         save_dir: folder for checkpoints. Default: the folder of a `RunDirectory`, else chosen by Lightning.
-        upload_checkpoints: pass each checkpoint to destinations that accept files, by hard link where they
-            can, as `checkpoints/` with its path below the folder of `ModelCheckpoint`; below the folder that
-            those of several have in common.
-        log_model: as of `WandbLogger`: "all" is `upload_checkpoints=True`; True uploads the checkpoints that
+        upload_checkpoints: pass each checkpoint to destinations that accept files, by hard link if possible,
+            under `checkpoints/` with its path below the folder of `ModelCheckpoint`, or below the common
+            folder of several.
+        log_model: as in `WandbLogger`: "all" is `upload_checkpoints=True`; True uploads the checkpoints that
             are kept at the end of a successful `fit`.
         raise_errors: raise errors of destinations instead of reporting them; for tests.
     """
@@ -508,10 +508,10 @@ class LightningLogger(WandbMedia, SessionContext, _LoggerBase):
         """Makes a callback the one that fires the events.
 
         Returns:
-            The run, and what a trainer is given to before each stage.
+            The run, and a function to call with the trainer before each stage.
 
         Raises:
-            ValueError: another callback does so.
+            ValueError: another callback already fires them.
         """
         if self._events is not None:
             raise ValueError(
@@ -522,9 +522,9 @@ class LightningLogger(WandbMedia, SessionContext, _LoggerBase):
         return self._session, self._answer
 
     def _answer(self, trainer: Any) -> None:
-        """Says whether a stage continues the run, before its first record, once its checkpoint is loaded.
+        """Decides whether a stage continues the run, before its first record, once its checkpoint is loaded.
 
-        A fit that loads nothing and has no steps begins a run of its own.
+        A fit that loads nothing and has no steps begins a new run.
         """
         session, is_fit = self._session, trainer.state.fn == "fit"
         if is_fit and trainer.ckpt_path is None and not trainer.global_step:
@@ -674,7 +674,7 @@ class LightningLogger(WandbMedia, SessionContext, _LoggerBase):
         if not self._upload_checkpoints:
             self._say_checkpoints_stay(Path(path))
         elif Path(path).exists():
-            # What has the name "last" is written in place where /tmp is on another disk; a link that
+            # Lightning writes "last" in place if /tmp is on another disk; a link that
             # Lightning makes comes after this call.
             is_last = str(path) == str(checkpoint_callback.last_model_path)
             has_pointer = checkpoint_callback.save_last == "link" and not is_last
@@ -687,7 +687,7 @@ class LightningLogger(WandbMedia, SessionContext, _LoggerBase):
         self._session.upload_checkpoint(Path(path), folder, **options)
 
     def _say_checkpoints_stay(self, path: Path) -> None:
-        """Says once that checkpoints are in the folder of a run whose other files go to a store."""
+        """Warns once that checkpoints stay on this machine while the run goes to a store."""
         if self._upload_last or self._has_said_checkpoints_stay or not self._session.is_in_store:
             return
         self._has_said_checkpoints_stay = True
@@ -800,7 +800,7 @@ class RegistryLogger(LightningLogger):
     ) -> None:
         self._run_dir = Path(run_dir).expanduser().resolve()
         self._run_id = str(run_id)
-        # As it is now: the environment may be another one when the run begins.
+        # Read now, because the environment may change before the run begins.
         array = os.environ.get("SLURM_ARRAY_JOB_ID")
         self._tags = list(dict.fromkeys([*(tags or ()), *([f"sweep:{array}"] if array else [])]))
         directory = RunDirectory(self._run_dir, run_id=self._run_id, tags=self._tags, notes=notes or "")
@@ -812,12 +812,12 @@ class RegistryLogger(LightningLogger):
         return self._run_id
 
     def save(self) -> None:
-        """As `LightningLogger.save`; a run that has logged nothing yet has its documents then."""
+        """Like `LightningLogger.save`; also opens a run that has logged nothing yet."""
         self._open_first()
         super().save()
 
     def finalize(self, status: str) -> None:
-        """As `LightningLogger.finalize`; a job that ends before its first record is a run too."""
+        """Like `LightningLogger.finalize`; also opens a run that ends before its first record."""
         if status != "finished":  # in a signal handler
             self._open_first()
         super().finalize(status)

@@ -108,7 +108,7 @@ _in_use: "weakref.WeakSet[_Shared]" = weakref.WeakSet()
 
 
 def _shared_by(given: tuple[Any, ...]) -> _Shared | None:
-    """Returns what loggers that are not closed share on these destinations; None if there are none."""
+    """Returns the shared state of open loggers on these destinations, or None."""
     return next((one for one in _in_use if given and list(map(id, one.given)) == list(map(id, given))), None)
 
 
@@ -225,15 +225,15 @@ class MlLogger(SessionMixin):
             logger.write(step, "train")
     ```
 
-    **Writes.** What is logged waits for `write`, once a step, and is written where the interval of the phase
-    has passed; until then the last value of each name is kept. Every label, "train", "valid" or "test", has
+    **Writes.** Values wait for `write`, which you call once a step; it writes if the interval of the phase
+    has passed, and otherwise keeps the last value of each name. Every label, "train", "valid" or "test", has
     its own clock, and its first write is due at once. A value that is a function is called when it is
     written. `close` writes the rest.
 
     **Names** are `<namespace>/<key>`; inside `namespace_context("a")`, `<namespace>_a/<key>`.
 
-    **Several** of them on the same destinations share one run: what all have logged is written by the first
-    call of `write` that is due, and the first call of `close` ends the run.
+    **Several** loggers on the same destinations share one run: the first due call of `write` writes what all
+    have logged, and the first call of `close` ends the run.
 
     **As a logger of `ml`** it has the calls of a `BaseLogger`: `log_scalar(key, value, state, namespace)`,
     `should_write(state)`, `write(state)`.
@@ -361,7 +361,7 @@ class MlLogger(SessionMixin):
 
         Args:
             step: the step; or a state of `ml`, which has `num_steps` and `phase`.
-            phase: "train", or the label of another phase. Default: that of the state, else "train".
+            phase: "train", or the label of another phase. Default: the state's phase, or "train".
         """
         phase = phase or getattr(step, "phase", None) or "train"
         pending, logger = self._shared.pending, self.logger
@@ -375,7 +375,7 @@ class MlLogger(SessionMixin):
 
 
 def _as_destination(given: Any) -> Destination:
-    """Returns a logger of `ml` as a destination, and anything else as it is."""
+    """Returns a logger of `ml` as a destination, and other values unchanged."""
     is_theirs = all(callable(getattr(given, name, None)) for name in ("log_scalar", "should_write", "write"))
     return FromMl(given) if is_theirs and not isinstance(given, MlLogger) else given
 
@@ -500,7 +500,7 @@ class _MlState:
 
         Args:
             state: of the run; None before it has begun.
-            step: of the record. Default: that of the run.
+            step: the step of the record. Default: the run's step.
         """
         at = Timestamp() if state is None else state.timestamp
         evaluated = int((Timestamp() if state is None else state.eval_timestamp).batch)

@@ -35,7 +35,7 @@ _PLACE = {"s3": ("bucket", "prefix"), "gs": ("bucket", "prefix"), "sftp": ("host
 
 
 class RemoteUploaderDownloader(Artifacts):
-    """Uploads the files of a run, constructed as Composer's class of that name.
+    """Uploads the files of a run, with the constructor of Composer's class of this name.
 
     ```python
     from destinations.adapters.remote_uploader_downloader import RemoteUploaderDownloader
@@ -43,26 +43,26 @@ class RemoteUploaderDownloader(Artifacts):
     loggers = [RemoteUploaderDownloader("s3://my-bucket", num_concurrent_uploads=4)]
     ```
 
-    The end of `fit` waits until every file is in the store, as Composer's does, for a day at most; files can
-    be downloaded after the run was closed too. Everything else is `Artifacts`: files survive the process,
+    The end of `fit` waits until every file is in the store, as in Composer, for at most a day. Files can
+    also be downloaded after the run was closed. Everything else is `Artifacts`: files survive the process,
     transient failures are retried without limit, and a file that fails for good does not end training.
 
     Args:
         bucket_uri: the bucket or host: "s3://…", "gs://…", "sftp://…", or any other URI that
             `uploads.open_store` knows.
-        backend_kwargs: the arguments of Composer's store; those of `uploads`' store are taken too.
-        file_path_format_string: what a file is called there, around "{remote_file_name}".
+        backend_kwargs: the arguments of Composer's store, or of `uploads`' store.
+        file_path_format_string: the name of a file in the store, with "{remote_file_name}".
         num_concurrent_uploads: how many files are uploaded at a time.
         upload_staging_folder: the spool: a folder for this run alone, which must outlive the process.
-        use_procs: whether uploads run in a process of their own.
+        use_procs: whether uploads run in a separate process.
         num_attempts: how many failures of an unknown kind reject a file. Others are retried without limit.
         options: further arguments of `Artifacts`.
 
     Raises:
-        ValueError: the URI is none, or an argument of the backend has no equivalent.
+        ValueError: the URI is invalid, or an argument of the backend has no equivalent.
     """
 
-    # Composer's puts a file where it is told.
+    # Composer's class adds no folder of the run.
     _is_below_run = False
 
     def __init__(

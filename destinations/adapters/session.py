@@ -196,16 +196,15 @@ class Session:
     session stays open, with its status set, until `close` or interpreter exit; after a failure it is closed
     at once.
 
-    **An earlier run** in the folder is continued where the other trainer says so: an adapter sets
-    `state.continues_run` as soon as it can tell, see `State`. Until then no folder is opened for
-    hyperparameters, and records go beside the earlier run. A session that was open before continues its own
-    run.
+    **An earlier run** in the folder is continued if the other trainer resumed it: the adapter sets
+    `state.continues_run` as soon as it knows, see `State`. Until then hyperparameters open no folder, and
+    records go to a new run next to the earlier one. A session that was open before continues its own run.
 
     Args:
         destinations: destinations that receive the records.
         callbacks: one callback of this project, or several.
         run_name: name of the run. Default: environment variable `RUN_NAME`, else the folder name of a
-            `RunDirectory`, else a generated name, on which ranks of a `torchrun` agree; see
+            `RunDirectory`, else a generated name, on which the ranks of a `torchrun` agree; see
             `events.agreed_run_name`.
         raise_errors: raise errors of destinations instead of reporting them; for tests.
         is_end_reported: whether the trainer reports the end of training. If it does, a run that is closed
@@ -225,14 +224,14 @@ class Session:
     ) -> None:
         self._logger_type = logger_type
         self._destinations = tuple(destinations)
-        # Raises for what is no destination: here, and not when training begins.
+        # Raises for an object that is no destination, here and not when training begins.
         Logger(State(""), self._destinations)
         self._callbacks = as_tuple(callbacks)
         self._raise_errors = raise_errors
         self._is_end_reported = is_end_reported
         self._directory = next((one for one in self._destinations if isinstance(one, RunDirectory)), None)
         self._folder = None if self._directory is None else self._directory.template
-        # What the first run was called, and where it was, before `begin_new_run`.
+        # The folder of the first run, before `begin_new_run`.
         self._first_folder = self._folder
         given = run_name or os.environ.get("RUN_NAME") or self._name_of_folder() or agreed_run_name()
         self._is_name_agreed = given is not None
@@ -243,13 +242,13 @@ class Session:
         if self._directory is None or self._folder is None or "{" in self._folder:
             return None
         folder = Path(self._folder.partition("?")[0] if "://" in self._folder else self._folder)
-        # The folder of a named writer is in `writers/` of that of the run.
+        # The folder of a named writer is in `writers/` of the run's folder.
         return (folder.parent.parent if self._directory.writer else folder).name or None
 
     def _reset(self, run_name: str, timestamp: Timestamp | None = None) -> None:
         self.state = State(run_name, timestamp=timestamp or Timestamp())
         self._was_open = False
-        # Where the run was when that was asked for last.
+        # The folder of the run when it was last asked for.
         self._last_folder: Path | None = None
         self._logger: Logger | None = None
         self._engine: Engine | None = None
@@ -285,7 +284,7 @@ class Session:
         return None if self._directory is None else self._directory.folder_of(self.state, self._folder)
 
     def choose_folder(self) -> None:
-        """Opens the folder, where it is known by now whether an earlier run in it is continued."""
+        """Opens the folder, if it is known by now whether an earlier run in it is continued."""
         if self._directory is not None and self.state.continues_run is not None:
             _ = self._directory.run_dir
 
@@ -296,7 +295,7 @@ class Session:
 
     @property
     def first_name(self) -> str:
-        """The name of the first run, from which `begin_new_run` makes those of others."""
+        """The name of the first run; `begin_new_run` derives further names from it."""
         return self._first_name
 
     @property
@@ -385,7 +384,7 @@ class Session:
             self.logger.flush()
 
     def begin_new_run(self, suffix: str, tags: Iterable[str] = ()) -> None:
-        """Closes the run; the next record or event opens another one, in a folder of its own.
+        """Closes the run; the next record or event opens another one, in a separate folder.
 
         Its name is the first run's with the suffix, which is also added to a folder without `{run_name}`. If
         that folder exists, a number is added.
@@ -462,15 +461,15 @@ class Session:
     ) -> None:
         """Passes a checkpoint, a file or a folder of files, to the destinations that take files.
 
-        By hard links where they can, so that its bytes are on the disk once: the other trainer must write
-        each checkpoint to a path of its own, or replace it by renaming. A path that comes again is copied.
-        Files that the other trainer has deleted since are deleted in a `RunDirectory` too.
+        Uses hard links if possible, so that the bytes are on the disk once. So the other trainer must write
+        each checkpoint to a new path, or replace it by renaming; a path that occurs again is copied. Files
+        that the other trainer has deleted since are deleted in a `RunDirectory` too.
 
         Args:
-            path: what was saved.
+            path: the checkpoint.
             folder: where the other trainer saves: a file goes to "checkpoints/", with its path below that.
-            last: the name of a file of a checkpoint that goes last: where it is, the others are.
-            pointer: the path of a pointer to a checkpoint of a single file, such as "last.ckpt", or None.
+            last: the name of the file that is uploaded last, and so marks a complete checkpoint.
+            pointer: the path of a pointer to a single-file checkpoint, such as "last.ckpt", or None.
             link: whether it may be linked.
         """
         logger = self.open()
@@ -499,7 +498,7 @@ class Session:
     def _checkpoint_name(self, path: Path, folder: Path) -> str:
         """Returns the name of a file of the other trainer: its path below the folder where that saves.
 
-        A file from elsewhere has its own name alone. A name that another file has had is numbered.
+        A file from elsewhere gets just its name. If another file has had that name, a number is added.
         """
         below = path.relative_to(folder) if path.is_relative_to(folder) else Path(path.name)
         name = first = Path("checkpoints", below)

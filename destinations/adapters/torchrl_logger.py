@@ -36,7 +36,7 @@ __all__ = ["FromTorchRL", "TorchRLLogger", "from_torchrl", "generate_exp_name", 
 _log = logging.getLogger("destinations")
 
 _VIDEO_FPS = 30  # The default of torchrl's CSVLogger.
-# Higher than that of the queues of `multiprocessing`: the run is closed before they are.
+# Higher than the queues of `multiprocessing`, so that the run is closed before them.
 _CLOSE_PRIORITY = 10
 _MAX_NAMES = 2  # exp_name and log_dir
 _VIDEO_DIMENSIONS = 4
@@ -71,7 +71,7 @@ class TorchRLLogger(SessionContext, TorchRLBase):
         given: destinations that receive the records; or `exp_name` and `log_dir`, by position.
         exp_name: name of the run. Default: environment variable `RUN_NAME`, else the folder name of a
             `RunDirectory`, else a generated name, the same on all ranks of a `torchrun`.
-        log_dir: the value of `log_dir`, and, where no destination is given, the parent of the run's folder,
+        log_dir: the value of `log_dir`, and, without destinations, the parent of the run's folder,
             `<log_dir>/<exp_name>`. Default: the folder of a `RunDirectory`.
         video_fps: frames per second of videos that are logged without `fps`.
         video_format: ignored, as of `CSVLogger`: the destinations choose, `RunDirectory` writes MP4.
@@ -131,8 +131,8 @@ class TorchRLLogger(SessionContext, TorchRLBase):
     ) -> Mapping[str, Any]:
         """Logs scalars as one record of metrics, other tensors as histograms, strings as texts.
 
-        A value that cannot be logged costs itself. In a subclass with a `log_scalar` of its own, that is
-        called for each value, as by torchrl: with numbers and lists, so that it waits for the device.
+        A value that cannot be logged is dropped. If a subclass overrides `log_scalar`, it is called for each
+        value, as by torchrl, with numbers and lists, and so waits for the device.
 
         Args:
             metrics: values by name; a TensorDict or a dict may be nested.
@@ -338,7 +338,7 @@ def get_logger(
 
 
 def _wandb_arguments(given: Mapping[str, Any], folder: str) -> dict[str, Any]:
-    """Returns arguments of `WandB` for those of torchrl's logger; the others are for `wandb.init`."""
+    """Converts arguments of torchrl's logger for `WandB`; unknown ones go to `wandb.init`."""
     arguments = {"project": "torchrl", "dir": folder, **given}
     if arguments.pop("offline", False):
         arguments["mode"] = "offline"
@@ -376,8 +376,8 @@ class FromTorchRL(LoggerDestination):
     ```
 
     Passes on the records that torchrl has: metrics, hyperparameters, histograms, videos `(T, C, H, W)` and,
-    where the logger has `log_str`, texts. What the logger does not implement is left out, and said once. It
-    runs in the training thread, which its calls block, and is closed with the run.
+    if the logger has `log_str`, texts. It leaves out what the logger does not implement, with one warning.
+    Its calls block the training thread, and it is closed with the run.
 
     Args:
         logger: a logger of torchrl.

@@ -14,9 +14,9 @@ class ModelHistograms(Callback):
     Trainer(..., callbacks=[ModelHistograms(model, log="all", log_freq=500)])
     ```
 
-    Names are those of `wandb.watch`: `gradients/<parameter>` and `parameters/<parameter>`. They are logged
-    before the optimizer steps, with the step of the batch. A gradient on a device is copied whole, without
-    waiting for it.
+    The names are the same as in `wandb.watch`: `gradients/<parameter>` and `parameters/<parameter>`. They are
+    logged before the optimizer steps, with the step of the batch. A gradient on a device is copied whole,
+    without waiting for it.
 
     Args:
         model: the model.

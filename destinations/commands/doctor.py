@@ -1,4 +1,4 @@
-"""`destinations doctor`: checks the installation, and says what will not work and what to do.
+"""`destinations doctor`: checks the installation, and reports what will not work and what to do.
 
 Uses only the disk, unless a store is given.
 """
@@ -125,9 +125,9 @@ def _ranks() -> Check:
 
 
 def _extras(wanted: Sequence[str]) -> Iterator[Check]:
-    """Yields what is complete, what is not installed, and each extra of which a part or an old version is.
+    """Yields complete extras, missing extras, and each extra that is incomplete or too old.
 
-    An extra of which nothing is installed was not asked for, unless it is `wanted`.
+    A missing extra is reported as a problem only if it is `wanted`.
     """
     try:
         requirements = importlib.metadata.requires(PROJECT) or []
@@ -207,7 +207,7 @@ def _disk(root: Path) -> Check:
 
 
 def _spool() -> Check:
-    """Checks the folder in which uploads wait that are given no `spool=`, such as in a read-only home."""
+    """Checks the folder of uploads without `spool=`, which may be in a read-only home."""
     from uploads import default_spools
 
     root = next(default_spools("")).parents[1]

@@ -1,4 +1,4 @@
-"""What PyTorch's writer makes of images, figures and curves before it writes them."""
+"""Converts images, figures and curves as PyTorch's writer does before it writes them."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ _COLORS = 3
 
 
 def as_bytes(pixels: Array) -> Array:
-    """Returns pixels as uint8: those of other types are taken to be in [0, 1], and clipped."""
+    """Returns pixels as uint8; other types are taken to be in [0, 1], and clipped."""
     if pixels.dtype == np.uint8:
         return pixels
     return (pixels.astype(np.float32) * 255).clip(0, 255).astype(np.uint8)

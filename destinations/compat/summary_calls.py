@@ -28,12 +28,12 @@ _PR_COLUMNS = f"threshold,{_COUNTS},precision,recall".split(",")
 
 
 def _not_kept(what: str) -> Callable[..., None]:
-    """Returns a method that takes any arguments and says once that they are not kept."""
+    """Returns a method that takes any arguments and warns once that they are not kept."""
 
     def add(self: "SummaryCalls", *_: Any, **__: Any) -> None:
         self._say_not_kept(what)
 
-    add.__doc__ = f"Says once that {what} is not kept."
+    add.__doc__ = f"Warns once that {what} is not kept."
     return add
 
 
@@ -54,8 +54,8 @@ class SummaryCalls:
     def put(self, method: str, value: Any, step: Step, walltime: Seconds, **others: Any) -> None:
         """Logs one record by a method of `Logger`, such as "log_images", and its first argument.
 
-        A value that is a function is to be called, and its errors are to be reported. `walltime` is in
-        seconds since 1970, None for now.
+        If the value is a function, call it and report its errors. `walltime` is in seconds since 1970, None
+        for now.
         """
         raise NotImplementedError
 
@@ -102,7 +102,7 @@ class SummaryCalls:
         self.put("log_metrics", values, global_step, walltime)
 
     def add_tensor(self, tag: str, tensor: Any, global_step: Step = None, walltime: Seconds = None) -> None:
-        """Logs the shape and the values of a tensor, up to 10,000, as a table of one row."""
+        """Logs the shape and up to 10,000 values of a tensor as a table of one row."""
 
         def rows() -> list[list[Any]]:
             array = to_numpy(tensor)
@@ -121,7 +121,7 @@ class SummaryCalls:
     ) -> None:
         """Logs a histogram of values in any shape.
 
-        `bins` is "tensorflow" for 64 of equal width, a number, edges, or the name of a rule of
+        `bins` is "tensorflow" for 64 of equal width, a number, edges, or the name of a rule in
         `numpy.histogram`; `max_bins` limits their number, unless they are edges.
         """
 
@@ -184,8 +184,8 @@ class SummaryCalls:
     ) -> None:
         """Logs an image; several, with an "N" in `dataformats`, as a grid of eight columns.
 
-        `img_tensor` is uint8, or float in [0, 1]; what is beyond is clipped. `dataformats` has a letter for
-        each of its dimensions, of N, C, H and W.
+        `img_tensor` is uint8, or float clipped to [0, 1]. `dataformats` has a letter for each of its
+        dimensions: N, C, H or W.
         """
         self._put_pixels(tag, lambda: pixels_of(img_tensor, dataformats), global_step, walltime)
 
@@ -260,7 +260,7 @@ class SummaryCalls:
         sample_rate: int = 44100,
         walltime: Seconds = None,
     ) -> None:
-        """Logs audio `(1, L)` or `(L,)`, float in [-1, 1]; what is beyond is clipped."""
+        """Logs audio `(1, L)` or `(L,)`, float clipped to [-1, 1]."""
 
         def samples() -> Array:
             array = to_numpy(snd_tensor).squeeze()
@@ -288,8 +288,8 @@ class SummaryCalls:
     ) -> None:
         """Logs a precision-recall curve as a table, with a row for each of at most 127 thresholds in [0, 1].
 
-        `labels` are 0 or 1 and `predictions` probabilities, one for each sample, of which each may have a
-        weight.
+        `labels` are 0 or 1 and `predictions` probabilities, one per sample; `weights` may have one per sample
+        too.
         """
 
         def rows() -> list[list[float]]:
@@ -323,7 +323,7 @@ class SummaryCalls:
         weights: Any = None,
         walltime: Seconds = None,
     ) -> None:
-        """Logs a precision-recall curve that is computed already, as `add_pr_curve` does."""
+        """Logs a precomputed precision-recall curve, like `add_pr_curve`."""
         counts = (true_positive_counts, false_positive_counts, true_negative_counts, false_negative_counts)
 
         def rows() -> list[list[float]]:
@@ -366,11 +366,13 @@ class SummaryCalls:
         told: set[str] = self.__dict__.setdefault("_not_kept", set())
         if what not in told:
             told.add(what)
-            _log.warning("SummaryWriter: %s is not kept in a run folder. This is said once.", what)
+            _log.warning(
+                "SummaryWriter: %s is not kept in a run folder. Further calls are not reported.", what
+            )
 
 
 def _scalar(value: Any, walltime: Seconds) -> Any:
-    """Returns a string that holds a number as that; with a time, a number that need not be waited for."""
+    """Converts a string with a number; with a `walltime`, reads a value on a device at once."""
     if isinstance(value, str):
         try:
             return float(value)

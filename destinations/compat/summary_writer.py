@@ -29,7 +29,7 @@ class _Folder(RunDirectory):
 
 
 class _Clock:
-    """The time of the call in progress, if it was given; it does not refer to the writer."""
+    """The `walltime` of the current call, if given; holds no reference to the writer."""
 
     walltime: Seconds = None
 
@@ -50,20 +50,20 @@ class SummaryWriter(SummaryCalls):
 
     **Tags** are the names of metrics and records. `add_scalars(main, {"a": 1})` logs "main/a".
 
-    **Steps.** A call without `global_step` is of step 0. Steps may go back, and a step may come again: every
-    value is a point of its own, and none replaces another; only `purge_step` removes any.
+    **Steps.** A call without `global_step` has step 0. Steps may go back or repeat: every
+    value is a separate point. Only `purge_step` removes any.
 
     **Values.** A scalar may be a number, an array or a tensor of one element on any device, or a string that
-    holds a number; it is kept in double precision. A value that cannot be logged costs itself, as everywhere
-    in this project: it is reported once, and no call raises for it.
+    holds a number; it is kept in double precision. A value that cannot be logged is dropped and reported
+    once; no call raises for it.
 
-    **Hyperparameters.** The first `add_hparams` without a `run_name` is of the run itself; every other one
-    makes a run of its own below it, named `run_name` or by the time.
+    **Hyperparameters.** The first `add_hparams` without a `run_name` belongs to the run itself. Every other
+    one makes a separate run in a subfolder, named `run_name` or by the time.
 
-    **Several ranks.** Rank 0 writes; those of other ranks write nothing.
+    **Several ranks.** Only rank 0 writes.
 
-    **Not kept**, and said once each: graphs, embeddings, layouts of custom scalars, faces and configurations
-    of meshes, domains of hyperparameters.
+    **Not kept**, with one warning each: graphs, embeddings, layouts of custom scalars, faces and
+    configurations of meshes, domains of hyperparameters.
 
     **Threading.** Any thread may call it. **After close**, a call opens the run again.
 
@@ -73,8 +73,8 @@ class SummaryWriter(SummaryCalls):
         comment: the end of the default name.
         purge_step: rows of this step and later ones are moved out of the run that is continued.
         max_queue: ignored: a row is safe when its call returns.
-        flush_secs: ignored, likewise.
-        filename_suffix: ignored: the files of a run have names of their own.
+        flush_secs: ignored, for the same reason.
+        filename_suffix: ignored: the files of a run have fixed names.
         event_files: also write event files for TensorBoard into the folder.
 
     Raises:
@@ -133,7 +133,7 @@ class SummaryWriter(SummaryCalls):
         run_name: str | None = None,
         global_step: Step = None,
     ) -> None:
-        """Logs hyperparameters, and metrics that belong to them; see the class for which run.
+        """Logs hyperparameters and their metrics; the class explains to which run.
 
         Raises:
             TypeError: one of the two is not a dict.
@@ -176,7 +176,7 @@ class SummaryWriter(SummaryCalls):
                 run.__exit__(None if exception is None else type(exception), exception, None)
 
     def _opened(self) -> Run:
-        """Returns the run; begins it, as at the first call, and at one after `close`."""
+        """Returns the run; begins one at the first call, and at a call after `close`."""
         if self._run is not None:
             return self._run
         folder = _Folder(self.log_dir, if_exists="resume", clock=self._clock)
@@ -200,7 +200,7 @@ class SummaryWriter(SummaryCalls):
         return run
 
     def put(self, method: str, value: Any, step: Step, walltime: Seconds, **others: Any) -> None:
-        """Logs a record at a step; the logger calls a value that is a function, and reports its errors."""
+        """Logs a record at a step; the logger calls functions and reports their errors."""
         at = 0 if step is None else int(step)
         if method != "log_hyperparameters":
             others["step"] = at

@@ -1,4 +1,4 @@
-"""`Aggregate`: the statistics of each metric of some rows. This is the only place that computes them.
+"""`Aggregate`: the statistics of each metric of some rows. Only this module computes them.
 
 An aggregate takes rows in the order of logging: as rows, as blocks, as entries of the index of a part, or as
 another aggregate. However they are grouped, the result is the same.
@@ -27,7 +27,7 @@ MISSING_STEP = int(np.iinfo(np.int64).min)
 
 _Array = np.ndarray[Any, np.dtype[Any]]
 Floats = np.ndarray[Any, np.dtype[np.float64]]
-# One record a metric; min, max and total are those of the finite values.
+# One record per metric; min, max and total cover only finite values.
 _FIELDS = np.dtype(
     [
         *(("count", np.int64), ("finite", np.int64), ("total", np.float64)),
@@ -46,7 +46,7 @@ class Aggregate:
     The column `epoch` is no metric: only its last value is kept.
 
     Args:
-        by_step: whether the last value of a metric is the one of its greatest step, as of a named writer,
+        by_step: whether the last value of a metric is the one at its greatest step, as for a named writer,
             whose steps may come in any order; otherwise it is the one that was logged last.
 
     Attributes:
@@ -61,11 +61,11 @@ class Aggregate:
         self._logs_epoch = False
         self._places: dict[str, int] = {}
         self._table = _NOTHING[:0]
-        # The last ones, and where they are.
+        # The names added last, and their places.
         self._names: Sequence[str] = ()
         self._names_at = np.empty(0, np.intp)
 
-    # What is added.
+    # Adding.
 
     def add(
         self,
@@ -77,15 +77,15 @@ class Aggregate:
         """Adds rows that have the same metrics.
 
         Args:
-            names: of the metrics.
-            steps: of the rows.
+            names: the names of the metrics.
+            steps: the steps of the rows.
             rows: `(rows, metrics)`.
-            epoch: of the last row, unless a metric of that name says it.
+            epoch: the epoch of the last row, unless it is a metric.
         """
         values = np.asarray(rows, np.float64)
         epochs = values[-1, self._at(names) == self._places.get("epoch", -1)]
         if len(epochs):
-            # As in the column, the metric stands for the run's own, also when later rows lack it.
+            # As in the column, the metric replaces the run's own epoch, even if later rows lack it.
             self.last_epoch, self._logs_epoch = float(epochs[0]), True
         elif epoch is not None and not self._logs_epoch:
             self.last_epoch = epoch
@@ -98,9 +98,9 @@ class Aggregate:
         """Adds rows by column.
 
         Args:
-            names: of the columns.
-            steps: of the rows, int64 with `MISSING_STEP`, or float64 with NaN.
-            columns: the values of each, float64 `(rows,)`, and which are present, bool `(rows,)`.
+            names: the names of the columns.
+            steps: the steps of the rows, int64 with `MISSING_STEP`, or float64 with NaN.
+            columns: the values of each column, float64 `(rows,)`, and which are present, bool `(rows,)`.
         """
         shape = len(columns), len(steps)
         values = np.array([one for one, _ in columns], np.float64).reshape(shape).T
@@ -111,11 +111,11 @@ class Aggregate:
             self.last_epoch = float(epochs[-1]) if len(epochs) else self.last_epoch
 
     def add_fields(self, columns: Sequence[str], fields: Floats, steps: Floats) -> None:
-        """Adds entries of an index, which tells no steps of last values.
+        """Adds entries of an index, which lacks the steps of last values.
 
         Args:
-            columns: their names.
-            fields: of `parquet.OF_COLUMN`, `(8, entries, columns)`.
+            columns: the names of the columns.
+            fields: the values of `parquet.OF_COLUMN`, `(8, entries, columns)`.
             steps: the last step of each entry; NaN if there is none.
         """
         count, finite, low, low_step, high, high_step, mean, last = fields
@@ -139,10 +139,10 @@ class Aggregate:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any], *, by_step: bool = False) -> Aggregate:
-        """Restores the statistics from the content of `summary.json`, also that of stable-pretraining.
+        """Restores the statistics from the content of `summary.json`, including stable-pretraining's.
 
         Raises:
-            ValueError: it has none; so do AttributeError and TypeError.
+            ValueError: it has none; AttributeError and TypeError mean the same.
         """
         found = cls(by_step=by_step)
         found.last_step, found.last_epoch = whole_of(document.get("step")), whole_of(document.get("epoch"))
@@ -161,7 +161,7 @@ class Aggregate:
         found._table = np.array(records, _FIELDS)
         return found
 
-    # What it says.
+    # Results.
 
     def summaries(self) -> dict[str, MetricSummary]:
         """Returns the statistics of each metric."""
@@ -180,18 +180,18 @@ class Aggregate:
         }
 
     def finite_lasts(self) -> dict[str, float | None]:
-        """Returns the last value of each metric, None in the place of NaN and infinities."""
+        """Returns the last value of each metric; None replaces NaN and infinities."""
         return {name: _finite(last) for name, (*_, last, _) in self._records()}
 
     def to_json(self) -> dict[str, dict[str, Any]]:
-        """Returns `metrics` of `summary.json`."""
+        """Returns the content of `metrics` in `summary.json`."""
         steps = {name: _step_of(last_step) for name, (*_, last_step) in self._records()}
         return {
             name: {**attrs.asdict(one), "last_step": steps[name]} for name, one in self.summaries().items()
         }
 
     def fields(self, columns: Sequence[str]) -> Floats:
-        """Returns the fields of `parquet.OF_COLUMN` of columns, `(8, columns)`; see `add_fields`."""
+        """Returns the values of `parquet.OF_COLUMN` for columns, `(8, columns)`; see `add_fields`."""
         at = self._at(columns)
         table = self._table[at]
         finite = table["finite"]
@@ -215,8 +215,8 @@ class Aggregate:
         )
 
     def _at(self, names: Sequence[str]) -> _Array:
-        """Returns the places of metrics in the table, which has them then."""
-        # Of ten thousand names, even a look-up takes its time.
+        """Returns the places of metrics in the table, adding those that it lacks."""
+        # Looking up ten thousand names takes a noticeable time.
         if names is not self._names:
             places = self._places
             at = np.fromiter((places.setdefault(name, len(places)) for name in names), np.intp, len(names))
@@ -230,7 +230,7 @@ class Aggregate:
         self, names: Sequence[str], steps: _Array, values: Floats, present: _Array | None = None
     ) -> None:
         """Adds rows: steps `(rows,)`, values and which of them are present `(rows, metrics)`."""
-        # Along the memory, numpy reduces many rows five times as fast.
+        # numpy reduces many rows five times as fast along contiguous memory.
         values = values if len(steps) < len(names) else np.asfortranarray(values)
         is_finite = np.isfinite(values) if present is None else present & np.isfinite(values)
         low = high = total = values
@@ -276,7 +276,7 @@ class Aggregate:
         )
         for name, values, steps, best_of, first, is_better in extremes:
             best = best_of(values, axis=0)
-            # Of equal ones, the earlier stays. There are fewer and fewer records.
+            # Among equal values, the earlier one is kept. The number of records shrinks.
             taken = np.flatnonzero(is_better(best, table[name][at]))
             table[name][at[taken]] = best[taken]
             table[f"{name}_step"][at[taken]] = steps[first(values[:, taken], axis=0), taken]
@@ -294,7 +294,7 @@ class Aggregate:
         has = np.broadcast_to(count > 0, steps.shape)
         place = rows - 1 - has[::-1].argmax(axis=0)
         if self.by_step:
-            # A value without a step comes before all that have one.
+            # A value without a step comes before values with one.
             order = np.where(has, steps, MISSING_STEP)
             place = np.where(order.max(axis=0) > MISSING_STEP, rows - 1 - order[::-1].argmax(axis=0), place)
         return place, np.asarray(has.any(axis=0))

@@ -1,13 +1,13 @@
 """`Chain`: the sessions of a run, and which of their records belong to it.
 
-A session is one process that opened the run; each line of `sessions.jsonl` describes one. It says what it
-`follows`: an earlier session, and how far. Nothing that a session wrote is ever changed, so what a checkpoint
-left behind is not removed: it only does not belong to the run any more.
+A session is one process that opened the run, described by a line of `sessions.jsonl`. The line says what it
+`follows`: an earlier session, and how far. A session's records never change. When training goes back to a
+checkpoint, later records aren't removed; they just no longer belong to the run.
 
-The newest session belongs with all that it logged. Of the session that it follows belongs what had been
-logged when its checkpoint was saved (`records`), whatever step it has; of a loop that only names a batch
-(`step`), what has an earlier step, and of the same step what the loop did not log again. And so on,
-backwards.
+All records of the newest session belong. The session that it follows keeps the records logged before its
+checkpoint was saved (`records`), whatever their steps. If a loop only names a batch (`step`), it keeps the
+records of earlier steps, and those of the same step that the loop doesn't log again. The same rule applies
+to each session before.
 """
 
 import itertools
@@ -31,13 +31,13 @@ class Follows:
 
     Attributes:
         session: the id of the session before it.
-        records: how many records of that session count; None for as many as `step` says, or all.
-        step: the step from which training goes on; None if that is not known.
-        run: of a fork, the folder of the run that the session is of, relative to the folder of this one.
-        run_id: of a fork, the id of that run.
-        mark: of a fork, the number of the session's checkpoint; None for no checkpoint.
-        time: of a fork, when the checkpoint was saved, in seconds since 1970.
-        before: of a fork at a step: what has this step or a later one does not count.
+        records: how many records of that session count; None if `step` decides, or all count.
+        step: the step from which training resumes; None if unknown.
+        run: for a fork, the parent's folder, relative to this run's folder.
+        run_id: for a fork, the parent's id.
+        mark: for a fork, the number of the session's checkpoint; None without a checkpoint.
+        time: for a fork, when the checkpoint was saved, in seconds since 1970.
+        before: for a fork at a step, records of this step and later ones don't count.
     """
 
     session: str
@@ -51,7 +51,7 @@ class Follows:
 
     @classmethod
     def of(cls, line: Mapping[str, Any]) -> Self | None:
-        """Returns what the session of a line continues; None for the first one, or if the line is damaged."""
+        """Returns what a line's session continues; None for the first session or a damaged line."""
         match line.get("follows"):
             case {
                 "session": str(session),
@@ -72,21 +72,21 @@ class Follows:
         return None
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the field `follows` of a line."""
+        """Returns the field `follows` for a line."""
         own = attrs.fields(Follows)[:3]
         return attrs.asdict(self, filter=lambda field, value: field in own or value is not None)
 
 
 @attrs.define
 class _Kept:
-    """How much of a session belongs: each later session that cut it said so."""
+    """How much of a session belongs, after the cuts of all later sessions."""
 
     records: int | None = None
-    # The least step of the sessions that only named a batch, and how many sessions there are from the last of
+    # The smallest step of sessions that only named a batch, and how many sessions began from the last of
     # these on.
     step: int | None = None
     newer: int = 0
-    # Of a fork at a step: what is of that step or a later one does not belong.
+    # For a fork at a step: records of that step and later ones don't belong.
     before: int | None = None
 
     @property
@@ -98,8 +98,8 @@ class Chain:
     """The sessions that lead to one of them.
 
     Args:
-        lines: those of `sessions.jsonl`, oldest first.
-        end: the id of the last session, or where a fork follows it. Default: the newest one.
+        lines: the lines of `sessions.jsonl`, oldest first.
+        end: the id of the last session, or where a fork follows it. Default: the newest session.
 
     Raises:
         ValueError: there is no such session.
@@ -113,13 +113,13 @@ class Chain:
             end = end.session
         if end is not None and end not in known:
             raise ValueError(f"session must be one of {', '.join(known)}, got {end!r}.")
-        # Sessions of the format before share one history, and their records name none.
+        # In format 2, sessions share one history, and records name no session.
         self._known = {_owner(line) for line in known.values()}
         self.sessions: list[str] = []
-        """The ids, newest first."""
+        """The ids of the sessions, newest first."""
         self.origin: Follows | None = None
-        """Where the first of them follows another run."""
-        # By what records say of their session; and how many of the sessions are newer.
+        """Where the first session follows another run."""
+        # Keyed by the session id in records; and how many sessions are newer.
         self._kept: dict[str, _Kept] = {}
         self._places: dict[str, int] = {}
         session = end if end is not None else next(reversed(known), None)
@@ -146,30 +146,30 @@ class Chain:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all that was logged belongs."""
+        """Whether all records belong."""
         return self._kept.keys() >= self._known and all(kept.is_whole for kept in self._kept.values())
 
     def records_of(self, session: str) -> int | None:
-        """Returns how many records of a session belong, 0 of one that was left; None for all."""
+        """Returns how many records of a session belong; 0 if it was left, None for all."""
         kept = self._kept.get(session)
         return 0 if kept is None else kept.records
 
     def records(self, read: Callable[[], Iterable[dict[str, Any] | None]]) -> Iterator[dict[str, Any] | None]:
-        """Yields those lines of an index that belong, and None for each damaged one; see `belongs`."""
+        """Yields the lines of an index that belong, and None for each damaged line; see `belongs`."""
         belongs = self.belongs(read)
         return (one for one in read() if one is None or belongs(one))
 
     def belongs(
         self, read: Callable[[], Iterable[Mapping[str, Any] | None]]
     ) -> Callable[[Mapping[str, Any]], bool]:
-        """Returns what tells whether a line of an index belongs.
+        """Returns a function that tells whether a line of an index belongs.
 
         Args:
-            read: reads the index from its beginning; called where a session only named a batch.
+            read: reads the index from its beginning; called if a session only named a batch.
         """
         if self.is_whole:
             return lambda _: True
-        # How many sessions are newer than the newest that has logged it.
+        # How many sessions are newer than the newest one that logged the record.
         again: dict[tuple[str, str, Any], int] = {}
         if steps := {kept.step for kept in self._kept.values()} - {None}:
             for one in read():
@@ -182,12 +182,12 @@ class Chain:
 
     def _belongs(self, line: Mapping[str, Any], again: Mapping[tuple[str, str, Any], int]) -> bool:
         if line.get("is_deleted") is True:
-            # The file is gone, whichever session deleted it.
+            # The file is gone, no matter which session deleted it.
             return True
         owner, number, step = _id_of(line), line.get("record"), line.get("step")
         kept = self._kept.get(owner)
         if kept is None:
-            # A session whose line is lost is not one that was left.
+            # A session whose line was lost isn't a branch.
             return owner not in self._known
         if not isinstance(step, int):
             step = None
@@ -201,7 +201,7 @@ class Chain:
 
 
 def chain_of(run_dir: Path, end: str | None = None) -> Chain:
-    """Returns the sessions of a run up to one; without their list, which says what was left, all belongs."""
+    """Returns the sessions of a run up to `end`. If their list can't be read, all records belong."""
     try:
         return Chain(read_sessions(run_dir), end)
     except OSError as error:
@@ -214,7 +214,7 @@ def _id_of(line: Mapping[str, Any]) -> str:
 
 
 def _owner(line: Mapping[str, Any]) -> str:
-    """Returns what records of a session say that they are of; empty for a session of the format before."""
+    """Returns the session id that the session's records have; empty in format 2."""
     return _id_of(line) if "follows" in line else ""
 
 
@@ -223,5 +223,5 @@ def _least(*steps: int | None) -> int | None:
 
 
 def _what(line: Mapping[str, Any]) -> tuple[str, str, Any]:
-    """Returns what makes a record the same as one that is logged again."""
+    """Returns the key by which a record counts as logged again."""
     return str(line.get("type")), str(line.get("name")), line.get("step")

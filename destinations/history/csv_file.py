@@ -38,16 +38,16 @@ _OWN_HEADERS = tuple(header_line(OWN_COLUMNS).rstrip() + end for end in (b",", b
 class CsvSnapshot:
     """The valid rows of a CSV, up to a complete line.
 
-    Where a row begins is its place: an offset in a CSV, and the number of the row in a `ParquetSnapshot`.
+    The place of a row is its offset in a CSV, or its number in a `ParquetSnapshot`.
 
     Args:
         fd: the open file, owned by this object; -1 if there is none.
         header: the first line, with its line end.
         end: the end of the valid rows.
-        held: the file up to there, if it was read already.
+        held: the content of the file up to `end`, if it was read already.
         begin: the offset of the first row. Default: after the header.
-        limit: which of its rows do not count, until the writer has written them anew; see `Keep`.
-        checks: the checksums of its rows; the rows of a damaged block are blank.
+        limit: which rows don't count, until the writer rewrites the file; see `Keep`.
+        checks: the checksums of its rows; rows of damaged blocks are blank.
     """
 
     _fd: int
@@ -60,10 +60,10 @@ class CsvSnapshot:
 
     @classmethod
     def of(cls, fd: int) -> Self:
-        """Returns all complete lines of an open file, which is owned by the result.
+        """Returns the complete lines of an open file; the result owns the file.
 
         Raises:
-            OSError: it cannot be read; it is closed then.
+            OSError: the file can't be read; it is closed.
         """
         try:
             size = os.fstat(fd).st_size
@@ -79,7 +79,7 @@ class CsvSnapshot:
 
     @property
     def is_own(self) -> bool:
-        """Whether our writer made the file: it only appends rows, or replaces the whole file."""
+        """Whether our writer made the file: it only appends rows or replaces the whole file."""
         return self.header.startswith(_OWN_HEADERS)
 
     @property
@@ -112,7 +112,7 @@ class CsvSnapshot:
         Args:
             start: the place of a row. Default: the first row.
             chunk_bytes: the size of a read; a longer line is one chunk.
-            end: the place after a row. Default: that after the last one.
+            end: the place after the last row to yield. Default: the end of the rows.
         """
         at = self.first if start is None else start
         end = self.end if end is None else end
@@ -139,7 +139,7 @@ class CsvSnapshot:
             piece = self._piece(start, end - start)
             if len(piece) < end - start:
                 return  # The file was truncated meanwhile.
-            # The chunk starts within a line, unless it is the first.
+            # Unless it is the first, the chunk starts within a line.
             skipped = 0 if start == first else piece.find(b"\n") + 1
             if start > first and skipped in {0, len(piece)}:
                 if length >= MAX_LINE_BYTES:
@@ -155,7 +155,7 @@ class CsvSnapshot:
         return piece if self.checks is None else self.checks.checked(piece, at, self.raw)
 
     def raw(self, at: int, length: int) -> bytes:
-        """Returns bytes of the file as they are; fewer at its end."""
+        """Returns unchecked bytes of the file; fewer at its end."""
         if self._held is not None:
             return self._held[at : at + length]
         return read_at(self._fd, length, at) if length > 0 else b""
@@ -173,14 +173,14 @@ class CsvSnapshot:
         return self.raw(start, end - start)
 
     def mark(self, size: int, closed: int = 0) -> dict[str, int] | None:
-        """Returns the `csv_mark` of the first `size` bytes, after some parts; None if there are fewer."""
+        """Returns the `csv_mark` of the first `size` bytes and `closed` parts; None if there are fewer."""
         if not len(self.header) <= size <= self.end:
             return None
         start = max(0, size - MARKED_TAIL_BYTES)
         return csv_mark(self.header, self.raw(start, size - start), size, closed)
 
     def to_parquet(self, between: Callable[[], None] = lambda: None) -> bytes:
-        """Returns the rows as a closed part; calls `between` meanwhile."""
+        """Returns the rows as the bytes of a closed part; calls `between` after each chunk."""
         from destinations.run_directory.parquet import pack  # imports numpy, and pyarrow
 
         def chunks() -> Iterator[bytes]:
@@ -197,7 +197,7 @@ class CsvSnapshot:
         return pack(self.header, chunks(), cells, csv_bytes=self.end)
 
     def take(self) -> int:
-        """Hands the descriptor over to the caller; this object cannot read any more."""
+        """Hands the descriptor over to the caller; this object can't read afterwards."""
         fd, self._fd = self._fd, -1
         return fd
 
@@ -220,7 +220,7 @@ def read_whole(path: Path, max_bytes: int = 1 << 30) -> CsvSnapshot:
     """Reads a CSV that never changes.
 
     Raises:
-        OSError: it cannot be read, or is too large.
+        OSError: it can't be read, or is too large.
     """
     content = read_regular(path, max_bytes)
     return CsvSnapshot(-1, content[: header_end(content)], len(content), content)
@@ -235,7 +235,7 @@ def last_rows_of_file(csv_part: CsvSnapshot, count: int, wanted: Collection[str]
     if csv_part.is_own:
         for chunk in csv_part.chunks_from_end():
             if b'"' in chunk:
-                break  # A quoted cell may hold the end of a line.
+                break  # A quoted cell may contain a line end.
             pieces.append(list(_wanted(parse_rows(list(columns), [chunk]), wanted, csv_part.limit)))
             if sum(map(len, pieces)) >= count:
                 return [row for piece in reversed(pieces) for row in piece][-count:]

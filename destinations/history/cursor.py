@@ -1,13 +1,13 @@
-"""`Cursor`: how far a reader has read the rows of a rank. It is the only memory of whoever asks what is new.
+"""`Cursor`: how far a reader has read the rows of a rank; readers that ask what is new remember only this.
 
-A row has a fixed place: the session that wrote it, and its number among the rows of that session, wherever it
-is stored. A cursor counts the rows that were read of each session. Values that were read from the journal
-are not rows of a file yet, and the writer may join the calls of a step into other rows than a reader; they
-are counted by step and name, and used up by the rows that the files have later. So each value is given once,
-and nothing is compared.
+A row has a fixed place, wherever it is stored: the session that wrote it, and its number among that session's
+rows. A cursor counts the rows read of each session. Values read from the journal aren't rows of a file yet,
+and the writer may join the calls of a step differently than a reader. So they are counted by step and name,
+and the count is reduced when the files have them later. Each value is yielded once, and values are never
+compared.
 
-A CSV without a history, as other programs write it, counts as one session. Another program may rewrite its
-file: it is the same one as long as its first row is.
+A CSV without a history, as other programs write it, counts as one session. If another program rewrites its
+file, it is the same session as long as its first row is the same.
 """
 
 import functools
@@ -37,9 +37,9 @@ Values = Counter[tuple[int | None, str]]
 
 @attrs.frozen
 class CsvPlace:
-    """Where reading ended in a CSV, and what tells whether a file is the one that was read.
+    """Where reading ended in a CSV, and how to recognize the file.
 
-    A row is found by its number alone; this saves counting the rows before it.
+    A row can be found by its number alone; this saves counting the rows before it.
     """
 
     session: str
@@ -66,7 +66,7 @@ class CsvPlace:
         )
 
     def is_of(self, csv: CsvSnapshot) -> bool:
-        """Returns whether a file is the one that was read, whatever it has now."""
+        """Returns whether a file is the one that was read, whatever its content now."""
         state = None if csv.fileno() < 0 else os.fstat(csv.fileno())
         return state is not None and (state.st_dev, state.st_ino) == (self.device, self.inode)
 
@@ -76,13 +76,13 @@ class Cursor:
     """How far the rows of a rank were read.
 
     Attributes:
-        rows: how many rows of the files were read of each session.
+        rows: how many rows of each session were read from files.
         tail: what was read beyond these, by session: how many values of each step and metric.
         limits: the limit of each session that has one, see `row_chain.Keep`.
         first: a checksum of the first row of a CSV without a history.
         place: where reading of the CSV ended.
-        passed: of each session that was read, its limit and how many rows it had in closed parts.
-        has_parents: whether the rows were read that a fork has of its parents, which never change.
+        passed: for each session read, its limit and how many rows it had in closed parts.
+        has_parents: whether a fork's rows from its parents were read; these never change.
     """
 
     rows: dict[str, int] = attrs.field(factory=dict)
@@ -117,7 +117,7 @@ class Cursor:
         """Restores a cursor.
 
         Raises:
-            ValueError: it is damaged; so do TypeError, KeyError and AttributeError.
+            ValueError: it is damaged; TypeError, KeyError and AttributeError mean the same.
         """
         tail = {
             str(session): Counter({(step, name): int(count) for step, name, count in values})
@@ -130,14 +130,14 @@ class Cursor:
 
 
 class Look:
-    """What there is at one moment, and what of it a cursor has not read; a context manager.
+    """The rows at one moment, and those that a cursor hasn't read yet; a context manager.
 
     Args:
         snapshot: the metrics at this moment; closed at the end.
         cursor: how far they were read. It advances at the end of `new_rows`, or by `pass_files`.
 
     Attributes:
-        is_continued: whether all that was read is still there, in its place, and nothing is new before it.
+        is_continued: whether all rows that were read are still in place, with no new rows before them.
     """
 
     def __init__(self, snapshot: MetricsSnapshot, cursor: Cursor) -> None:
@@ -152,8 +152,8 @@ class Look:
         self._is_other = None not in {self._first, cursor.first} and self._first != cursor.first
         if self._is_other:
             cursor.rows.pop("", None)
-        # Of each session: what is left of what was read from the journal, and the number of the first row
-        # that does not count.
+        # For each session: the values read from the journal that the files don't have yet, and the number of
+        # the first row that doesn't count.
         self._left: dict[str, Values] = {}
         self._ends: dict[str, int] = {}
         kept = {place.session: limit for place, limit in snapshot.chain}
@@ -172,7 +172,7 @@ class Look:
 
     @property
     def taken_back(self) -> bool:
-        """Whether rows that were read do not belong to the run any more; of the journal after `new_rows`."""
+        """Whether rows that were read no longer belong to the run; covers the journal after `new_rows`."""
         cursor, places = self._cursor, {place.session: place for place, _ in self.snapshot.chain}
         if self._is_other or any(self._left.values()):
             return True
@@ -190,7 +190,7 @@ class Look:
     # Of all files.
 
     def pieces(self) -> Iterator[tuple[CsvSnapshot, int]]:
-        """Yields each file with rows that were not read, and where they begin, see `CsvSnapshot`."""
+        """Yields each file with unread rows, and where these begin, see `CsvSnapshot`."""
         yield from self._inherited()
         if self.snapshot.has_view and not self._cursor.rows:
             yield self.snapshot.csv, self.snapshot.csv.first
@@ -219,7 +219,7 @@ class Look:
                 rows = self._rows_of_csv
                 if csv.fileno() >= 0:
                     cursor.place = CsvPlace.of(csv, csv.end, self._newest, rows)
-            # A file that another program writes anew may have fewer rows meanwhile.
+            # A file that another program rewrites may have fewer rows for a while.
             cursor.rows[place.session] = max(rows, cursor.rows.get(place.session, 0))
             cursor.limits.pop(place.session, None)
             if limit is not None:
@@ -229,7 +229,7 @@ class Look:
     # Row by row.
 
     def new_rows(self) -> Iterator[MetricRow]:
-        """Yields the rows that were not read, from the files and the journal; iterate it to its end."""
+        """Yields the unread rows of the files and the journal; iterate it to its end."""
         snapshot, cursor = self.snapshot, self._cursor
         for file, _ in self._inherited():
             yield from file.rows()
@@ -256,10 +256,10 @@ class Look:
             self._cursor.tail[session] = Counter(value for row in rows for value in _values_of(row))
 
     def _new_rows_of(self, place: RowPlace, limit: Limit | None) -> Iterator[MetricRow]:
-        """Yields new rows that the files have of a session.
+        """Yields the new rows of a session in the files.
 
-        Rows that a limit leaves out may count again later. So the cursor stays at the first of them, and what
-        is read beyond is known by its values.
+        Rows beyond a limit may count again later. So the cursor stays at the first of them, and rows read
+        after it are remembered by their values.
         """
         cursor, session = self._cursor, place.session
         passed = limit, self._sealed_rows(place)
@@ -290,13 +290,13 @@ class Look:
         if end is not None:
             self._ends[session] = end
         self._left[session] = left
-        # Not `left + beyond`, which is a loop in Python.
+        # `left + beyond` would loop in Python.
         cursor.tail[session] = Counter(left)
         cursor.tail[session].update(beyond)
         cursor.passed[session] = passed
 
     def _rows_of(self, place: RowPlace) -> Iterator[tuple[int, Iterator[MetricRow]]]:
-        """Yields the rows of a session that were not read, also those beyond a limit, with their numbers."""
+        """Yields the unread rows of a session with their numbers, including rows beyond a limit."""
         read = self._cursor.rows.get(place.session, 0)
         for part, first in self.snapshot.sealed(place, read):
             with part.opened() as file:
@@ -316,7 +316,7 @@ class Look:
 
     @functools.cached_property
     def _rows_of_csv(self) -> int:
-        """The number of rows that the newest session has in the files."""
+        """The number of the newest session's rows in the files."""
         csv, place = self.snapshot.csv, self._place
         if place is not None and place.session == self._newest:
             return place.row + csv.count(place.offset)
@@ -334,7 +334,7 @@ class Look:
         return csv.offset_of(self._view + max(0, row - self.snapshot.history.sealed_rows(self._newest)))
 
     def _drops_any(self, place: RowPlace) -> bool:
-        """Returns whether rows of a session that were read are beyond a limit now."""
+        """Returns whether rows of a session that were read now lie beyond a limit."""
         limit = next(limit for one, limit in self.snapshot.chain if one == place)
         read = self._cursor.rows[place.session]
         for first, rows in Look(self.snapshot, Cursor())._rows_of(place):  # noqa: SLF001  # of this class
@@ -344,9 +344,9 @@ class Look:
 
 
 def _known(records: Sequence[JournalRecord], left: Values) -> int:
-    """Returns how many of the first records have just the values that are left, and uses these up.
+    """Returns how many of the first records have exactly the values that are left, and clears these.
 
-    To make rows of them and compare these takes several times as long.
+    Comparing rows instead takes several times as long.
     """
     count = left.total()
     for place, record in enumerate(records if count else ()):
@@ -360,12 +360,12 @@ def _known(records: Sequence[JournalRecord], left: Values) -> int:
 
 
 def _values_of(row: MetricRow) -> Iterable[tuple[int | None, str]]:
-    # A row may have an epoch alone, which is no metric.
+    # A row may have only an epoch, which isn't a metric.
     return [(row.step, name) for name in row.metrics or ("epoch",)]
 
 
 def _less(row: MetricRow, left: Values) -> MetricRow | None:
-    """Returns a row without the values that are left, which it uses up; None if nothing is new."""
+    """Returns a row without the values that are left, and subtracts them; None if nothing is new."""
     if not left:
         return row
     new = []
@@ -381,7 +381,7 @@ def _less(row: MetricRow, left: Values) -> MetricRow | None:
 
 
 def _checksum(csv: CsvSnapshot) -> int | None:
-    """Returns a checksum of the first row of a CSV, whichever columns it has; None if there is none."""
+    """Returns a checksum of the first row of a CSV, independent of its columns; None without rows."""
     first = next(parse_rows(parse_header(csv.header), csv.chunks(chunk_bytes=_FIRST_BYTES)), None)
     if first is None:
         return None

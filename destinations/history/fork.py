@@ -1,10 +1,10 @@
 """A fork: a run that begins with what another run, its parent, had logged up to a place.
 
-Its first session `follows` a session of the parent, as `sessions.jsonl` says; nothing is copied. Whoever
-reads the rows or records of a run asks here for its parents, and reads of each what its chain says.
+The fork's first session `follows` a session of the parent; nothing is copied. Readers of rows or records get
+a run's parents here, and read what each parent's chain allows.
 
-A parent is at a path relative to the folder of the fork. It must be the run that was forked: where it was
-moved, deleted, or replaced by another run, readers say so, and have the fork's own rows and records.
+A fork stores the relative path and the id of its parent. If the parent was moved, deleted or replaced by
+another run, readers report it and show only the fork's own rows and records.
 """
 
 import contextlib
@@ -34,10 +34,10 @@ class Parent:
     """A run that another one was forked from.
 
     Attributes:
-        path: its folder.
+        path: the folder of the parent.
         follows: where the fork continues it.
-        chain: its sessions up to there.
-        problem: why it cannot be read, or "".
+        chain: the parent's sessions up to there.
+        problem: why the parent can't be read, or "".
     """
 
     path: Path
@@ -62,18 +62,18 @@ class Parent:
 
 
 def find_parents(run_dir: Path, end: str | None = None, *, of: Chain | None = None) -> list[Parent]:
-    """Returns the parent of a run, the parent of that, and so on; the last one may be unreadable.
+    """Returns the parent of a run, its grandparent, and so on; the last one may be unreadable.
 
     Args:
         run_dir: the folder of the run.
-        end: the id of the session that it is read up to. Default: the newest.
-        of: its sessions, where they are known.
+        end: the id of the last session to read. Default: the newest.
+        of: the run's sessions, if they are known.
 
     Raises:
-        OSError: its sessions cannot be read.
+        OSError: the run's sessions can't be read.
     """
     try:
-        # Nearly all runs are none, and this is asked at each look at rows.
+        # Few runs are forks, and this runs at each look at rows.
         if of is None and b'"run_id"' not in read_regular(run_dir / SESSIONS):
             return []
         follows = (Chain(read_sessions(run_dir), end) if of is None else of).origin
@@ -82,7 +82,7 @@ def find_parents(run_dir: Path, end: str | None = None, *, of: Chain | None = No
     found: list[Parent] = []
     folder = run_dir
     while follows is not None and not (found and found[-1].problem):
-        # The path in the file is relative to the folder itself, wherever a link to it is.
+        # The path is relative to the folder itself, not to a link to it.
         found.append(_read(Path(os.path.realpath(folder), follows.run or ""), follows, len(found)))
         folder, follows = found[-1].path, found[-1].chain.origin
     return found
@@ -112,9 +112,9 @@ def _problem(folder: Path, follows: Follows) -> str:
 
 
 def parents_of(run_dir: Path, end: str | None = None) -> list[Parent]:
-    """Returns the parents of a run that can be read, see `find_parents`; logs once that one cannot be.
+    """Returns the readable parents of a run, see `find_parents`; logs an unreadable one once.
 
-    A named writer of a fork follows the writer of that name in each parent, by steps: it has no checkpoints.
+    A fork's named writer follows the writer of that name in each parent, by steps, as it has no checkpoints.
     """
     problem = ""
     try:
@@ -141,7 +141,7 @@ def _of_writer(parent: Parent, writer: str) -> Parent:
 
 
 def forks_of(run_dir: Path, run_id: str) -> list[str]:
-    """Returns the names of the runs beside a run that were forked from it."""
+    """Returns the names of neighboring runs that were forked from a run."""
     found = []
     for path in sorted(run_dir.parent.glob(f"*/{SESSIONS}")):
         with contextlib.suppress(OSError):
@@ -152,6 +152,6 @@ def forks_of(run_dir: Path, run_id: str) -> list[str]:
 
 
 def lineage(run_dir: Path, end: str | None = None) -> list[tuple[Path, Chain]]:
-    """Returns the folders that have records of a run, oldest first, each with its sessions that count."""
+    """Returns the folders with records of a run, oldest first, each with the sessions that count."""
     parents = [(one.path, one.chain) for one in reversed(parents_of(run_dir, end))]
     return [*parents, (run_dir, chain_of(run_dir, end))]

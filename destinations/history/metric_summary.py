@@ -1,4 +1,4 @@
-"""`MetricSummary`: the statistics of one metric, as `summary.json` has them. Does not import numpy."""
+"""`MetricSummary`: the statistics of one metric in `summary.json`. Doesn't import numpy."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ __all__ = ["MetricSummary", "metric_of"]
 
 
 def metric_of(value: Any) -> float | None:
-    """Returns a value of a metric as a number, of which true is 1 and false 0; None if it is not one."""
+    """Returns a metric's value as a number, 1 for true and 0 for false; None if it isn't one."""
     return float(value) if isinstance(value, bool) else number_of(value)
 
 
 @attrs.frozen
 class MetricSummary:
-    """The statistics of a metric. Min, max and mean are those of the finite values.
+    """The statistics of a metric. Min, max and mean cover only finite values.
 
     Attributes:
         last: the last value.
@@ -46,8 +46,8 @@ class MetricSummary:
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> MetricSummary:
-        """Returns a record of `summary.json`; those of stable-pretraining lack steps and mean."""
-        # stable-pretraining keeps a NaN that was logged first as min and max.
+        """Returns the statistics in a record of `summary.json`; stable-pretraining's lack steps and mean."""
+        # If a NaN is logged first, stable-pretraining keeps it as min and max.
         low, high = (
             bound if (bound := metric_of(record.get(name))) is not None and math.isfinite(bound) else None
             for name in ("min", "max")

@@ -1,8 +1,8 @@
-"""`RowChain`: the rows of a rank: which session wrote them, in which parts, and which belong to the run.
+"""`RowChain`: which session wrote the rows of a rank, in which parts, and which rows belong to the run.
 
-`metrics.history.jsonl` lists it, and only grows. A line says that a session began and what it follows,
-that a part was closed, or how many rows a session had at a checkpoint. The rows of a session are counted from
-its beginning, in the order in which it wrote them; a place is a number of rows.
+It is read from `metrics.history.jsonl`, which only grows. A line records that a session began and what it
+follows, that a part was closed, or how many rows a session had at a checkpoint. The rows of a session are
+numbered in the order in which it wrote them; a place is a number of rows.
 """
 
 import errno
@@ -45,12 +45,12 @@ Limit = tuple[int, float | None]
 
 
 def drops(limit: Limit, step: Any, time: Any) -> Any:
-    """Returns whether a row does not count beyond a limit; of arrays, for each row.
+    """Returns whether a row lies beyond a limit and doesn't count; for arrays, a mask.
 
     Args:
         limit: the limit.
-        step: of the row; NaN, or the lowest integer, if it has none.
-        time: of the row, NaN if it has none.
+        step: the step of the row; NaN or the lowest integer if it has none.
+        time: the time of the row; NaN if it has none.
     """
     last, at = limit
     # Not `>`: a row without a time is late.
@@ -59,7 +59,7 @@ def drops(limit: Limit, step: Any, time: Any) -> Any:
 
 
 def tighter(*limits: Limit | None) -> Limit | None:
-    """Returns the limit that drops what any of these does; None if there is none."""
+    """Returns the limit that drops every row dropped by any of these; None if all are None."""
     found = (one for one in limits if one is not None)
     return min(found, key=lambda one: (one[0], -math.inf if one[1] is None else one[1]), default=None)
 
@@ -69,9 +69,9 @@ class Keep:
     """Which rows of a closed part count.
 
     Attributes:
-        rows: so many from its beginning; None for all.
-        limit: rows of later steps do not count, and neither do rows of the step itself that were logged after
-            the time; none of the step if the time is None.
+        rows: how many rows count, from the first on; None for all.
+        limit: rows of later steps don't count. Rows of the step itself count if they were logged by the time;
+            none of them count if the time is None.
     """
 
     rows: int | None = None
@@ -83,12 +83,12 @@ ALL = Keep()
 
 @attrs.frozen
 class RowPlace:
-    """So many rows of a session, and of those before it.
+    """A number of rows of a session, after the rows of the sessions before it.
 
     Attributes:
-        session: its id; "" for what was written before format 3.
-        rows: how many of them count; None for all.
-        limit: of these, rows beyond do not count; where a loop has named its batch.
+        session: the session's id; "" for rows written before format 3.
+        rows: how many rows count; None for all.
+        limit: rows beyond it don't count either; set if a loop named its batch.
     """
 
     session: str
@@ -105,12 +105,12 @@ class SealedPart:
     """A closed part: it never changes.
 
     Attributes:
-        number: of its file.
+        number: the number in its file name.
         session: the id of the session that wrote its rows.
         rows: how many rows it has.
-        size: of the file, in bytes.
-        crc32: of the file; 0 in format 2.
-        csv_bytes: what its rows take as CSV.
+        size: the size of the file in bytes.
+        crc32: the checksum of the file; 0 in format 2.
+        csv_bytes: the size of its rows as CSV.
     """
 
     number: int
@@ -123,13 +123,13 @@ class SealedPart:
 
 @attrs.define
 class RowChain:
-    """What a history file says.
+    """The content of a history file.
 
     Attributes:
-        content: its bytes, up to the last complete line that counts.
-        newest: the id of the session that began last; "" before the first.
+        content: the bytes of the file, up to the last complete line that counts.
+        newest: the id of the newest session; "" before the first.
         parts: the closed parts of each session, in the order of their rows.
-        lost: how many rows of the CSV a session found damaged, and left blank.
+        lost: how many rows of the CSV sessions found damaged and left blank.
     """
 
     content: bytearray = attrs.field(factory=bytearray)
@@ -147,11 +147,11 @@ class RowChain:
         Args:
             csv: its path.
             limit: how many bytes count. Default: all complete lines.
-            before: what was read earlier: only what was appended is parsed. It does not change.
+            before: an earlier result, which isn't changed. Only appended lines are parsed.
 
         Raises:
-            OSError: the file cannot be read, has fewer bytes than count, or has a line that is damaged: it
-                does not say which rows belong.
+            OSError: the file can't be read, has fewer bytes than `limit`, or has a damaged line, so it isn't
+                known which rows belong.
         """
         found, path = cls(), history_path(csv)
         try:
@@ -185,10 +185,10 @@ class RowChain:
         )
 
     def add(self, line: bytes) -> None:
-        """Takes a line; one of an unknown kind says nothing.
+        """Adds a line; lines of unknown kinds are ignored.
 
         Raises:
-            ValueError: it is no JSON, or its checksum is another one.
+            ValueError: the line isn't JSON, or its checksum differs.
         """
         self.content += line
         match parse_line(line):
@@ -214,13 +214,13 @@ class RowChain:
     def add_format2(
         self, csv: Path, numbers: Iterable[int], rows_in: Callable[[int], int] = lambda _: 0
     ) -> None:
-        """Takes the parts of a folder of format 2, which has no history: all belong.
+        """Adds the parts of a folder of format 2, which has no history: all parts belong.
 
         Raises:
-            OSError: the run began in format 3 and has several sessions: its history is lost.
+            OSError: the run began in format 3 and has several sessions, so its history was lost.
         """
         if parts := [SealedPart(number, "", rows_in(number), 0, 0, 0) for number in numbers]:
-            # Sessions of format 2 do not say what they follow. Of one session alone, all rows belong.
+            # Sessions of format 2 don't record what they follow. A single session keeps all rows.
             first, *later = read_sessions(csv.parent) or [{}]
             if later and "follows" in first:
                 text = "it is missing, so that nothing says which rows belong"
@@ -230,26 +230,26 @@ class RowChain:
     # Lines.
 
     def part(self, part: SealedPart) -> bytes:
-        """Returns the line of a part that was closed."""
+        """Returns the line for a closed part."""
         fields = {"session": part.session, "rows": part.rows, "bytes": part.size, "crc32": part.crc32}
         return _line({"part": part.number, **fields, "csv_bytes": part.csv_bytes})
 
     def mark(self, mark: int, rows: int) -> bytes:
-        """Returns the line of a checkpoint of the newest session, when it had so many rows."""
+        """Returns the line for a checkpoint that the newest session saved after so many rows."""
         return _line({"mark": mark, "session": self.newest, "rows": rows})
 
     def loss(self, rows: int) -> bytes:
-        """Returns the line of rows of the CSV that the newest session found damaged."""
+        """Returns the line for rows of the CSV that the newest session found damaged."""
         return _line({"lost": rows, "session": self.newest})
 
     def session(self, session: str, follows: RowPlace | None, view: int | None) -> bytes:
-        """Returns the line of a session.
+        """Returns the line for a session.
 
         Args:
-            session: its id; again for one that turns out to follow something else.
+            session: the session's id. A session that turns out to follow something else gets another line.
             follows: what it continues.
-            view: how many rows of earlier sessions the CSV begins with, which are all that count; None where
-                they are in closed parts alone.
+            view: how many rows of earlier sessions the CSV begins with, if those are all that count; None if
+                they are only in closed parts.
         """
         place = None if follows is None else attrs.asdict(follows, filter=lambda _, value: value is not None)
         return _line({"session": session, "follows": place, "view": view})
@@ -258,7 +258,7 @@ class RowChain:
 
     @property
     def view(self) -> int | None:
-        """How many rows of earlier sessions the CSV begins with; None where closed parts precede it."""
+        """How many rows of earlier sessions the CSV begins with; None if closed parts precede it."""
         return None if self.parts.get(self.newest) else self._view.get(self.newest)
 
     def knows(self, session: str) -> bool:
@@ -266,7 +266,7 @@ class RowChain:
         return session in self._follows
 
     def place(self, session: str, mark: int) -> RowPlace:
-        """Returns where a session stood at a checkpoint; at its end, if the mark is lost."""
+        """Returns the place of a session at a checkpoint; its end if the mark is lost."""
         return RowPlace(session, self._marks.get((session, mark)))
 
     def sealed_rows(self, session: str) -> int:
@@ -274,7 +274,7 @@ class RowChain:
         return sum(part.rows for part in self.parts.get(session, ()))
 
     def chain(self, end: RowPlace | None, limit: Limit | None = None) -> "list[Kept]":
-        """Returns the sessions that lead to a place, oldest first, each with the limit of its rows."""
+        """Returns the sessions that lead to a place, oldest first, each with the limit on its rows."""
         found: list[Kept] = []
         seen: set[str] = set()
         while end is not None and end.session not in seen:
@@ -290,11 +290,11 @@ class RowChain:
         return self._follows.get(self.newest)
 
     def kept(self, end: RowPlace | None) -> Iterator[tuple[SealedPart, Keep]]:
-        """Yields the closed parts up to a place, oldest first, each with which of its rows count."""
+        """Yields the closed parts up to a place, oldest first, and which of their rows count."""
         return self.parts_of(self.chain(end))
 
     def parts_of(self, chain: "Iterable[Kept]") -> Iterator[tuple[SealedPart, Keep]]:
-        """Yields the closed parts of sessions, each with which of its rows count."""
+        """Yields the closed parts of sessions, and which of their rows count."""
         for place, limit in chain:
             left = place.rows
             for part in self.parts.get(place.session, ()):
@@ -304,14 +304,14 @@ class RowChain:
                 left = None if left is None else left - part.rows
 
     def preceding(self) -> Iterator[tuple[SealedPart, Keep]]:
-        """Yields the closed parts before the CSV, each with which of its rows count."""
+        """Yields the closed parts before the CSV, and which of their rows count."""
         if self.view is None:
             yield from self.kept(self.before)
             for part in self.parts.get(self.newest, ()):
                 yield part, ALL
 
     def left(self) -> Iterator[tuple[str, list[tuple[SealedPart, Keep]]]]:
-        """Yields each session that does not belong with all of its rows, and its parts with which do."""
+        """Yields each session with rows that don't belong, and its parts with the rows that do."""
         kept = {part.number: keep for part, keep in self.kept(self.before)}
         for session, parts in self.parts.items():
             found = [(part, kept.get(part.number, Keep(0))) for part in parts]

@@ -1,4 +1,4 @@
-"""What a row of metrics is: which calls share one, how text and journal become rows, and which rows count."""
+"""`MetricRow`: which calls share a row, how text and journal become rows, and which rows count."""
 
 from __future__ import annotations
 
@@ -47,22 +47,22 @@ class Call(NamedTuple):
     def names_with(
         self, names: tuple[str, ...], step: int | None, epoch: int | None
     ) -> tuple[str, ...] | None:
-        """Returns the names of a row that a later call shares; None if it has one of its own."""
+        """Returns the names of the row that a later call shares; None if the call gets its own row."""
         if self.step != step or self.epoch != epoch or self.names is names:
             return None
         return _joined(self.names, names)
 
     def joined(self, later: Call) -> Call | None:
-        """Returns the row of both calls, with the time of the later one; None if they share none."""
+        """Returns the row of both calls, with the time of the later one; None if they share no row."""
         names = self.names_with(later.names, later.step, later.epoch)
         if names is None:
             return None
-        # An array has numbers of numpy, which are formatted otherwise.
+        # numpy's numbers are formatted differently.
         values = self.values if isinstance(self.values, tuple) else self.values.tolist()
         return later._replace(names=names, values=(*values, *later.values))
 
 
-# Always the same tuple: the formatter of a row is found by it.
+# Always returns the same tuple, since it is the key of a row's formatter.
 @functools.lru_cache(maxsize=256)
 def _joined(first: tuple[str, ...], second: tuple[str, ...]) -> tuple[str, ...] | None:
     columns = [column_of(name) for name in first + second]
@@ -72,7 +72,7 @@ def _joined(first: tuple[str, ...], second: tuple[str, ...]) -> tuple[str, ...] 
 
 @attrs.frozen
 class MetricRow:
-    """One row: what was logged by one call, or by several of one step.
+    """One row, logged by one call or by several calls of one step.
 
     ```python
     row = read_rows("runs/digits")[-1]
@@ -85,11 +85,11 @@ class MetricRow:
     time: float | None
     metrics: dict[str, float]
     writer: str = ""
-    """Of a run that several write, the name of its writer where a reader of the run says it; "" otherwise."""
+    """The name of the row's writer, if a reader of a run with several writers sets it; else ""."""
 
 
 def row_of_cells(found: dict[str, float]) -> MetricRow:
-    """Returns the row of the cells of a line that are numbers, by their columns."""
+    """Returns a row from the numbers of a line by column."""
     step, epoch, time = (found.pop(name, None) for name in OWN_COLUMNS)
     return MetricRow(whole_number(step), epoch, time, found)
 
@@ -100,7 +100,7 @@ def parse_rows(columns: list[str], pieces: Iterable[bytes]) -> Iterator[MetricRo
     Args:
         columns: the columns of the header. Some programs repeat the header when they continue a file; such a
             line replaces the content of this list.
-        pieces: the lines, in pieces of complete ones.
+        pieces: the lines, in pieces of whole lines.
     """
     lines = (io.StringIO(piece.decode("utf-8", "replace"), newline="") for piece in pieces)
     reader = csv.reader(itertools.chain.from_iterable(lines))
@@ -109,7 +109,7 @@ def parse_rows(columns: list[str], pieces: Iterable[bytes]) -> Iterator[MetricRo
             cells = next(reader)
         except StopIteration:
             return
-        except csv.Error:  # A line that is too long to be one of numbers.
+        except csv.Error:  # A line too long to consist of numbers.
             continue
         found = {
             column: value
@@ -133,14 +133,14 @@ def row_of(
     names: Sequence[str], step: int | None, epoch: float | None, time: float, values: Sequence[float]
 ) -> MetricRow:
     """Returns a row of the journal as it will be in the CSV."""
-    # True is 1 there.
+    # The CSV has 1 for True.
     numbers = [int(value) if type(value) is bool else value for value in values]
     metrics = dict(zip(_columns_of(tuple(names)), numbers, strict=True))
     return MetricRow(step, metrics.pop("epoch", epoch), time, metrics)
 
 
 def merge_journal(records: Iterable[object]) -> list[MetricRow]:
-    """Returns the rows that the writer will make of the records of a session."""
+    """Returns the rows that the writer will make from a session's records."""
     rows: list[MetricRow] = []
     pending: Call | None = None
     for record in records:
@@ -152,7 +152,7 @@ def merge_journal(records: Iterable[object]) -> list[MetricRow]:
 
 
 def is_sound(row: MetricRow) -> bool:
-    """Returns whether a row was read; a line of a damaged block is blank."""
+    """Returns whether a row isn't blank; lines of damaged blocks are."""
     return bool(row.metrics) or (row.step, row.time) != (None, None)
 
 
@@ -165,5 +165,5 @@ def keeps(limit: Limit | None, row: MetricRow) -> bool:
 
 
 def has_any_metric(row: MetricRow, wanted: Collection[str]) -> bool:
-    """Returns whether a row has one of the wanted columns, or none are wanted."""
+    """Returns whether a row has a wanted column; True if `wanted` is empty."""
     return not wanted or any(name in row.metrics for name in wanted)

@@ -1,4 +1,4 @@
-"""Closed parts: rows in Parquet that never change, opened as the CSV that they were."""
+"""Closed parts: Parquet files that never change, read like the CSV that they were made from."""
 
 import contextlib
 import errno
@@ -30,11 +30,11 @@ _log = logging.getLogger("destinations")
 
 
 class ParquetSnapshot(CsvSnapshot):
-    """The rows of a part, read like the CSV that it was made from; header and size are the CSV's.
+    """The rows of a part, read like the CSV that it was made from; it has the CSV's header and size.
 
     Args:
         rows: the file, owned by this object.
-        is_damaged: whether it has no rows because its file is damaged.
+        is_damaged: whether the part has no rows because its file is damaged.
     """
 
     def __init__(self, rows: "ParquetRows", *, is_damaged: bool = False) -> None:
@@ -65,7 +65,7 @@ class ParquetSnapshot(CsvSnapshot):
             )
 
     def begins_with(self, csv: CsvSnapshot) -> bool:
-        """Returns whether this has the rows of a CSV, in the same place."""
+        """Returns whether this begins with the rows of a CSV."""
         if self.header != csv.header or not 0 < csv.size <= self.size:
             return False
         if _numbers_of(csv.rows()) != _numbers_of(self.rows()):
@@ -78,22 +78,22 @@ class ParquetSnapshot(CsvSnapshot):
 
 
 def _numbers_of(rows: "Iterable[MetricRow]") -> str:
-    """Returns the numbers of the first row as text, in which NaN is itself; empty if there is none."""
+    """Returns the numbers of the first row as text, so that NaN equals NaN; empty if there is none."""
     for row in rows:
-        # In a part, the integers of a column of floats are floats.
+        # A part stores the integers of a float column as floats.
         return repr((row.step, row.time, {name: float(value) for name, value in row.metrics.items()}))
     return ""
 
 
 @attrs.frozen
 class Part:
-    """A closed part of the rows of a rank: Parquet, or the CSV of an earlier version of this package.
+    """A closed part of a rank's rows: Parquet, or the CSV of an earlier version of this package.
 
-    Its rows never change. Where both files are there, the CSV counts.
+    Its rows never change. If a part exists as both CSV and Parquet, the CSV is used.
 
     Attributes:
-        folder: of the parts of the rank.
-        number: of the part, from 1 on.
+        folder: the folder of the rank's parts.
+        number: the number of the part, from 1 on.
         is_csv: whether it is a CSV, until `runs pack` makes it Parquet.
         keep: which of its rows count.
         sealed: its line in the history, with size and checksum; None in format 2.
@@ -114,10 +114,10 @@ class Part:
         return next((part for part in found if os.path.lexists(part.path)), None)
 
     def open(self) -> "ParquetSnapshot":
-        """Opens the part; the caller closes it. One whose footer is damaged has no rows, see `damage`.
+        """Opens the part, which the caller closes. If its footer is damaged, it has no rows, see `damage`.
 
         Raises:
-            OSError: it cannot be read, or is not there.
+            OSError: the file is missing or can't be read.
         """
         from destinations.run_directory.parquet import (
             DamagedParquetError,
@@ -139,7 +139,7 @@ class Part:
             error.filename = error.filename or str(self.path)
             raise
         if not isinstance(found, ParquetSnapshot) or found.packed.version == 1:
-            # What earlier versions wrote is read as what this one would have written.
+            # Parts of earlier versions are converted in memory.
             with contextlib.closing(found):
                 found = ParquetSnapshot(ParquetRows(found.to_parquet(), str(self.path)))
         if self.keep != ALL:
@@ -148,16 +148,16 @@ class Part:
 
     @contextlib.contextmanager
     def opened(self) -> "Iterator[ParquetSnapshot]":
-        """Opens the part for the duration of a `with` block; logs what cannot be read of it."""
+        """Opens the part for the duration of a `with` block, and logs its damage."""
         with contextlib.closing(self.open()) as file:
             if (damage := self.damage(file)) is not None:
                 self.warn(damage)
             yield file
 
     def about(self) -> tuple[bytes, int]:
-        """Returns the header of the part, and how many rows it has; reads each part once in this process.
+        """Returns the header and the number of rows of the part; reads each part once in this process.
 
-        To read the footers of a month, 440 parts, takes 0.2 s each time.
+        Reading the footers of a month, 440 parts, takes 0.2 s.
 
         Raises:
             OSError: see `open`.
@@ -183,15 +183,15 @@ class Part:
 
     @property
     def absence(self) -> str:
-        """What to say where it is not there."""
+        """The message for a missing part."""
         return f"{_shown(self.path)} is missing: its rows are lost"
 
     def warn(self, damage: str) -> None:
-        """Logs what is wrong with it."""
+        """Logs damage of the part."""
         _log.warning("run folder %s: %s.", self.path.parents[2], damage)
 
     def damage(self, file: "ParquetSnapshot") -> str | None:
-        """Returns what cannot be read of the open part, as far as it is known; None if nothing."""
+        """Returns the damage found so far in the open part; None if there is none."""
         if file.is_damaged:
             return f"{_shown(self.path)} is damaged: its rows cannot be read"
         lost = file.packed.lost
@@ -204,7 +204,7 @@ class Part:
     def check(self, *, is_whole: bool = True) -> str | None:
         """Returns what can't be read of the part, see `damage`.
 
-        A part with its recorded checksum isn't parsed.
+        If its recorded checksum matches, the part isn't parsed.
 
         Args:
             is_whole: whether to read the whole file; otherwise only its size is compared.
@@ -231,7 +231,7 @@ def _about(part: Part, _: tuple[int, ...]) -> tuple[bytes, int]:
 
 @functools.lru_cache(maxsize=64)
 def _shared(header: bytes) -> bytes:
-    """Returns the same object for the headers of most parts, which may have thousands of columns."""
+    """Shares one object between the headers of most parts, which may have thousands of columns."""
     return header
 
 
@@ -241,7 +241,7 @@ def _shown(path: Path) -> str:
 
 @attrs.frozen
 class HeldPart(Part):
-    """Rows of a parent that are in no closed part, as if they were in one."""
+    """A parent's rows outside closed parts, presented as a part."""
 
     content: bytes = attrs.field(default=b"", eq=False, repr=False)
 
@@ -259,9 +259,10 @@ class HeldPart(Part):
 
 
 def part_begun_by(parts: Sequence[Part], csv: CsvSnapshot) -> Part | None:
-    """Returns the part that has the rows of the CSV, in the same place.
+    """Returns the part that begins with the rows of the CSV; None if there is none.
 
-    Opens no part whose history line records another size; in format 2, only the last one, which is older.
+    Opens no part whose history line records another size. In format 2, it opens the last part, and earlier
+    ones until one has older rows.
 
     Raises:
         OSError: see `Part.open`.

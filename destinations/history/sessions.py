@@ -1,4 +1,4 @@
-"""The sessions of a run, as `sessions.jsonl` lists them, and where each keeps what it was started with."""
+"""Reads `sessions.jsonl`, the sessions of a run, and finds the documents of each."""
 
 import codecs
 import logging
@@ -15,26 +15,26 @@ __all__ = ["CHECKPOINTS", "SESSIONS", "SESSIONS_FOLDER", "read_lines", "read_ses
 _log = logging.getLogger("destinations")
 
 SESSIONS = "sessions.jsonl"
-"""One line per session, oldest first; the last is that of the process that writes."""
+"""One line per session, oldest first; the last belongs to the process that writes."""
 
 SESSIONS_FOLDER = "sessions"
-"""What each session was started with, its own hyperparameters and environment, and its checkpoints."""
+"""Each session's hyperparameters, environment and checkpoints."""
 
 CHECKPOINTS = "checkpoints.jsonl"
-"""The document of a session that has a line for each checkpoint: how much it had logged then."""
+"""A session's document with a line for each checkpoint: how much the session had logged then."""
 
 
 def read_sessions(run_dir: Path) -> list[dict[str, Any]]:
-    """Returns the lines of `sessions.jsonl`; none without a file. Damaged ones are left out, and logged.
+    """Returns the lines of `sessions.jsonl`; none without a file. Damaged lines are left out and logged.
 
     Raises:
-        OSError: the file cannot be read.
+        OSError: the file can't be read.
     """
     return read_lines(run_dir)[0]
 
 
 def read_lines(folder: Path, name: str = SESSIONS) -> tuple[list[dict[str, Any]], list[bytes]]:
-    """Returns the lines of `sessions.jsonl`, or of another such file, and the damaged lines."""
+    """Returns the lines of `sessions.jsonl` or a similar file, and its damaged lines."""
     try:
         data = read_regular(folder / name).removeprefix(codecs.BOM_UTF8)
     except (FileNotFoundError, NotADirectoryError):
@@ -55,7 +55,7 @@ def read_lines(folder: Path, name: str = SESSIONS) -> tuple[list[dict[str, Any]]
 
 
 def session_path(run_dir: Path, line: Mapping[str, Any], document: str) -> Path:
-    """Returns the path of a document of a session, such as `sessions/0002-1f6a0c3b9d42.hparams.yaml`.
+    """Returns the path of a session's document, such as `sessions/0002-1f6a0c3b9d42.hparams.yaml`.
 
     Raises:
         ValueError: the line is damaged, or an earlier version wrote it, which kept no documents of a session.

@@ -1,4 +1,4 @@
-"""What counts of a rank once its journal is drained: the rows of the CSV and the records of the journal."""
+"""Which rows of a rank's CSV and journal will count once the journal is drained."""
 
 from collections.abc import Iterable
 
@@ -14,22 +14,22 @@ from .rows import Call
 __all__ = ["End", "JournalOf", "Settled", "settled"]
 
 End = tuple[str, int | None]
-"""The id of a session, and the mark of its checkpoint where rows end; None for all of its rows."""
+"""The id of a session, and the mark of the checkpoint at which its rows end; None for all rows."""
 
 JournalOf = tuple[str, Limit | None, tuple[JournalRecord, ...]]
-"""The id of a session, the limit of its rows, and its records in the journal."""
+"""The id of a session, the limit on its rows, and its records in the journal."""
 
 
 @attrs.frozen(eq=False, repr=False)
 class Settled:
-    """What counts once the journal is drained.
+    """The rows that count once the journal is drained.
 
     Attributes:
-        chain: the sessions whose rows count, oldest first, and how many of them; also those that the history
-            does not have yet.
+        chain: the sessions whose rows count, oldest first, and how many of their rows; includes sessions that
+            the history doesn't have yet.
         csv: the rows of the CSV.
-        has_view: whether it begins with all rows of earlier sessions that count.
-        journal: what the journal has beyond the files, by session.
+        has_view: whether the CSV begins with all rows of earlier sessions that count.
+        journal: the journal's records that aren't in the files, by session.
     """
 
     chain: tuple[Kept, ...]
@@ -40,14 +40,14 @@ class Settled:
 
 @attrs.define
 class _Pending:
-    """What the journal has of a session: what it follows, up to which mark and which step; its records."""
+    """What the journal has of a session: its records, what it follows, and up to which mark and step."""
 
     follows: tuple[str, int | None] | None = None
     limit: Limit | None = None
     records: list[JournalRecord] = attrs.field(factory=list)
 
     def until(self, mark: int | None) -> list[JournalRecord] | None:
-        """Returns the records up to a mark; None if they do not have it, because it is in the history."""
+        """Returns the records up to a mark; None if the mark is in the history instead."""
         if mark is None:
             return self.records
         is_mark = (isinstance(one, Boundary) and one.mark == mark for one in self.records)
@@ -56,18 +56,18 @@ class _Pending:
 
 
 def _pending(history: RowChain, records: Iterable[JournalRecord]) -> tuple[str, dict[str, _Pending]]:
-    """Returns the id of the newest session, and what the journal has of each."""
+    """Returns the id of the newest session, and what the journal has of each session."""
     current = history.newest
     pending = {current: _Pending()}
     for record in records:
         if type(record) is Call:
-            # Nearly all are calls, and a pattern takes several times as long.
+            # Nearly all records are calls, and `match` takes several times as long.
             if current in pending:
                 pending[current].records.append(record)
             continue
         match record:
             case Begin() if history.knows(record.session):
-                current = record.session  # Before there is a position, the journal begins anew.
+                current = record.session  # Until there is a position, the journal begins anew.
             case Begin():
                 pending[record.session] = _Pending((current, None))
                 current = record.session
@@ -77,7 +77,7 @@ def _pending(history: RowChain, records: Iterable[JournalRecord]) -> tuple[str, 
                 pending[current].follows, pending[current].limit = (to, mark), None
             case Rewind() | Resume():
                 if not current:
-                    # As an earlier version logged it, in a session without a name.
+                    # An earlier version logged this in a session without a name.
                     current = "resumed"
                     pending[current] = _Pending(("", None))
                 resume = record if isinstance(record, Resume) else record.resume
@@ -88,7 +88,7 @@ def _pending(history: RowChain, records: Iterable[JournalRecord]) -> tuple[str, 
 
 
 def settled(history: RowChain, csv: CsvSnapshot, records: Iterable[JournalRecord], to: End | None) -> Settled:
-    """Returns what counts once the journal is drained, up to an end."""
+    """Returns the rows that count once the journal is drained, up to an end."""
     newest, pending = _pending(history, records)
     session, mark = (newest, None) if to is None else to
     limit: Limit | None = None
@@ -117,7 +117,7 @@ def settled(history: RowChain, csv: CsvSnapshot, records: Iterable[JournalRecord
 
 
 def _rows_of(place: RowPlace, history: RowChain, csv: CsvSnapshot, *, has_view: bool) -> CsvSnapshot:
-    """Returns the newest session's rows of the CSV up to a place, which follow the earlier sessions' rows."""
+    """Returns the newest session's rows in the CSV, up to a place; they follow the earlier sessions' rows."""
     view, sealed = history.view or 0, history.sealed_rows(place.session)
     begin = csv.begin if has_view or not view else csv.offset_of(view)
     if place.rows is not None:

@@ -1,7 +1,7 @@
-"""Reads the metrics of a run, live or finished: the closed parts, the CSV, and the rows still in the journal.
+"""Reads the metrics of a live or finished run: closed parts, the CSV, and rows still in the journal.
 
-Never writes. Returns no row twice, and every row whose call had returned before reading began, whatever the
-writer does meanwhile and however it ended.
+Never writes. Returns each row once, including every row whose call returned before reading began, whatever
+the writer does meanwhile and however it ended.
 """
 
 import contextlib
@@ -21,6 +21,8 @@ from destinations.run_directory.layout import (
     OWN_COLUMNS,
     PARTS_FOLDER,
     POSITION,
+    SIDECAR,
+    TERMINAL_STATUSES,
     CsvState,
     Position,
     check_format,
@@ -35,14 +37,15 @@ from destinations.run_directory.layout import (
     part_numbers,
     parts_path,
     read_header,
+    summary_name,
     writer_of,
 )
 from destinations.run_directory.segments import DecodedSegment, JournalRecord, journal_records
-from uploads.disk import end_of_last_line, read_at
+from uploads.disk import end_of_last_line, read_at, read_json
 
 from .csv_file import CsvSnapshot, last_rows_of_file, open_existing
 from .fork import parents_of
-from .row_chain import Keep, Kept, Limit, RowChain, RowPlace, tighter
+from .row_chain import Keep, Kept, Limit, RowChain, RowPlace, history_path, tighter
 from .rows import MetricRow, has_any_metric, is_sound, keeps, merge_journal
 from .sealed import HeldPart, Part, part_begun_by
 from .settled import End, Settled, settled
@@ -63,11 +66,11 @@ __all__ = [
 _TRIES = 100
 _MOST_MISSING = 100
 _SUFFIXES = (".csv", ".parquet")
-# Histories that were read last; they are never changed, so any thread may use them.
+# The histories read last. They never change, so any thread may use them.
 _chains: dict[Path, RowChain] = {}
 _MOST_CHAINS = 64
 _MAX_CACHED_BYTES = 64 << 20
-# Of the parts of a run that has ended, so many are read whole when it is scanned.
+# When an ended run is scanned, so many of its last parts are read whole.
 _MOST_VERIFIED = 16
 _RANK = re.compile(r"metrics(?:\.rank([0-9]{1,9}))?")
 _log = logging.getLogger("destinations")
@@ -79,12 +82,12 @@ class MetricsSnapshot(Settled):
 
     Attributes:
         parts: the closed parts before the CSV, oldest first; none where it begins with their rows.
-        place: segment and offset where the journal continues; None without a position.
+        place: segment and offset at which the journal continues; None without a position.
         closed: the number of the last part before the CSV; 0 if there is none.
-        missing: parts that should be there, the first hundred.
+        missing: the first hundred parts that should exist but don't.
         history: all sessions and closed parts.
-        path: of the CSV.
-        inherited: of a fork, the rows of its parents, which come before the parts.
+        path: the path of the CSV.
+        inherited: for a fork, the rows of its parents, which come before the parts.
     """
 
     parts: tuple[Part, ...]
@@ -96,11 +99,11 @@ class MetricsSnapshot(Settled):
     inherited: tuple[Part, ...] = ()
 
     def sealed(self, place: RowPlace, start: int) -> Iterator[tuple[Part, int]]:
-        """Yields the closed parts of a session, each with the number of its first row.
+        """Yields the closed parts of a session, and the number of the first row of each.
 
         Args:
             place: the session, and how many of its rows count.
-            start: the number of the first row that is needed.
+            start: the number of the first row needed.
         """
         first = 0
         for sealed, keep in self.history.parts_of([(place, None)]):
@@ -115,10 +118,10 @@ class MetricsSnapshot(Settled):
             first = end
 
     def files(self, wanted: Collection[str] | None = None) -> "Iterator[CsvSnapshot]":
-        """Yields the parts, each open until the next one, then the CSV. Logs what is missing or cut.
+        """Yields the parts, each open until the next one, then the CSV. Logs missing or cut files.
 
         Args:
-            wanted: columns; parts without any of them are left out. None for all.
+            wanted: columns; parts without any of them are skipped. None for all.
         """
         for part in self.missing:
             part.warn(part.absence)
@@ -133,22 +136,44 @@ class MetricsSnapshot(Settled):
         yield self.csv
 
     def _problems(self) -> list[str]:
-        """Returns the damage of the CSV that shows without reading its rows."""
+        """Returns the damage that shows without reading rows: in the CSV, or from a history that was cut."""
         checks, lost = self.csv.checks, self.history.lost
         found = [f"{lost:,} rows of {self.path.name} were damaged, and are lost"] if lost else []
+        if self.place is None and self.history.size:
+            # A killed writer may leave a part that doesn't count, but it also leaves its position.
+            listed = max((part.number for parts in self.history.parts.values() for part in parts), default=0)
+            folder, name = parts_path(self.path), history_path(self.path).name
+            found += [
+                f"{PARTS_FOLDER}/{folder.name}/{number:08d} is in no line of {name}: its rows are left out"
+                for number in part_numbers(folder)
+                if number > listed
+            ]
         return found + ([checks.problem] if checks is not None and checks.problem else [])
+
+    def _rows_of_summary(self) -> list[str]:
+        """Returns how many rows the CSV of an ended run lacks that its summary covers."""
+        folder, rank = self.path.parent, int(self.path.stem.partition(".rank")[2] or 0)
+        if self.place is not None or read_json(folder / SIDECAR).get("status") not in TERMINAL_STATUSES:
+            return []
+        match read_json(folder / summary_name(rank)).get("csv"):
+            case {"bytes": int(size), "rows": int(rows), **more} if size > self.csv.end:
+                there = self.csv.count(len(self.csv.header))
+                if more.get("parts", 0) == self.closed and there < rows:
+                    lost = f"{self.path.name} has {rows - there:,} rows less than {summary_name(rank)} covers"
+                    return [f"{lost}: they are lost, unless you have removed them"]
+        return []
 
     def damage_of_csv(self) -> list[str]:
         """Returns which rows of the CSV are missing; reads the whole file."""
-        checks = self.csv.checks
-        if checks is None:
-            return self._problems()
-        checks.verify(self.csv.raw)
-        damage = checks.damage()
-        return list(dict.fromkeys([*self._problems(), *([] if damage is None else [damage])]))
+        checks, damage = self.csv.checks, None
+        if checks is not None:
+            checks.verify(self.csv.raw)
+            damage = checks.damage()
+        found = list(dict.fromkeys([*self._problems(), *([] if damage is None else [damage])]))
+        return found or self._rows_of_summary()
 
     def damage(self, *, pages: bool = False) -> list[str]:
-        """Returns what is missing of the rows; with `pages`, reads the CSV and the last sixteen parts."""
+        """Returns which rows are missing; with `pages`, reads the CSV and the last sixteen parts."""
         found = [part.absence for part in self.missing]
         verified = frozenset(self.parts[-_MOST_VERIFIED:] if pages else ())
         damages = [part.check(is_whole=part in verified) for part in self.parts]
@@ -162,11 +187,11 @@ class MetricsSnapshot(Settled):
         yield from self.journal_rows()
 
     def journal_rows(self) -> "list[MetricRow]":
-        """Returns the rows of the journal."""
+        """Returns the rows in the journal."""
         return [row for _, rows in self.journal_by_session() for row in rows]
 
     def journal_by_session(self) -> "Iterator[tuple[str, list[MetricRow]]]":
-        """Yields the rows of the journal that each session has."""
+        """Yields each session with rows in the journal, and these rows."""
         for session, limit, records in self.journal:
             yield session, self.rows_of(limit, records)
 
@@ -183,23 +208,23 @@ class MetricsSnapshot(Settled):
 
 
 def damage_of_parts(run_dir: Path, count: int, *, pages: bool = False) -> list[str]:
-    """Returns what is missing of the closed parts of all ranks, file by file.
+    """Returns the damage of the closed parts of all ranks, file by file.
 
     Args:
         run_dir: the folder of the run.
-        count: how many parts rank 0 had when it ended; while there is a position, that counts.
+        count: how many parts rank 0 had when it ended; ignored while there is a position.
         pages: whether to read parts whole, see `MetricsSnapshot.damage`.
 
     Raises:
-        OSError: as of `take_snapshot`.
+        OSError: as for `take_snapshot`.
     """
 
     def damage(rank: int) -> list[str]:
         with take_snapshot(run_dir, rank, with_records=False, with_parents=False) as snapshot:
             found = snapshot.damage(pages=pages)
-            if rank == 0 and snapshot.place is None and snapshot.closed < count:
-                last = sum(gap.stop - gap.start for gap in missing_parts([snapshot.closed], count))
-                found.append(f"the last {last} parts are missing: their rows are lost")
+            if not found and rank == 0 and snapshot.place is None and snapshot.closed < count:
+                *_, gap = missing_parts([snapshot.closed], count)
+                found.append(f"the last {len(gap)} parts are missing: their rows are lost")
             return found
 
     with os.scandir(run_dir / PARTS_FOLDER) as entries:
@@ -209,10 +234,10 @@ def damage_of_parts(run_dir: Path, count: int, *, pages: bool = False) -> list[s
 
 
 def damage_of_csvs(run_dir: Path) -> list[str]:
-    """Returns what is missing of the rows that are in the CSVs of a run, of all ranks; reads them whole.
+    """Returns the damage of the CSVs of all ranks; reads them whole.
 
     Raises:
-        OSError: as of `take_snapshot`.
+        OSError: as for `take_snapshot`.
     """
     found = []
     for path in sorted(run_dir.glob("metrics*.csv")):
@@ -254,12 +279,12 @@ def take_snapshot(
         rank: the rank that logged the rows.
         with_records: whether to read the journal as well.
         end: where the rows end. Default: with the newest session.
-        with_parents: whether a fork begins with the rows of its parents.
-        decoded: what earlier snapshots decoded of the journal, see `journal_records`.
+        with_parents: whether to include the rows of a fork's parents.
+        decoded: the segments decoded by earlier snapshots, see `journal_records`.
 
     Raises:
         NewerFormatError: a newer release wrote the run.
-        OSError: a file is unreadable, is not a regular file, or was replaced during each of a hundred
+        OSError: a file is unreadable, isn't a regular file, or was replaced during each of a hundred
             attempts.
     """
     check_format(run_dir)
@@ -276,7 +301,7 @@ def take_snapshot(
 
 
 def _inherited(run_dir: Path, rank: int, end: End | None, chain: Sequence[Kept]) -> tuple[Part, ...]:
-    """Returns the rows of the parents of a fork, within the limit of the oldest of its own sessions."""
+    """Returns the rows of a fork's parents, within the limit of the fork's oldest session."""
     own = chain[0][1] if chain else None
     goes_by_step = bool(rank or writer_of(run_dir))
     found: list[Part] = []
@@ -284,7 +309,7 @@ def _inherited(run_dir: Path, rank: int, end: End | None, chain: Sequence[Kept])
         follows = parent.follows
         limit = own if follows.before is None else tighter(own, (follows.before, None))
         if goes_by_step and follows.step is not None:
-            # The sessions of other ranks, and of writers, are others: their rows are compared by step.
+            # Other ranks and writers have sessions of their own, so their rows are compared by step.
             limit = tighter(limit, (follows.step, follows.time))
         to = None if goes_by_step else (follows.session, follows.mark)
         with take_snapshot(parent.path, rank, end=to, with_parents=False) as snapshot:
@@ -298,7 +323,7 @@ def _inherited(run_dir: Path, rank: int, end: End | None, chain: Sequence[Kept])
 
 
 def _held_parts(snapshot: MetricsSnapshot, folder: Path) -> Iterator[HeldPart]:
-    """Yields the rows of a snapshot that are in no closed part."""
+    """Yields the rows of a snapshot outside closed parts."""
     csv, number = snapshot.csv, snapshot.closed + 1
     if csv.size:
         state = os.fstat(csv.fileno()) if csv.fileno() >= 0 else None
@@ -316,7 +341,7 @@ def _held_parts(snapshot: MetricsSnapshot, folder: Path) -> Iterator[HeldPart]:
 
 
 _MOST_HELD = 16
-# Of the files that were packed last, which do not change where their runs have ended.
+# The files packed last; those of ended runs don't change.
 _held: dict[Hashable, bytes] = {}
 
 
@@ -380,8 +405,8 @@ def _read(  # noqa: C901  # one look, step by step
             end = state.csv_bytes
     chain = _chain(path, known)
     if state is None and (CsvSnapshot(fd, header, size).is_own or size > _MAX_CACHED_BYTES):
-        # A finished run, or a lost position: our writer only appends or replaces. The file of another program
-        # is read at once unless it is too large; reading ends if it is truncated meanwhile.
+        # The run is finished, or its position was lost: our writer only appends to or replaces the file.
+        # Another program's file is read at once unless it is too large; reading ends if it gets truncated.
         end = end_of_last_line(fd, size)
     elif state is None:
         held = b"" if fd < 0 else read_at(fd, size, 0)
@@ -397,24 +422,24 @@ def _read(  # noqa: C901  # one look, step by step
         tail = None if position is None else position.tail_of(header, size)
         csv.checks = CheckedBlocks(path, sums, header, size, end, csv.raw, tail)
     if after is None and position is None:
-        # A new CSV, or one of another program; unless a whole session took place meanwhile, or what copies
-        # the run brought other rows with other checksums.
+        # A new CSV, or another program's. Unless a whole session took place meanwhile, or a copying program
+        # brought other rows with other checksums.
         if _size(path) != size or _chain(path, None) != chain or read_sums(path) != sums:
             return None
         found = (Part.find(parts_path(path), one.number, keep, one) for one, keep in chain.preceding())
         if part_begun_by([part for part in found if part is not None], csv) is not None:
-            csv.end = len(header)  # They were being closed when the position was lost.
+            csv.end = len(header)  # Its rows were being closed when the position was lost.
         return _snapshot(path, chain, csv, records, None, to)
     if after is None or position is None or after.generation != position.generation:
         return None
     if not is_whole and after != position:
-        return None  # A segment was drained and removed before it was read: its rows are in newer lines.
+        return None  # A segment was drained and removed before it was read.
     drained_beyond = with_records and any(state.segment > last for state in after.states)
     return None if drained_beyond else _snapshot(path, chain, csv, records, (segment, offset), to)
 
 
 def _chain(path: Path, state: CsvState | None) -> RowChain:
-    """Returns the history of a CSV; of one of format 2, the parts that are there."""
+    """Returns the history of a CSV; for format 2, the existing parts."""
     limit = None if state is None else state.history
     chain = RowChain.read(path, limit, _chains.get(path))
     if chain.size:
@@ -429,7 +454,7 @@ def _chain(path: Path, state: CsvState | None) -> RowChain:
 
 
 def _rows_in(folder: Path, number: int) -> int:
-    """Returns how many rows a part of format 2 has; 0 if it is damaged."""
+    """Returns the number of rows of a part of format 2; 0 if it is damaged."""
     part = Part.find(folder, number)
     try:
         return 0 if part is None else part.about()[1]
@@ -445,7 +470,7 @@ def _snapshot(
     place: tuple[int, int] | None,
     to: End | None,
 ) -> MetricsSnapshot:
-    """Returns the snapshot; what the journal says of sessions is applied as the writer will."""
+    """Returns the snapshot, with the journal's sessions applied as the writer will apply them."""
     found = settled(history, csv, records, to)
     folder = parts_path(path)
     sealed = [] if found.has_view else [*history.parts_of(found.chain)]
@@ -473,7 +498,7 @@ def _size(path: Path) -> int:
 
 
 def read_rows(run_dir: Path | str, rank: int = 0) -> list[MetricRow]:
-    """Returns all rows of a rank, oldest first, with their metrics by column.
+    """Returns all rows of a rank, oldest first, with metrics by column.
 
     ```python
     for row in read_rows("runs/digits"):
@@ -482,14 +507,14 @@ def read_rows(run_dir: Path | str, rank: int = 0) -> list[MetricRow]:
 
     Args:
         run_dir: the folder of the run.
-        rank: whose rows; others than rank 0 have some only where the run was made with `all_ranks=True`.
+        rank: the rank that logged the rows. Ranks above 0 have rows only with `all_ranks=True`.
     """
     with take_snapshot(Path(run_dir), rank) as snapshot:
         return list(snapshot.rows())
 
 
 def read_series(run_dir: Path | str, name: str, rank: int = 0) -> list[tuple[int | None, float]]:
-    """Returns step and value of every row that has the metric.
+    """Returns the step and value of every row that has the metric.
 
     ```python
     print(read_series("runs/digits", "loss")[0])  # (0, 1.0)
@@ -504,14 +529,14 @@ def last_rows(
 ) -> list[MetricRow]:
     """Returns the last rows of a rank, oldest first, reading the CSV from its end; see `read_rows`.
 
-    The file of another program may rename its columns in the middle: it is read from its beginning, in
+    Another program may rename columns in the middle of a file, so its file is read from the beginning, in
     little memory.
 
     Args:
         run_dir: the folder of the run.
-        count: how many at most.
-        rank: whose rows.
-        wanted: columns; rows that have none of them do not count. All rows where empty.
+        count: the maximum number of rows.
+        rank: the rank that logged the rows.
+        wanted: columns; rows with none of them are skipped. If empty, all rows count.
     """
     with take_snapshot(Path(run_dir), rank) as snapshot:
         return last_rows_of(snapshot, count, wanted)

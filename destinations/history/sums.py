@@ -1,12 +1,12 @@
-"""`metrics.sums.jsonl`: checksums of the rows of `metrics.csv`, block by block, so that damage costs a block.
+"""`metrics.sums.jsonl`: checksums of `metrics.csv`, block by block, so that damage costs only one block.
 
-The writer adds a line for each 64 KiB of whole rows once the disk has them. `position.json` has the checksum
-of the rows behind the last block; when the run ends, they become a block too. A reader compares the blocks
-that it reads. The rows of one that differs become blank lines, so that every other row keeps its number and
-its place.
+The writer adds a line for each 64 KiB of whole rows once they are on disk. `position.json` has the checksum
+of the rows after the last block; when the run ends, they become a block too. A reader compares the blocks
+that it reads. The rows of a damaged block become blank lines, so all other rows keep their numbers and
+places.
 
-A file without sums is read as it is, and so is one of another size than was written: another program has
-changed it, which is a problem that readers name.
+A file without checksums is read unchecked. So is a file whose size differs from what was written: another
+program changed it, which readers report as a problem.
 """
 
 import bisect
@@ -41,7 +41,7 @@ _SUM = b', "sum": '
 _log = logging.getLogger("destinations")
 
 Read = Callable[[int, int], bytes]
-"""Returns so many bytes of the file from an offset on; fewer at its end."""
+"""Returns a number of bytes of the file from an offset on; fewer at its end."""
 
 
 def sums_path(csv: Path) -> Path:
@@ -50,7 +50,7 @@ def sums_path(csv: Path) -> Path:
 
 
 def is_of_sums(path: str) -> bool:
-    """Returns whether a file of a run has the checksums of a CSV."""
+    """Returns whether a path is a file with the checksums of a CSV."""
     return path.endswith(".sums.jsonl")
 
 
@@ -58,16 +58,16 @@ def is_of_sums(path: str) -> bool:
 
 
 def summed_line(text: str) -> bytes:
-    """Returns a JSON object as a line, with the CRC-32 of what precedes it as its last field, `sum`."""
+    """Returns a JSON object as a line whose last field, `sum`, is the CRC-32 of the bytes before it."""
     data = text.encode().removesuffix(b"}")
     return b"%b%b%d}\n" % (data, _SUM, zlib.crc32(data))
 
 
 def parse_line(line: bytes) -> Any:
-    """Returns the value of a line, without its `sum`; a line without one is taken as it is.
+    """Returns the value of a line without its `sum`; a line without a sum isn't checked.
 
     Raises:
-        ValueError: it is no JSON, or the sum is another one.
+        ValueError: the line isn't JSON, or its sum differs.
     """
     data, mark, rest = line.rpartition(_SUM)
     digits = rest.strip().removesuffix(b"}")
@@ -86,7 +86,7 @@ def parse_line(line: bytes) -> Any:
 
 @attrs.frozen
 class Block:
-    """Whole rows of a CSV, from one offset to another, and their CRC-32."""
+    """A range of whole rows of a CSV, and their CRC-32."""
 
     start: int
     end: int
@@ -96,12 +96,12 @@ class Block:
 
 @attrs.define
 class BlockSums:
-    """The checksums of a CSV that is written.
+    """The checksums of a CSV while it is written.
 
     Attributes:
         header: the CRC-32 of its first line.
-        end: up to where it is summed.
-        blocks: the complete ones.
+        end: the offset up to which it is summed.
+        blocks: the complete blocks.
     """
 
     header: int
@@ -113,16 +113,16 @@ class BlockSums:
 
     @classmethod
     def begin(cls, header: bytes) -> Self:
-        """Returns the sums of a file that has only a header."""
+        """Returns the sums of a file with only a header."""
         return cls(zlib.crc32(header), len(header))
 
     @property
     def tail(self) -> Block:
-        """What follows the last block."""
+        """The rows after the last block."""
         return Block(self._start, self.end, self._rows, self._crc32)
 
     def add(self, data: bytes) -> int:
-        """Adds bytes at the end, and returns how many rows end in them."""
+        """Adds bytes at the end, and returns the number of rows that end in them."""
         at = rows = 0
         while at < len(data):
             room = max(1, BLOCK_BYTES - (self.end - self._start))
@@ -137,7 +137,7 @@ class BlockSums:
         return rows
 
     def close_block(self) -> None:
-        """Makes a block of what follows the last one."""
+        """Makes a block of the rows after the last one."""
         if self.end > self._start:
             self.blocks.append(self.tail)
         self._start, self._rows, self._crc32 = self.end, 0, 0
@@ -163,11 +163,11 @@ class BlockSums:
 
 @attrs.frozen
 class Section:
-    """What the file of the sums has of one version of a CSV.
+    """The checksums of one version of a CSV.
 
     Attributes:
         header: the CRC-32 of its first line.
-        blocks: in order; what is between them has no sum.
+        blocks: the blocks in order; rows between them have no checksum.
     """
 
     header: int
@@ -176,11 +176,11 @@ class Section:
 
 @attrs.frozen
 class Sums:
-    """What the file of the sums says: of one version of a CSV, or of two while it is replaced.
+    """The content of a file of checksums: for one version of a CSV, or two while it is replaced.
 
     Attributes:
-        sections: of each version; none without a file.
-        damaged_lines: how many lines say nothing: what they were of is not compared.
+        sections: one for each version; none without a file.
+        damaged_lines: how many lines are damaged; their blocks aren't compared.
     """
 
     sections: tuple[Section, ...] = ()
@@ -188,7 +188,7 @@ class Sums:
 
 
 def read_sums(csv: Path) -> Sums:
-    """Returns the sums of a CSV; none, with a warning, if their file cannot be read."""
+    """Returns the checksums of a CSV; none, with a warning, if their file can't be read."""
     try:
         return _parsed(read_regular(sums_path(csv), _MAX_BYTES))
     except (FileNotFoundError, NotADirectoryError):
@@ -198,7 +198,7 @@ def read_sums(csv: Path) -> Sums:
         return Sums()
 
 
-# Who follows a run looks at the same sums again and again.
+# A follower reads the same checksums again and again.
 @functools.lru_cache(maxsize=8)
 def _parsed(data: bytes) -> Sums:
     sections: list[tuple[int, list[Block]]] = []
@@ -218,22 +218,22 @@ def _parsed(data: bytes) -> Sums:
 
 
 class CheckedBlocks:
-    """Compares what is read of an open CSV with its checksums.
+    """Compares an open CSV with its checksums as it is read.
 
     Args:
-        csv: its path, for messages.
-        sums: read before the size of the CSV was asked for.
-        header: its first line.
+        csv: the path of the CSV, for messages.
+        sums: its checksums, read before `size` was determined.
+        header: the first line of the CSV.
         size: its size in bytes.
         end: where its rows end.
-        read: reads it.
-        tail: what `position.json` says of the rows behind the last block; None without one.
+        read: reads from it.
+        tail: the rows after the last block, from `position.json`; None without a position.
 
     Attributes:
         blocks: the blocks to compare.
-        damaged: those found damaged so far, by where they begin.
-        problem: what is wrong with the file as a whole; None if nothing is known to be.
-        lost: how many rows it lacks at its end.
+        damaged: the blocks found damaged so far, by their start.
+        problem: what is wrong with the whole file; None if nothing is known.
+        lost: how many rows are missing at its end.
     """
 
     def __init__(
@@ -258,7 +258,7 @@ class CheckedBlocks:
             if sums.sections and tail is None:
                 self.problem = f"{csv.name} has another header than its checksums are of"
             return
-        # Of two, the one whose blocks are there.
+        # Of two sections, the one whose blocks match.
         found = (
             [*max(fitting, key=lambda blocks: sum(_is_sound(one, read) for one in blocks))]
             if fitting[1:]
@@ -281,7 +281,7 @@ class CheckedBlocks:
             self.blocks = [block for block in found if block.end <= end]
 
     def damage(self) -> str | None:
-        """Returns what is wrong, as far as it is known; None if nothing is."""
+        """Returns the damage found so far; None if there is none."""
         if not self.damaged:
             return self.problem
         lost, rows = (sum(one.rows for one in blocks) for blocks in (self.damaged.values(), self.blocks))
@@ -302,7 +302,7 @@ class CheckedBlocks:
         Args:
             piece: the bytes.
             at: where they begin.
-            read: reads what the piece has not of its first and its last block.
+            read: reads the rest of its first and last block.
         """
         end = at + len(piece)
         first = bisect.bisect_right(self.blocks, at, key=lambda block: block.end)
@@ -315,7 +315,7 @@ class CheckedBlocks:
         return piece
 
     def _check(self, block: Block, read: Read, piece: bytes = b"", at: int = 0) -> bool:
-        """Returns whether a block is what was written; says once that it is not."""
+        """Returns whether a block is undamaged; logs damage once."""
         if block.start in self.damaged:
             return False
         if block.start in self._sound:
@@ -336,7 +336,7 @@ class CheckedBlocks:
         return False
 
     def _blank(self, block: Block) -> bytes:
-        """Returns as many bytes and lines as a block has, all of whose cells are empty."""
+        """Returns the same number of bytes and lines as a block has, with empty cells."""
         length, longer = divmod(block.end - block.start, block.rows)
         line = b"," * min(self._commas, length - 1) + b"\n"
         return line.rjust(length + 1) * longer + line.rjust(length) * (block.rows - longer)
@@ -344,5 +344,5 @@ class CheckedBlocks:
 
 def _is_sound(block: Block, read: Read) -> bool:
     data = read(block.start, block.end - block.start)
-    # Fewer bytes: it was cut meanwhile, which is found otherwise.
+    # Fewer bytes mean that the file was cut meanwhile, which is found elsewhere.
     return len(data) < block.end - block.start or zlib.crc32(data) == block.crc32

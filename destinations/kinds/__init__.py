@@ -1,7 +1,7 @@
-"""The kinds of records of a run. Each is declared in a module of its own, from which all else is derived.
+"""The kinds of records of a run. Each kind is declared in its own module.
 
-`KINDS` is the only list of them: the writer and the reader of a run folder, `send`, the page and the exported
-site take theirs from it. Importing this package imports neither numpy nor Pillow nor torch.
+`KINDS` lists them all. The writer and the reader of a run folder, `send`, the page and the exported site are
+derived from it. Importing this package imports neither numpy nor Pillow nor torch.
 """
 
 from typing import Any
@@ -21,14 +21,14 @@ from .videos import VIDEO, Video
 __all__ = ["KINDS", "RecordAccess", "indexes", "kind_of", "kind_of_line", "record_folders"]
 
 KINDS = [IMAGE, AUDIO, VIDEO, POINT_CLOUD, TABLE, HISTOGRAM, TEXT, TRACES, ARTIFACT]
-"""Every kind, in the order in which counts are shown, and records of the same time are replayed."""
+"""Every kind. Counts are shown in this order, and records with the same time are replayed in it."""
 
 
 def kind_of(**known: str) -> Kind:
-    """Returns the kind that has one attribute, such as `plural="images"`.
+    """Returns the kind with a given attribute, such as `plural="images"`.
 
     Raises:
-        ValueError: there is none.
+        ValueError: there is no such kind.
     """
     ((attribute, wanted),) = known.items()
     there = {getattr(kind, attribute): kind for kind in KINDS}
@@ -38,7 +38,7 @@ def kind_of(**known: str) -> Kind:
 
 
 def kind_of_line(index: str, fields: dict[str, Any]) -> Kind | None:
-    """Returns the kind of a line of an index; None for a medium of a type that is unknown."""
+    """Returns the kind of an index line; None for a medium of unknown type."""
     kinds = [kind for kind in KINDS if kind.index == index]
     if index != MEDIA_INDEX:
         return kinds[0]
@@ -46,17 +46,17 @@ def kind_of_line(index: str, fields: dict[str, Any]) -> Kind | None:
 
 
 def indexes(*, with_files: bool = False) -> tuple[str, ...]:
-    """Returns the names of the indexes; with `with_files`, of those whose lines name files."""
+    """Returns the names of the indexes; with `with_files`, only of indexes whose lines name files."""
     return tuple(dict.fromkeys(kind.index for kind in KINDS if kind.folder or not with_files))
 
 
 def record_folders() -> tuple[str, ...]:
-    """Returns the names of the folders in that of a run that the files of records are in."""
+    """Returns the names of the folders that hold the files of records, inside a run folder."""
     return tuple(dict.fromkeys(kind.folder for kind in KINDS if kind.folder))
 
 
 class RecordAccess:
-    """The methods of a run of the reader that return its records."""
+    """The methods of a run that return its records."""
 
     def records(self, kind: str, name: str | None = None, step: int | None = None) -> list[Any]:
         """Returns the records of any kind in the order of logging.
@@ -74,7 +74,7 @@ class RecordAccess:
         raise NotImplementedError
 
     def images(self, name: str | None = None, step: int | None = None) -> list[Image]:
-        """Returns images in the order of logging; of all names and steps if None.
+        """Returns images in the order of logging; None selects all names or steps.
 
         Raises:
             MetricNotFoundError: nothing has this name.

@@ -1,4 +1,4 @@
-"""Artifacts: the files of `upload_file`, below `artifacts/`; a line of `artifacts.jsonl` may delete one."""
+"""Artifacts: the files of `upload_file` below `artifacts/`. A line of `artifacts.jsonl` may delete one."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,11 +22,11 @@ class Artifact:
 
     Attributes:
         name: the remote name.
-        step: of the call.
-        time: of the call, in seconds since 1970.
-        path: the file, absolute; a later artifact of the same name replaces it.
+        step: the step of the call.
+        time: the time of the call, in seconds since 1970.
+        path: the absolute path of the file; a later artifact with the same name replaces it.
         size: bytes.
-        sha256: hexadecimal.
+        sha256: the checksum in hexadecimal.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Artifact:
 
 @attrs.frozen
 class Deletion:
-    """The deletion of the file of an artifact: its name, and the bytes."""
+    """The deletion of an artifact's file: its name and size in bytes."""
 
     name: str
     size: int | None

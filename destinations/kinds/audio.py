@@ -31,9 +31,9 @@ class Sound:
 
     Attributes:
         rate: sample rate in Hz.
-        channels: their number.
+        channels: number of channels.
         frame_bytes: bytes of one sample of all channels.
-        frames: the number of samples of a channel, as far as the file has them.
+        frames: number of samples per channel that the file really has.
     """
 
     def __init__(self, file: "wave.Wave_read", size: int) -> None:
@@ -44,7 +44,7 @@ class Sound:
         self.frames = min(file.getnframes(), size // max(1, self.frame_bytes))
 
     def pieces(self, count: int) -> "Iterator[np.ndarray[Any, np.dtype[np.int16]]]":
-        """Yields all samples in at most so many pieces of the same length, int16 `(frames, channels)`."""
+        """Yields all samples in at most `count` pieces of equal length, int16 `(frames, channels)`."""
         import numpy as np
 
         ends = [self.frames * place // count for place in range(1, count + 1)]
@@ -123,10 +123,8 @@ def _parse(line: Line) -> Audio:
 
 def _replay(lines: Sequence[Line]) -> dict[str, Any]:
     (line,) = lines
-    return {
-        "audio": _sound_of(line),
-        "sample_rate": whole_of(line.fields.get("sample_rate")) or _DEFAULT_RATE,
-    }
+    rate = whole_of(line.fields.get("sample_rate")) or _DEFAULT_RATE
+    return {"audio": _sound_of(line), "sample_rate": rate}
 
 
 def _sound_of(line: Line) -> "np.ndarray[Any, Any] | bytes":

@@ -23,13 +23,13 @@ class Histogram:
     """The distribution of values at a step.
 
     Attributes:
-        name: as logged.
-        step: of the call.
-        time: of the call, in seconds since 1970.
+        name: the name as logged.
+        step: the step of the call.
+        time: the time of the call, in seconds since 1970.
         counts: int64 `(bins,)`.
         edges: float64 `(bins + 1,)`.
-        moments: those of `count`, `non_finite`, `min`, `max`, `mean`, `std`, `sum` (of the finite values)
-            that the run has.
+        moments: `count`, `non_finite`, and `min`, `max`, `mean`, `std`, `sum` of the finite values, as far as
+            the run has them.
     """
 
     name: str
@@ -41,7 +41,7 @@ class Histogram:
 
 
 def _copied(values: Any) -> Any:
-    """Returns a copy of values as an array; values that are binned do not change."""
+    """Returns a copy of values as an array; `BinnedValues` need no copy."""
     from events import BinnedValues
 
     return values if isinstance(values, BinnedValues) else copy_array(values)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["IMAGE", "Image", "Mask", "open_image", "read_pixels"]
 
-# Pillow starts external programs for some others.
+# For some other formats, Pillow starts external programs.
 _IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 _WITH_CHANNELS = 3
 
@@ -32,8 +32,8 @@ def open_image(path: Path) -> "Iterator[PIL.Image.Image]":
     """Opens an image file for the duration of a `with` block.
 
     Raises:
-        OSError: the file cannot be read, or is not an image.
-        ValueError: it is damaged, or a decompression bomb; the message has its path.
+        OSError: the file can't be read or is not an image.
+        ValueError: the image is damaged or a decompression bomb; the message has its path.
     """
     import struct
 
@@ -56,11 +56,11 @@ def read_pixels(path: Path) -> "np.ndarray[Any, Any]":
 
 @attrs.frozen
 class Mask:
-    """A segmentation mask of an image: pixels are the indices of classes.
+    """A segmentation mask of an image; its pixels are class indices.
 
     Attributes:
-        path: PNG of the indices.
-        overlay: PNG of the image with the coloured mask.
+        path: a PNG of the indices.
+        overlay: a PNG of the image with the coloured mask.
     """
 
     path: Path
@@ -76,7 +76,7 @@ class Image(Medium):
     """An image.
 
     Attributes:
-        masks: by name.
+        masks: masks by name.
         class_labels: names of the class indices.
         value_range: min and max of the logged integers, if they were scaled to pixels.
     """
@@ -103,10 +103,10 @@ def _write(
     channels_last: bool,
     masks: "Mapping[str, Any] | None",
     mask_class_labels: "Mapping[int, str] | None",
-    use_table: bool = True,  # noqa: ARG001  # a folder has no other way to keep them
+    use_table: bool = True,  # noqa: ARG001  # only W&B uses it
     captions: Sequence[str] = (),
 ) -> tuple[int, Work]:
-    """Copies images; each becomes a PNG, and each mask another, with an overlay."""
+    """Copies images. Each image becomes a PNG, and each mask a PNG with an overlay."""
     from destinations.copies import size_in_bytes
     from destinations.media import iter_masks, mask_png, overlay_png, png_bytes
     from events import RecordError
@@ -153,7 +153,7 @@ def _write(
 
 
 def _decoded(images: Any, channels_last: bool) -> "Iterator[Pixels | RecordError]":
-    """Yields each image; of one that cannot be decoded, such as a file that was cut, the error."""
+    """Yields each image, or the error if it can't be decoded, such as for a truncated file."""
     from destinations.media import iter_images
     from events import RecordError
 
@@ -211,7 +211,7 @@ def _replay(lines: Sequence[Line]) -> dict[str, Any]:
 
 
 def _array_of(line: Line) -> "np.ndarray[Any, Any]":
-    """Returns an image, `(H, W)` or `(C, H, W)`: uint8, or float in the original value range."""
+    """Returns an image, `(H, W)` or `(C, H, W)`: uint8, or integers in the original value range."""
     import numpy as np
 
     from destinations.media import picture_array
@@ -226,10 +226,9 @@ def _array_of(line: Line) -> "np.ndarray[Any, Any]":
     if value_range is None:
         return pixels
     low, high = map(float, value_range)
-    values = low + pixels / 255.0 * (high - low)
-    # Exact, so that rescaling gives the same pixels.
-    values[pixels == 255] = high  # noqa: PLR2004  # max of uint8
-    return values
+    # Integers, because floats are clipped to [0, 1]. Scaling them again gives the same pixels.
+    integers: np.ndarray[Any, Any] = np.round(low + pixels / 255.0 * (high - low)).astype(np.int64)
+    return integers
 
 
 def _channels_last(image: Any, *, as_array: bool) -> Any:

@@ -1,4 +1,4 @@
-"""What a kind of record declares, and what its writer and its reader get."""
+"""The declaration of a kind of record, and the interfaces of its writer and reader."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -12,15 +12,15 @@ __all__ = ["FileOf", "Kind", "RecordOutput", "Work"]
 
 
 class RecordOutput(Protocol):
-    """Where one call of a `log_*` method is written; in a background thread."""
+    """The output of one call of a `log_*` method; used in a background thread."""
 
     def add_file(self, suffix: str, data: bytes, *, name: str | None = None) -> str:
-        """Writes a new file into the folder of the kind, and returns its path inside that of the run.
+        """Writes a new file into the folder of the kind, and returns its path relative to the run folder.
 
         Args:
-            suffix: of the file.
-            data: its content.
-            name: of the record. Default: that of the call.
+            suffix: the suffix of the file.
+            data: the content.
+            name: the name of the record. Default: the name given in the call.
         """
 
     def add_line(self, fields: dict[str, Any]) -> None:
@@ -30,18 +30,18 @@ class RecordOutput(Protocol):
         """Writes a file below `media/`, and its line in `media.jsonl`.
 
         Args:
-            suffix: of the file.
-            data: its content.
-            index: its place among the files of the call.
-            fields: more of its line.
+            suffix: the suffix of the file.
+            data: the content.
+            index: the position of the file in the call.
+            fields: more fields of the line.
         """
 
 
 Work = Callable[[RecordOutput], object]
-"""What a background thread does with what `Kind.write` has copied."""
+"""The part of a call that a background thread does, with the values that `Kind.write` has copied."""
 
 FileOf = Callable[[Path], str]
-"""Returns the path of a file as the page asks for it."""
+"""Returns the path under which the page requests a file."""
 
 
 def _unchanged(_record: Any, fields: dict[str, Any], _file_of: FileOf) -> dict[str, Any]:
@@ -50,32 +50,31 @@ def _unchanged(_record: Any, fields: dict[str, Any], _file_of: FileOf) -> dict[s
 
 @attrs.frozen(kw_only=True)
 class Kind:
-    """A kind of record: what writes, reads, sends and shows it is derived from this.
+    """A kind of record. Everything that writes, reads, sends and shows it is derived from this.
 
     Attributes:
-        name: in the index, and in what `send` reports: "point_cloud".
-        index: the file in the folder of a run that has a line for each record; the kinds of media share one.
-        write: takes the name of a record, None where the kind has none, and the other arguments of the call
-            by name, but for its step. Copies them, and returns how many bytes they take and the work that is
-            left to the background thread. Raises `RecordError` for what it cannot take. None for files,
-            which `RunDirectory.upload_file` takes.
-        parse: returns the record of a line. Raises `KeyError`, `TypeError` or `ValueError` for a damaged one.
-        replay: takes the lines of one call, and returns the arguments of the method by name, but for name,
-            step and caption. Raises `FileNotFoundError` where a file is missing.
-        method: of a destination. Default: "log_" and the name.
-        copies: how a tracker copies arguments, by name, for its background thread; others are copied as plain
-            values.
+        name: its name in the index and in reports of `send`, such as "point_cloud".
+        index: the file of a run folder with a line for each record; all kinds of media share one.
+        write: takes the name of a record (None if the kind has no names) and the other arguments of the call
+            by name, without the step. Copies them, and returns their size in bytes and the work for the
+            background thread. Raises `RecordError` for invalid arguments. None for files, which
+            `RunDirectory.upload_file` handles.
+        parse: returns the record of a line. Raises `KeyError`, `TypeError` or `ValueError` if it is damaged.
+        replay: takes the lines of one call, and returns the arguments of the method by name, without name,
+            step and caption. Raises `FileNotFoundError` if a file is missing.
+        method: the method of a destination. Default: "log_" and the name.
+        copies: functions that copy arguments, by name, for a tracker's background thread. Other arguments are
+            copied as plain values.
         plural: the method of `Run`, and the name in the API. Default: the name and "s".
-        noun: in messages. Default: the name in words.
-        shows: how the page shows it, by the renderers of `static/media.js`: "image", "video", "audio",
-            "points", "histogram", "table", "text" or "pairs"; "" where the page does not show it.
-        folder: of the files that its lines name, in the folder of the run; "" where they name none.
+        noun: the name in messages. Default: the name in words.
+        shows: the renderer in `static/media.js` that shows it: "image", "video", "audio", "points",
+            "histogram", "table", "text" or "pairs"; "" if the page does not show it.
+        folder: the folder with the files that its lines name, inside the run folder; "" if they name none.
         is_grouped: whether one call may write several lines.
-        is_single: whether it has one argument besides name and step, by which `InMemory` and `TextFile` keep
-            it; else they keep a dict.
-        samples: the arguments of calls, by name, that `DestinationContract` makes to each destination.
-        page_fields: takes a record, its fields, and what names a file; returns the fields as the page has
-            them.
+        is_single: whether it has a single argument besides name and step. `InMemory` and `TextFile` then keep
+            that argument instead of a dict.
+        samples: arguments of the calls that `DestinationContract` makes to each destination.
+        page_fields: takes a record, its fields, and a `FileOf`; returns the fields for the page.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""One line of an index, as a reader sees it: untrusted."""
+"""An untrusted line of an index, with checked access to its fields."""
 
 import errno
 import math
@@ -18,9 +18,9 @@ _NUMBERS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 def number_of(value: Any) -> float | None:
-    """Returns a number of strict JSON, where NaN and infinities are texts; None if it is not a number.
+    """Returns a number from strict JSON, where NaN and infinities are strings; None if it is not a number.
 
-    An integer beyond 64 bits is the nearest float.
+    An integer beyond 64 bits becomes the nearest float.
     """
     if isinstance(value, str):
         return _NUMBERS.get(value)
@@ -38,20 +38,20 @@ def path_inside(run_dir: Path, relative: Any) -> Path:
     """Returns the path of a file that a record names; the file need not exist.
 
     Raises:
-        ValueError: the path leads out of the folder of the run, possibly through a link, or is too long for
-            the system.
+        ValueError: the path leads out of the run folder, possibly through a link, or is too long for the
+            system.
     """
     text = str(relative)
     parts = [part for part in text.split("/") if part not in {"", "."}]
     if not parts or text.startswith("/") or ".." in parts or "\0" in text:
         raise ValueError(f"path {relative!r} of a record is outside the folder of its run.")
     folder = str(run_dir)
-    # A link in place of the file itself is refused on open.
+    # If the file itself is a link, opening it fails.
     for part in parts[:-1]:
         folder = f"{folder}/{part}"
         is_link = _is_link(folder)
         if is_link is None:
-            # Nothing is there. The whole may be too long all the same.
+            # Nothing is there, but the whole path may still be too long.
             _is_link(str(run_dir.joinpath(*parts)))
             break
         if is_link:
@@ -76,10 +76,10 @@ def _is_link(path: str) -> bool | None:
 
 
 def file_inside(run_dir: Path, relative: Any) -> Path:
-    """Returns a regular file that a record names.
+    """Returns the path of a regular file that a record names.
 
     Raises:
-        FileNotFoundError: it is missing, a link, or outside the folder of the run.
+        FileNotFoundError: the file is missing, a link, or outside the run folder.
     """
     try:
         path = path_inside(run_dir, relative)
@@ -95,7 +95,7 @@ class Line:
     """A line of an index.
 
     Attributes:
-        run_dir: the folder of the run.
+        run_dir: the run folder.
         fields: the JSON object.
     """
 
@@ -104,7 +104,7 @@ class Line:
 
     @property
     def name(self) -> str:
-        """The name of the record; "" for none."""
+        """The name of the record; "" if it has none."""
         return str(self.fields.get("name") or self.fields.get("tag") or "")
 
     @property
@@ -128,16 +128,16 @@ class Line:
         return {"name": self.name, "step": self.step, "time": self.time}
 
     def whole(self, key: str) -> int | None:
-        """Returns an integer; None if it is none."""
+        """Returns a field if it is an integer, else None."""
         value = self.fields.get(key)
         return whole_of(value) if isinstance(value, int) else None
 
     def number(self, key: str) -> float | None:
-        """Returns a number; None if it is none."""
+        """Returns a field if it is a number, else None."""
         return number_of(self.fields.get(key))
 
     def text(self, key: str) -> str | None:
-        """Returns a text; None if it is none."""
+        """Returns a field if it is a string, else None."""
         value = self.fields.get(key)
         return value if isinstance(value, str) else None
 
@@ -146,14 +146,14 @@ class Line:
 
         Raises:
             KeyError: there is no path.
-            ValueError: it leads out of the folder of the run.
+            ValueError: the path leads out of the run folder.
         """
         return path_inside(self.run_dir, self.fields[key])
 
     def file(self, key: str = "path") -> Path:
-        """Returns a regular file.
+        """Returns the path of a regular file.
 
         Raises:
-            FileNotFoundError: it is missing, a link, or outside the folder of the run.
+            FileNotFoundError: the file is missing, a link, or outside the run folder.
         """
         return file_inside(self.run_dir, self.fields[key])

@@ -1,4 +1,4 @@
-"""What images, audio, videos and point clouds have in common: a file, and a line in `media.jsonl`."""
+"""The common parts of images, audio, videos and point clouds: a file, and a line in `media.jsonl`."""
 
 import os
 from pathlib import Path
@@ -25,7 +25,7 @@ __all__ = [
 
 
 def copy_medium(value: Any) -> Any:
-    """Returns a copy of an array, a picture or the content of a file, or of several in a list or by name."""
+    """Returns a copy of an array, a picture or a file's content, or of several in a list or dict."""
     from destinations.media import copy_value
 
     return (
@@ -36,7 +36,7 @@ def copy_medium(value: Any) -> Any:
 
 
 def copy_array(value: Any) -> Any:
-    """Returns a copy of numbers, also in a list, as one array."""
+    """Returns a copy of numbers or of a list of numbers as an array."""
     from destinations.media import to_numpy
 
     return to_numpy(value).copy()
@@ -44,7 +44,7 @@ def copy_array(value: Any) -> Any:
 
 MEDIA_INDEX = "media.jsonl"
 MAX_MEDIUM_BYTES = 1 << 30
-"""The largest file that is read whole."""
+"""The largest file that is read completely."""
 
 
 @attrs.frozen
@@ -52,14 +52,14 @@ class Medium:
     """A logged file.
 
     Attributes:
-        name: as logged.
-        step: of the call; None if unknown.
-        index: position among the files of one call.
-        time: of the call, in seconds since 1970; None if unknown.
-        path: the file, absolute. `load` and `read_bytes` refuse a symbolic link.
+        name: the name as logged.
+        step: the step of the call; None if unknown.
+        index: the position among the files of one call.
+        time: the time of the call, in seconds since 1970; None if unknown.
+        path: the absolute path of the file. `load` and `read_bytes` refuse a symbolic link.
         size: bytes; None if unknown.
-        shape: of the logged array; None for a logged file.
-        caption: None if there is none.
+        shape: the shape of the logged array; None for a logged file.
+        caption: the caption; None if there is none.
     """
 
     name: str
@@ -75,7 +75,7 @@ class Medium:
         """Returns the content of the file.
 
         Raises:
-            OSError: it is missing, not a regular file, or larger than 1 GiB.
+            OSError: the file is missing, not a regular file, or larger than 1 GiB.
         """
         return read_regular(self.path, MAX_MEDIUM_BYTES)
 
@@ -94,7 +94,7 @@ def medium_fields(line: Line) -> dict[str, Any]:
 
 
 def parse_medium(line: Line) -> Medium:
-    """Returns a medium of an unknown type, which a later version wrote."""
+    """Returns a medium of an unknown type, written by a later version."""
     return Medium(**medium_fields(line))
 
 

@@ -25,13 +25,13 @@ _PLY_TYPES = {"float": "<f4", "float32": "<f4", "double": "<f8", "uchar": "u1", 
 def read_points(
     path: Path,
 ) -> "tuple[np.ndarray[Any, np.dtype[np.float32]], np.ndarray[Any, np.dtype[np.uint8]] | None]":
-    """Reads binary PLY of vertices alone (G. Turk, The PLY Polygon File Format, 1994).
+    """Reads a binary PLY with vertices only (G. Turk, The PLY Polygon File Format, 1994).
 
     Returns:
         Points, float32 `(N, 3)`, and their colours, uint8 `(N, 3)` or `(N, 4)`, or None.
 
     Raises:
-        ValueError: the file is another kind of PLY; the message has its path.
+        ValueError: the file is not such a PLY; the message has its path.
     """
     import numpy as np
 
@@ -62,7 +62,7 @@ class PointCloud(Medium):
         """Returns the points, float32 `(N, 3)`, and their colours, uint8 `(N, 3)` or `(N, 4)`, or None.
 
         Raises:
-            ValueError: the file is not a PLY as written by `RunDirectory`.
+            ValueError: the file is not a PLY in the form that `RunDirectory` writes.
         """
         return read_points(self.path)
 
@@ -94,10 +94,7 @@ def _replay(lines: Sequence[Line]) -> dict[str, Any]:
         shades = [one for _, one in clouds if one is not None]
         points = np.stack([cloud for cloud, _ in clouds])
         colors = np.stack(shades) if len(shades) == len(clouds) else None
-    return {
-        "points": points,
-        "colors": colors,
-    }
+    return {"points": points, "colors": colors}
 
 
 POINT_CLOUD = Kind(

@@ -1,4 +1,4 @@
-"""Tables: CSV files below `tables/`, and the types of their columns in `tables.jsonl`."""
+"""Tables: CSV files below `tables/`, with the types of their columns in `tables.jsonl`."""
 
 import csv
 import io
@@ -27,13 +27,13 @@ class TableEntry:
     """The metadata of a table.
 
     Attributes:
-        name: as logged.
-        step: of the call.
-        time: of the call, in seconds since 1970.
-        path: the CSV, absolute.
+        name: the name as logged.
+        step: the step of the call.
+        time: the time of the call, in seconds since 1970.
+        path: the absolute path of the CSV.
         size: bytes.
         row_count: number of rows, without the header.
-        columns: name and type of each: "bool", "int", "float", "str", or "empty".
+        columns: name and type of each column; types are "bool", "int", "float", "str" and "empty".
     """
 
     name: str
@@ -50,11 +50,10 @@ class Table:
     """A table.
 
     Attributes:
-        name: as logged.
-        step: of the call.
-        columns: their names.
-        rows: typed cells. None in a column of numbers was logged as None; in a column of texts, None and ""
-            are the same.
+        name: the name as logged.
+        step: the step of the call.
+        columns: the names of the columns.
+        rows: the rows of typed cells. In a column of texts, None was read back as "".
     """
 
     name: str
@@ -63,7 +62,7 @@ class Table:
     rows: tuple[tuple[Any, ...], ...]
 
     def to_dicts(self) -> list[dict[str, Any]]:
-        """Returns each row as a dict; of columns with the same name, the last one counts."""
+        """Returns each row as a dict; if columns have the same name, the last one wins."""
         return [dict(zip(self.columns, row, strict=False)) for row in self.rows]
 
 
@@ -72,16 +71,16 @@ def read_table(path: Path, types: Sequence[str]) -> tuple[list[str], list[list[A
 
     Args:
         path: the file.
-        types: of its columns, from the index of tables: "bool", "int", "float", "str", or "empty". Further
+        types: the types of its columns, from the index: "bool", "int", "float", "str" or "empty". Further
             columns are texts.
 
     Returns:
-        The names of the columns, and the rows with typed cells; a cell that does not fit its type stays text.
-        In a column of numbers an empty cell is None; in one of floats a number without a point is an int, as
-        logged.
+        The names of the columns, and the rows with typed cells. A cell that doesn't fit its type stays a
+        text. In a column of numbers, an empty cell is None; in a column of floats, a number without a point
+        is an int, as logged.
 
     Raises:
-        ValueError: it is not a CSV; the message has its path.
+        ValueError: the file is not a CSV; the message has its path.
     """
     rows = table_rows(path, types)
     columns = next(rows, [])
@@ -91,16 +90,16 @@ def read_table(path: Path, types: Sequence[str]) -> tuple[list[str], list[list[A
 def table_rows(
     path: Path, types: Sequence[str], start: int = 0, end: float = math.inf
 ) -> Iterator[list[Any]]:
-    """Yields the names of the columns, then each row of a table, as `read_table` has them.
+    """Yields the names of the columns, then each row, as in `read_table`.
 
     Args:
         path: the file.
         types: as for `read_table`.
-        start: of the rows with typed cells; those outside are empty lists.
-        end: of these rows.
+        start: the first row to parse; rows outside the range are empty lists.
+        end: the end of the range.
 
     Raises:
-        ValueError: it is not a CSV; the message has its path.
+        ValueError: the file is not a CSV; the message has its path.
     """
     with open_file(path) as raw:
         if os.fstat(raw.fileno()).st_size > MAX_MEDIUM_BYTES:
@@ -112,7 +111,7 @@ def table_rows(
             kinds = [*types, *["str"] * (len(columns) - len(types))]
             yield columns
             for place, cells in enumerate(reader):
-                # An empty line is a row of one empty value.
+                # An empty line is a row with a single empty value.
                 is_wanted = columns and start <= place < end
                 pairs = zip(cells or [""], kinds, strict=False) if is_wanted else ()
                 yield [_typed(cell, kind) for cell, kind in pairs]
@@ -187,10 +186,7 @@ def _parse(line: Line) -> TableEntry:
 def _replay(lines: Sequence[Line]) -> dict[str, Any]:
     (line,) = lines
     columns, rows = read_table(line.file(), [str(one.get("type")) for one in line.fields.get("columns", ())])
-    return {
-        "columns": columns,
-        "rows": rows,
-    }
+    return {"columns": columns, "rows": rows}
 
 
 def _page_fields(_: TableEntry, fields: dict[str, Any], _file_of: FileOf) -> dict[str, Any]:

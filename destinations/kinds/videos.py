@@ -21,7 +21,7 @@ class Video(Medium):
 
     Attributes:
         fps: frames per second; None if unknown.
-        format: the suffix of the file.
+        format: the suffix of the file, without the dot.
     """
 
     fps: float | None = None
@@ -52,10 +52,7 @@ def _parse(line: Line) -> Video:
 
 def _replay(lines: Sequence[Line]) -> dict[str, Any]:
     (line,) = lines
-    return {
-        "video": line.file(),
-        "fps": line.fields.get("fps"),
-    }
+    return {"video": line.file(), "fps": line.fields.get("fps")}
 
 
 VIDEO = Kind(

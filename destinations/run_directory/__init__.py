@@ -1,6 +1,6 @@
 """A run as a folder of plain files: `RunDirectory` writes it, `read_rows` and `read_series` read its metrics.
 
-Names are imported lazily: readers use `layout` without loading the writer.
+Names are imported lazily, so readers can use `layout` without loading the writer.
 """
 
 import importlib

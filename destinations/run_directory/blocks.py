@@ -1,8 +1,7 @@
 """Blocks: rows of metrics as numpy arrays, read from the text of a CSV or from the columns of Parquet.
 
-Numbers are read by the CSV reader of pyarrow, or row by row where there are few, with the same results.
-Importing pyarrow costs 50 ms: it is imported when half a MiB was read in this process.
-docs/performance.md has what both take.
+pyarrow's CSV reader reads the numbers; a few are read row by row, with the same results. Importing pyarrow
+takes 50 ms, so it is imported once this process has read half a MiB.
 """
 
 import itertools
@@ -37,16 +36,16 @@ __all__ = [
 _Bools = np.ndarray[Any, np.dtype[np.bool_]]
 Steps = np.ndarray[Any, np.dtype[np.int64]]
 _Cells = dict[int, tuple[Floats, _Bools]]
-"""Values and which are present, by the index of their column."""
+"""The values of each column and which are present, by the index of the column."""
 
 _EXACT_FLOAT = float(1 << 53)
 _NEGATIVE_ZERO = re.compile(rb"(?:^|[,\n])-0+[,\n]")
-# Importing pyarrow takes as long as to read so many bytes row by row.
+# Importing pyarrow takes as long as reading this many bytes row by row.
 _ARROW_BYTES = 512 << 10
-# A smaller chunk is read as fast row by row.
+# Reading a smaller chunk row by row is as fast.
 _LEAST_ARROW_BYTES = 4 << 10
 _BATCH_ROWS = 10_000
-# A block of Parquet has so many values, about as many as one of a piece of a CSV.
+# The number of values in a block of Parquet, about as many as in a block of a CSV.
 _BLOCK_VALUES = 1 << 17
 
 
@@ -57,8 +56,8 @@ class Block:
     Attributes:
         step: int64 `(rows,)`; `MISSING_STEP` if missing.
         time: float64 `(rows,)`, seconds since 1970; NaN if missing.
-        columns: by name, values as float64 `(rows,)` and a mask of present values, bool `(rows,)`.
-        writer: of a run that several write, the name of their writer; "" for the trainer.
+        columns: by name, the values, float64 `(rows,)`, and which are present, bool `(rows,)`.
+        writer: the name of the writer that logged the rows; "" for the trainer.
     """
 
     step: Steps
@@ -69,13 +68,22 @@ class Block:
     def __len__(self) -> int:
         return len(self.step)
 
+    def until(self, time: float | None) -> "Block":
+        """Returns the rows that were logged up to a time; all of them for None."""
+        return self if time is None else self.chosen(~(self.time > time))
+
+    def chosen(self, keep: _Bools) -> "Block":
+        """Returns some of the rows, by a mask, bool `(rows,)`."""
+        columns = {name: (values[keep], there[keep]) for name, (values, there) in self.columns.items()}
+        return Block(self.step[keep], self.time[keep], columns, self.writer)
+
     def add_to(self, statistics: Aggregate) -> None:
-        """Adds the rows to statistics, with their epoch if that is a column."""
+        """Adds the rows to statistics, including their epoch if that is a column."""
         statistics.add_columns(list(self.columns), self.step, self.columns.values())
 
     @property
     def nbytes(self) -> int:
-        """The memory that the rows take."""
+        """The memory of the rows, in bytes."""
         arrays = [self.step, self.time, *(one for pair in self.columns.values() for one in pair)]
         return sum(one.nbytes for one in arrays)
 
@@ -93,14 +101,15 @@ def blocks_of(
 
     Args:
         file: the CSV, or the part in Parquet.
-        wanted: columns; None for all metrics.
-        start: the place of the first row, see `CsvSnapshot`. Default: that of the first row of the file.
-        end: the place after the last row. Default: that after the last row of the file.
+        wanted: the columns to read. Default: all metrics.
+        start: the place of the first row, see `CsvSnapshot`. Default: the first row of the file.
+        end: the place after the last row. Default: after the last row of the file.
         with_time: whether the times are needed.
-        most_rows: of a block of Parquet; default: by the number of columns.
+        most_rows: the maximum number of rows in a block of Parquet. Default: depends on the number of
+        columns.
 
     Raises:
-        OSError: the file cannot be read.
+        OSError: the file can't be read.
     """
     if not isinstance(file, ParquetSnapshot):
         with_time = with_time or file.limit is not None
@@ -128,15 +137,15 @@ def read_blocks(
     Args:
         header: the first line.
         chunks: the other lines, in pieces of whole lines.
-        wanted: columns; None for all metrics.
-        with_time: whether the times are needed; otherwise they may be NaN, which takes a fifth less time.
+        wanted: the columns to read. Default: all metrics.
+        with_time: whether the times are needed; otherwise they may be NaN, which saves a fifth of the time.
     """
     columns = parse_header(header)
     pieces = iter(chunks)
     for chunk in pieces:
         others = chunk.translate(None, PLAIN)
         if b'"' in others:
-            # A quoted cell may contain a line feed: chunks are no longer whole lines.
+            # A quoted cell may contain a line feed, so chunks may not be whole lines.
             rows = parse_rows(columns, itertools.chain([chunk], pieces))
             while batch := list(itertools.islice(rows, _BATCH_ROWS)):
                 yield block_of_rows(batch, wanted)
@@ -178,7 +187,7 @@ def block_of_rows(rows: Iterable[MetricRow], wanted: Collection[str] | None = No
 def _block_of_numbers(
     columns: list[str], chunk: bytes, wanted: Collection[str] | None, *, with_time: bool
 ) -> Block | None:
-    """Returns the rows of a chunk of plain numbers; None if only `parse_rows` can tell what it means."""
+    """Returns the rows of a chunk of plain numbers, or None if only `parse_rows` can read it."""
     names, places = _places_of(columns, wanted, with_time=with_time)
     needed = _needed(places)
     table = None
@@ -188,7 +197,7 @@ def _block_of_numbers(
         return None
     cells = dict(zip(needed, map(filled_column, table.columns), strict=True))
     if _has_negative_zero(cells) and _NEGATIVE_ZERO.search(chunk):
-        return None  # "-0" is an integer, which has no negative zero; "-0.0" is a float.
+        return None  # The integer "-0" is 0, while "-0.0" is a negative zero.
     steps = (cells[index][0] for index in places["step"])
     if any((np.abs(one[np.isfinite(one)]) >= _EXACT_FLOAT).any() for one in steps):
         return None
@@ -198,7 +207,7 @@ def _block_of_numbers(
 def _places_of(
     columns: list[str], wanted: Collection[str] | None, *, with_time: bool
 ) -> tuple[Collection[str], dict[str, list[int]]]:
-    """Returns the names of the wanted metrics, and where these, the steps and the times are."""
+    """Returns the names of the wanted metrics, and the columns of these, the steps, and the times."""
     names = [name for name in columns if name not in OWN_COLUMNS] if wanted is None else wanted
     places: dict[str, list[int]] = {name: [] for name in ("step", "time", *names)}
     for index, column in enumerate(columns):
@@ -212,7 +221,7 @@ def _needed(places: dict[str, list[int]]) -> list[int]:
 
 
 def _block_of_cells(cells: _Cells, places: dict[str, list[int]], names: Collection[str], count: int) -> Block:
-    """Returns so many rows as a block."""
+    """Returns `count` rows as a block."""
 
     def column_named(name: str) -> tuple[Floats, _Bools]:
         values, present = np.full(count, np.nan), np.zeros(count, np.bool_)
@@ -222,7 +231,7 @@ def _block_of_cells(cells: _Cells, places: dict[str, list[int]], names: Collecti
                 later = np.where(there, later, np.nan)
             if place == 0:
                 values, present = later, there
-            else:  # A duplicate column: the last present cell counts.
+            else:  # For a duplicate column, the last present cell counts.
                 values, present = np.where(there, later, values), present | there
         return values, present
 
@@ -237,12 +246,12 @@ def _block_of_cells(cells: _Cells, places: dict[str, list[int]], names: Collecti
 
 @attrs.define
 class _Arrow:
-    """Whether pyarrow is worth its import: `nbytes` were read without it, in chunks that it reads faster."""
+    """Decides whether importing pyarrow pays; `nbytes` were read without it that it reads faster."""
 
     nbytes: int = 0
 
     def pays_for(self, size: int) -> bool:
-        """Returns whether to read a chunk by it."""
+        """Returns whether to read a chunk with pyarrow."""
         if size < _ARROW_BYTES:
             if size < _LEAST_ARROW_BYTES:
                 return False
@@ -261,8 +270,4 @@ def _has_negative_zero(cells: _Cells) -> bool:
 
 def _within(limit: Limit | None, block: Block) -> Block:
     """Returns the rows that count."""
-    if limit is None:
-        return block
-    keep = ~drops(limit, block.step, block.time)
-    columns = {name: (values[keep], there[keep]) for name, (values, there) in block.columns.items()}
-    return Block(block.step[keep], block.time[keep], columns)
+    return block if limit is None else block.chosen(~drops(limit, block.step, block.time))

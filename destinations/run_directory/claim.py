@@ -1,9 +1,10 @@
 """`Claim`: which machine writes a run that lives in a store, and what a new one begins with.
 
-Each process that writes numbers its session by an object that can be put once, `session.json`, and writes
-below that number alone. Before it writes anything else, it puts `successor.json` beside the session that it
-takes over from: the fence of everything that one still sends. So a claim decides who goes on, and never what
-is lost. A session counts as alive while its objects change; clocks, hosts and processes are not asked.
+Each process that writes takes a session number by putting `session.json`, which can be put only once, and
+writes only below that number. Before it writes anything else, it puts `successor.json` beside the session
+that it takes over from, which fences off everything that session still sends. So a claim decides which
+session continues the run, but nothing is lost. A session counts as alive while its objects change; clocks,
+hosts, and processes aren't consulted.
 """
 
 import contextlib
@@ -42,7 +43,7 @@ _log = logging.getLogger("destinations")
 _OWN = ".mirror.json"
 _TRIES = 30
 _FEW_TRIES = 8
-# Between two tries: from the first one on twice as long, up to the other.
+# The pause between two tries doubles from the first of these up to the second.
 _FIRST_PAUSE_SECONDS = 0.1
 _PAUSE_SECONDS = 1.0
 _ALL_INTERVALS = 1 << 53
@@ -50,27 +51,27 @@ _WATCHED_INTERVALS = 2.5
 _SHORTEST_INTERVAL_SECONDS = 2.0
 # A session that has sent nothing yet may still be starting its worker process.
 _FIRST_SIGN_SECONDS = 10.0
-# With a longer interval between pieces, a session gives a smaller sign in between.
+# With a longer interval between pieces, a session sends a small sign in between.
 _MOST_SILENT_SECONDS = 20.0
 
 
 class Claim:
-    """A run in a store, before and while this process writes it.
+    """A process's claim on a run in a store.
 
-    **Threading.** The thread that opens the run.
+    **Threading.** Only the thread that opens the run uses it.
 
     Args:
-        uri: of the run, without placeholders.
-        rank: that writes.
+        uri: the URI of the run, without placeholders.
+        rank: the rank that writes.
         seconds: the longest time between two pieces.
-        wait: sleeps for some seconds.
+        wait: sleeps for a number of seconds.
 
     Attributes:
         session: the number of this session; 0 before `take`.
-        there: the sizes of the objects that are plain files of the run, by path, when it was opened.
-        sign_seconds: in which a live session gives a sign.
-        follows: as of `Piece`.
-        run: as of `Piece`.
+        there: by path, the sizes of the objects that were plain files of the run when it was opened.
+        sign_seconds: the time within which a live session sends a sign.
+        follows: see `Piece`.
+        run: see `Piece`.
     """
 
     def __init__(
@@ -89,24 +90,24 @@ class Claim:
         self._nonce = uuid.uuid4().hex
         self.follows: dict[str, int] = {}
         self.run = self._nonce
-        # What the folder says of the session that was its last; nothing where the store has a newer one.
+        # What the folder recorded about its last session; empty if the store has a newer one.
         self._own: dict[str, Any] = {}
-        # The sessions of ended processes of this folder, as it noted them.
+        # The nonces of earlier sessions of this folder, whose processes have ended.
         self._nonces_here: set[object] = set()
         self._since = 0
-        # The newest session, and its objects, when it counted as ended.
+        # The newest session and its objects, when it was found to have ended.
         self._before: tuple[int, set[tuple[object, ...]]] = 0, set()
 
     def prepare(self, run_dir: Path, empty: Callable[[], Path]) -> None:
-        """Makes the folder what the store has, unless it is what the newest session left.
+        """Brings the folder to the state of the store, unless the newest session wrote that folder.
 
         Args:
-            run_dir: the folder of the run, of which the caller holds the lock.
-            empty: called to set a folder with rows of an earlier session aside; returns where it is.
+            run_dir: the folder of the run, whose lock the caller holds.
+            empty: called to set aside a folder with rows of an earlier session; returns its new path.
 
         Raises:
-            RunInUseError: another machine writes the run.
-            RunPathError: the store cannot be read.
+            RunInUseError: another machine is writing the run.
+            RunPathError: the store can't be read.
         """
         run = self._run
         run.folder = run_dir
@@ -114,7 +115,7 @@ class Claim:
         self.there = {one.name: one.size for one in plain}
         own = read_json(self._own_path(run_dir))
         if own.get("inode", run_dir.stat().st_ino) != run_dir.stat().st_ino:
-            # A copy of the folder: the original may be written by a process of another machine.
+            # This is a copy of the folder; another machine may be writing the original.
             own = {}
         self._nonces_here = {own.get("nonce"), own.get("next")} - {None}
         newest = run.newest_session
@@ -132,9 +133,9 @@ class Claim:
             return
         about = self._about(newest.number)
         if about.get("nonce") in self._nonces_here and own.get("uri") == self.store.uri():
-            # The lock of the folder is held, so that the process of that session has ended.
+            # The caller holds the lock of the folder, so that session's process has ended.
             self._own = {**own, "nonce": about["nonce"]}
-            # All that session has sent was in this folder, whatever its spool still sends.
+            # Everything that session has sent was in this folder, whatever its spool still sends.
             self.follows = {**own.get("follows", {}), str(newest.number): _ALL_INTERVALS}
             self.run = own.get("run", self.run)
             self._before = newest.number, set()
@@ -158,11 +159,11 @@ class Claim:
             self.run = run.newest.run or self.run
 
     def take(self, run_dir: Path) -> None:
-        """Numbers this session, and raises the fence of those that it takes over from.
+        """Takes a number for this session, and fences off the sessions that it takes over from.
 
         Raises:
-            RunInUseError: another process has taken the run since `prepare`, or shows that it writes it.
-            RunPathError: the store cannot be written.
+            RunInUseError: another process has taken the run since `prepare`, or shows that it is writing it.
+            RunPathError: the store can't be written.
         """
         run = self._run
         self._patiently(lambda: run.look(self.store.list(f"{LIVE_FOLDER}/{self.stream}/")))
@@ -170,12 +171,12 @@ class Claim:
         newest = 0 if run.newest_session is None else run.newest_session.number
         if newest != before or (before and not self._own and self._signs(before) - signs):
             raise _in_use(self.uri, self._about(newest))
-        # Sessions of this folder, one after the other, are one writer: what the last one left in the spool
-        # still goes to its place.
+        # Consecutive sessions of this folder count as one writer, so that the uploads that the last one left
+        # in the spool still arrive under their names.
         self._since = self._own.get("since", self._own.get("session", newest)) if self._own else newest + 1
         own = {"uri": self.store.uri(), "inode": run_dir.stat().st_ino, "since": self._since}
         own |= {"follows": self.follows, "run": self.run}
-        # Noted first: a process that is killed right after the put knows its own session again.
+        # Recorded first, so that after a kill right after the put, the folder recognizes its own session.
         replace_json(self._own_path(run_dir), {**own, "nonce": self._own.get("nonce"), "next": self._nonce})
         about = self._take_number(newest + 1)
         for session in run.sessions.values():
@@ -183,12 +184,12 @@ class Claim:
                 self._put_new(session.number, SUCCESSOR_FILE, about)
         self.session = about["session"]
         if not self._own:
-            # What others have sent until their fence was there keeps its name.
+            # Files that others have sent before the fence keep their names.
             self.there = {one.name: one.size for one in self._patiently(run.look)}
         replace_json(self._own_path(run_dir), {**own, "session": self.session, "nonce": self._nonce})
 
     def _take_number(self, first: int) -> dict[str, Any]:
-        """Puts what this session says of itself under the first number that is free, and returns it."""
+        """Puts this session's description under the first free number, and returns it."""
         winner: dict[str, Any] = {}
         for number in range(first, first + _FEW_TRIES):
             about = {
@@ -201,11 +202,11 @@ class Claim:
                 "sign_seconds": self.sign_seconds,
             }
             self._put_new(number, SESSION_FILE, about)
-            # Read back: the answer to a put that won may be lost, or what it put may be damaged.
+            # Read back, because the response to a winning put may be lost, or its object damaged.
             winner = self._about(number)
             if winner.get("nonce") == self._nonce:
                 return about
-            # What is damaged is nobody's, and so is what came late from a killed process of this folder.
+            # A damaged object belongs to nobody, and so does a late one of a killed process of this folder.
             if winner and winner["nonce"] not in self._nonces_here:
                 break
         raise _in_use(self.uri, winner)
@@ -216,7 +217,7 @@ class Claim:
 
     @property
     def fence(self) -> Fence:
-        """Of everything that this session sends."""
+        """The fence of everything that this session sends."""
         return Fence(self.name_of(SUCCESSOR_FILE), f"{session_folder(self.stream, self.session)}/")
 
     def name_of(self, piece: str) -> str:
@@ -224,15 +225,15 @@ class Claim:
         return self._run.name_of(self.session, piece)
 
     def about_successor(self) -> dict[str, Any]:
-        """Returns what the session says of itself that has taken over; nothing where that cannot be read.
+        """Returns the description of the session that took over, or {} if it can't be read.
 
         Raises:
-            RunPathError: the store does not answer.
+            RunPathError: the store doesn't respond.
         """
         return self._about(self.session, SUCCESSOR_FILE)
 
     def earlier_pieces(self) -> list[str]:
-        """Returns the names of the pieces that earlier sessions of this folder have left."""
+        """Returns the names of the pieces of earlier sessions of this folder."""
         return [
             self._run.name_of(session.number, piece_name(*numbers))
             for session in self._run.sessions.values()
@@ -242,14 +243,14 @@ class Claim:
 
     @property
     def _is_of_writer(self) -> bool:
-        """Whether the rows are a named writer's, which belong to whatever run is at the place above."""
+        """Whether the rows are a named writer's, which belong to whatever run is at the parent place."""
         return bool(writer_of(Path(self.uri.partition("?")[0])))
 
     def _own_path(self, run_dir: Path) -> Path:
         return run_dir / (_OWN if self._rank == 0 else f".mirror.{self.stream}.json")
 
     def _take_plain(self, run: StoredRun) -> None:
-        """Fetches a run that was put into the store as plain files: all but media and artifacts."""
+        """Fetches a run that is in the store as plain files, except media and artifacts."""
         for path in self.there:
             is_wanted = "/" not in path or path.startswith(f"{PARTS_FOLDER}/") or path in indexes()
             if is_wanted and not path.startswith("."):
@@ -257,7 +258,7 @@ class Claim:
                     run.download(path)
 
     def _signs(self, session: int) -> set[tuple[object, ...]]:
-        """Returns what changes with each sign that a session gives: its objects, as the store lists them."""
+        """Returns a session's objects as the store lists them, which change with each sign of life."""
 
         def listed() -> Iterable[RemoteObject]:
             return list(self.store.list(f"{session_folder(self.stream, session)}/"))
@@ -265,9 +266,9 @@ class Claim:
         return {(one.name, one.size, one.version) for one in self._patiently(listed)}
 
     def _watch(self, session: StoredSession, about: dict[str, Any]) -> None:
-        """Returns once a session has given no sign for long enough; raises RunInUseError if it gives one.
+        """Returns once a session has sent no sign for long enough; raises RunInUseError if it sends one.
 
-        It is watched for some of the intervals that it has promised itself, however long this one's are.
+        How long depends on the interval that the watched session has promised, not on this session's.
         """
         # Earlier releases only send pieces.
         promised = about.get("sign_seconds", about.get("seconds"))
@@ -277,10 +278,10 @@ class Claim:
         if not session.pieces:
             left = max(left, _FIRST_SIGN_SECONDS)
         _log.warning(
-            "%s has not been closed by process %s on %s. Watching %.0f s for a sign that it still writes.",
-            redact_text(self.uri),
+            "process %s on %s has not closed %s. Waiting %.0f s to see whether it is still writing.",
             about.get("pid", "?"),
             about.get("host", "?"),
+            redact_text(self.uri),
             left,
         )
         while left > 0:
@@ -290,7 +291,7 @@ class Claim:
                 raise _in_use(self.uri, about)
 
     def _about(self, number: int, name: str = SESSION_FILE) -> dict[str, Any]:
-        """Returns what a session says of itself; nothing where that stays damaged, as one answer may be."""
+        """Returns the description of a session, or {} if it is still damaged after several tries."""
         run = self._run
         for attempt in range(1, _FEW_TRIES + 1):
             about: dict[str, Any] = self._patiently(lambda: run.about_session(number, name))
@@ -300,10 +301,10 @@ class Claim:
         return {}
 
     def _patiently(self, ask: Callable[[], Any]) -> Any:
-        """Asks the store, for half a minute where it does not answer.
+        """Asks the store, and retries for half a minute if it doesn't respond.
 
         Raises:
-            RunPathError: it does not answer, or refuses.
+            RunPathError: the store doesn't respond, or refuses.
         """
         for attempt in range(1, _TRIES + 1):
             try:
@@ -317,7 +318,7 @@ class Claim:
     def _unreachable(self, error: Exception) -> RunPathError:
         return RunPathError(
             f"the run in {redact_text(self.uri)!r} cannot be opened: {redact_text(str(error))}. "
-            "Mend that, or write to a local folder."
+            "Fix this, or write to a local folder."
         )
 
 
@@ -326,7 +327,7 @@ def _pause_after(attempt: int) -> float:
 
 
 def _tries_after(error: Exception) -> int:
-    """Returns how often is asked in all; a proxy may have refused once, or damaged what came."""
+    """Returns the number of tries; a proxy may refuse once, or damage a response."""
     return _TRIES if isinstance(error, TransientStoreError) else _FEW_TRIES
 
 

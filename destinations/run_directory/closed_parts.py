@@ -1,4 +1,4 @@
-"""`ClosedParts`: the rows that are closed, as Parquet, and the history that says which of them belong.
+"""`ClosedParts`: closed rows as Parquet, and the history that says which of them belong to the run.
 
 A closed part never changes. Runs in the writer thread.
 """
@@ -24,14 +24,14 @@ class ClosedParts:
     """The closed parts of one rank.
 
     Args:
-        csv: the path of the CSV, whose name they have.
+        csv: the path of the CSV, which the parts are named after.
         disk: the disk operations.
-        first: the least number of a part that is closed from here on.
+        first: the lowest number that a new part may have.
 
     Attributes:
-        folder: of the parts.
+        folder: the folder of the parts.
         chain: which sessions wrote the rows of the CSV and of the parts.
-        format2: the number of the last part of a folder of format 2.
+        format2: the number of the last part in a folder of format 2.
     """
 
     def __init__(self, csv: Path, disk: Disk = DISK, *, first: int = 1) -> None:
@@ -43,39 +43,39 @@ class ClosedParts:
         self._first = first
 
     def open(self, limit: int | None) -> None:
-        """Reads the history, and removes what no session has closed.
+        """Reads the history, and removes parts that no session has closed.
 
         Args:
-            limit: how many bytes of the history count; None where no position says so.
+            limit: how many bytes of the history count; None without a position.
         """
         self.chain = RowChain.read(self._csv, limit)
         there = part_numbers(self.folder)
         if not self.chain.size:
             self.chain.add_format2(self._csv, (number for number in there if number <= self.format2))
         last = max((part.number for parts in self.chain.parts.values() for part in parts), default=0)
-        # They were being closed when their writer was killed: their rows are in the CSV, or in the journal.
-        # Only a position says so; without one, a history that is cut would look the same.
+        # Later parts were being closed when their writer was killed; their rows are in the CSV or the
+        # journal. This needs a position, because a truncated history would look the same.
         for number in [] if limit is None else there:
             if number > last and (part := Part.find(self.folder, number)) is not None:
                 self._disk.unlink(part.path)
 
     @property
     def last(self) -> int:
-        """The number of the last closed part before the CSV; 0 if there is none."""
+        """The number of the last closed part before the CSV; 0 for none."""
         return max((part.number for part, _ in self.chain.preceding()), default=0)
 
     @property
     def size(self) -> int:
-        """The size of all closed parts that are there, in bytes."""
+        """The size of all existing closed parts, in bytes."""
         return sum(part.size for part in self.present())
 
     def present(self) -> list[Part]:
-        """Returns the closed parts before the CSV that are there."""
+        """Returns the existing closed parts before the CSV."""
         found = (Part.find(self.folder, part.number, keep, part) for part, keep in self.chain.preceding())
         return [part for part in found if part is not None]
 
     def rows_missing(self, part: SealedPart) -> int:
-        """Returns how many rows of a closed part are not there any more."""
+        """Returns how many rows of a closed part are gone."""
         try:
             is_there = part_path(self.folder, part.number).stat().st_size == part.size
         except OSError:
@@ -83,7 +83,7 @@ class ClosedParts:
         return 0 if is_there else part.rows
 
     def close(self, rows: CsvSnapshot, count: int, between: Callable[[], None]) -> SealedPart:
-        """Writes rows of the newest session as a part, which counts once the history has its line.
+        """Writes rows of the newest session as a part, which counts once the history lists it.
 
         Args:
             rows: the rows.
@@ -103,7 +103,7 @@ class ClosedParts:
         return SealedPart(number, self.chain.newest, count, len(content), zlib.crc32(content), rows.size)
 
     def count_format2(self) -> list[bytes]:
-        """Returns lines of the parts of a folder of format 2; none where it has a history."""
+        """Returns history lines for the parts of a folder of format 2; none if it has a history."""
         lines = []
         for part in [] if self.chain.size else self.present():
             with contextlib.closing(part.open()) as file:
@@ -114,7 +114,7 @@ class ClosedParts:
     # Rows of earlier sessions, for the CSV.
 
     def lines_of(self, kept: Iterable[tuple[SealedPart, Keep]], columns: Sequence[str]) -> Iterator[bytes]:
-        """Yields rows as lines with these columns, some at a time."""
+        """Yields rows as chunks of lines with these columns."""
         for sealed, keep in kept:
             part = Part.find(self.folder, sealed.number, keep)
             if part is None:
@@ -125,7 +125,7 @@ class ClosedParts:
                     yield rearranged(chunk, own, columns)
 
     def look_at(self, kept: Iterable[tuple[SealedPart, Keep]]) -> tuple[dict[str, None], int]:
-        """Returns the columns of rows, and how many there are."""
+        """Returns the columns and the number of the rows in closed parts."""
         found: dict[str, None] = {}
         rows = 0
         for sealed, keep in kept:
@@ -138,7 +138,7 @@ class ClosedParts:
     # The history.
 
     def write_history(self, *lines: bytes) -> None:
-        """Appends lines to the file of the history; they count once a position says so."""
+        """Appends lines to the file of the history; they count once a position covers them."""
         path = history_path(self._csv)
         fd = self._disk.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC)
         try:
@@ -160,7 +160,7 @@ class ClosedParts:
 
 
 def rearranged(chunk: bytes, own: Sequence[str], wanted: Sequence[str]) -> bytes:
-    """Returns lines with other columns; their cells are numbers."""
+    """Returns lines of numbers, rearranged to other columns."""
     if list(own) == list(wanted):
         return chunk
     places = {name: at for at, name in enumerate(own)}

@@ -1,4 +1,4 @@
-"""Turns the closed parts of earlier versions of this package, CSV or Parquet, into those of this one."""
+"""Converts closed parts of earlier versions of this package, CSV or Parquet, to the current version."""
 
 import contextlib
 from collections.abc import Iterator
@@ -15,18 +15,18 @@ __all__ = ["convert_parts"]
 
 
 def convert_parts(run_dir: Path, rank: int) -> Iterator[tuple[Part, str]]:
-    """Turns the parts of a rank that an earlier version has closed into parts of this one.
+    """Converts the parts of a rank that an earlier version has closed.
 
     Args:
-        run_dir: the folder of the run, which nobody writes.
-        rank: of the rows.
+        run_dir: the folder of the run, which no process may be writing.
+        rank: the rank that logged the rows.
 
     Yields:
-        Each of them, with why it stays as it is; empty where it does not.
+        Each part that needs conversion, with the reason if it can't be converted, else "".
 
     Raises:
         RunInUseError: a process writes to the run.
-        OSError: a part cannot be read, or the disk is full.
+        OSError: a part can't be read, or the disk is full.
     """
     lock = WriterLock(run_dir / lock_name(rank))
     lock.acquire()

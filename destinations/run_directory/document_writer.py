@@ -1,4 +1,4 @@
-"""`DocumentWriter`: writes the documents of a run when they are due, and shows that the run is alive.
+"""`DocumentWriter`: writes the documents of a run when they are due, and its heartbeat.
 
 Its methods run in the writer thread, except `begin`.
 """
@@ -29,22 +29,22 @@ if TYPE_CHECKING:
 __all__ = ["DocumentWriter"]
 
 _DOCUMENT_SECONDS = 5.0
-# Makes room for the final documents on a full disk.
+# Reserved, to make room for the final documents on a full disk.
 _RESERVE_BYTES = 64 << 10
 
 
 @attrs.define(eq=False, slots=False, repr=False, kw_only=True)
 class DocumentWriter:
-    """Writes sidecar, hyperparameters, sessions and environment on rank 0, and the summary on each rank.
+    """Writes sidecar, hyperparameters, sessions, and environment on rank 0, and the summary on each rank.
 
     Args:
         root: the folder of the run.
-        state: the run.
-        documents: what is written; None on ranks other than 0.
-        describe: takes the ranks, and returns the content of `environment.json`.
-        on_error: called with what keeps the environment from being written.
-        report: returns what the sidecar says of the rows of this session.
-        summary: returns the statistics of the rows, and the mark of the CSV that they are of.
+        state: the state of the run.
+        documents: the documents; None on ranks other than 0.
+        describe: returns the content of `environment.json`, given the ranks.
+        on_error: called with an error that prevents writing the environment.
+        report: returns the sidecar's fields about the rows of this session.
+        summary: returns the statistics of the rows, and the mark of the CSV that they cover.
     """
 
     _root: Path
@@ -57,7 +57,7 @@ class DocumentWriter:
 
     def __attrs_post_init__(self) -> None:
         self.are_due = True
-        """Whether something has changed since they were written."""
+        """Whether something has changed since the documents were written."""
         self._written_at = -math.inf
         self._heartbeat_at = 0.0
         self.environment: Thread | None = None
@@ -77,11 +77,11 @@ class DocumentWriter:
         """Writes the first documents."""
         self.touch()
         if self._documents is not None:
-            # A new run has nothing to lose until the writer thread's first turn syncs it.
+            # A new run has nothing to lose yet; the writer thread's first turn syncs it.
             self._write_documents(durable=not self._documents.is_new)
 
     def touch(self, after_seconds: float = 0.0) -> bool:
-        """Shows that the run is alive; returns False, and does nothing, where so little time has passed."""
+        """Touches the heartbeat; returns False, without touching it, if too little time has passed."""
         if time.monotonic() - self._heartbeat_at <= after_seconds:
             return False
         self._heartbeat_at = time.monotonic()
@@ -97,18 +97,18 @@ class DocumentWriter:
         return True
 
     def write_again(self) -> None:
-        """Schedules all documents to be written at once: the folder is another one."""
+        """Schedules all documents to be written at once, because the folder was replaced."""
         self._environment_due = self._documents is not None
         self.are_due, self._written_at = True, -math.inf
         if self._documents is not None:
             self._documents.rewrite_files()
 
     def write(self, *, is_last: bool, is_urgent: bool) -> None:
-        """Writes what is due.
+        """Writes the documents that are due.
 
         Args:
             is_last: whether the run ends.
-            is_urgent: whether what is due does not wait for the interval.
+            is_urgent: whether to write them without waiting for the interval.
         """
         self._write_environment(is_last=is_last)
         if self._documents is not None and self._documents.follow(self._state):
@@ -123,12 +123,12 @@ class DocumentWriter:
             self.are_due = False
 
     def wait(self, deadline: float) -> None:
-        """Waits for the environment, until a time of `time.monotonic`."""
+        """Waits for the environment until a `time.monotonic` deadline."""
         if self.environment is not None:
             self.environment.join(max(0.0, deadline - time.monotonic()))
 
     def keep_reserve(self) -> None:
-        """Reserves room on the disk for the final documents."""
+        """Reserves disk space for the final documents."""
         if self._documents is not None:
             fd = os.open(self._reserve, os.O_RDWR | os.O_CREAT, 0o666)
             try:
@@ -137,12 +137,12 @@ class DocumentWriter:
                 os.close(fd)
 
     def free_reserve(self) -> None:
-        """Gives the room back."""
+        """Frees the reserved disk space."""
         with contextlib.suppress(OSError):
             self._reserve.unlink()
 
     def _write_environment(self, *, is_last: bool) -> None:
-        """Begins to write `environment.json`, once, and at the end if it was deleted."""
+        """Starts writing `environment.json`, once, and again at the end if it was deleted."""
         if is_last and self.environment is not None and not self.environment.is_alive():
             self._environment_due |= not (self._root / ENVIRONMENT).exists()
         if self._environment_due:

@@ -1,12 +1,13 @@
-"""The documents of a run: `sidecar.json`, `summary.json`, `hparams.yaml` and `sessions.jsonl`.
+"""The documents of a run: `sidecar.json`, `summary.json`, `hparams.yaml`, and `sessions.jsonl`.
 
 Each is a small file that is replaced as a whole.
 
-The first two contain the fields of stable-pretraining's `RegistryLogger`, written as it writes them, and our
-own.
+The first two contain the fields of stable-pretraining's `RegistryLogger`, written as it writes them, plus
+ours.
 
-Runs in the writer thread, except `add_hyperparameters`, `write_hparams` and the first write.
-That one syncs only if the run is not new: a file renamed before it is synced may be empty after a power loss.
+Runs in the writer thread, except `add_hyperparameters`, `write_hparams`, and the first write. The first write
+syncs only if the run isn't new, because a file that is renamed before it is synced may be empty after a power
+loss.
 """
 
 from __future__ import annotations
@@ -71,14 +72,14 @@ __all__ = [
 _MAX_LIST_ITEMS = 100
 _MOST_YAML_BYTES = 4 << 20
 _MOST_VALUES = 100_000
-_MOST_DIGITS = 4300  # As `int` reads.
+_MOST_DIGITS = 4300  # The limit of `int`.
 _MOST_NESTED = 1000
 _REWOUND = "training goes on from an earlier checkpoint"
 _SCHEMA_VERSION = 1
 
 
 def flat_hyperparameters(hyperparameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns hyperparameters with dotted names, including list indices; long lists become one JSON text."""
+    """Returns hyperparameters with dotted names, including list indices; a long list becomes JSON."""
     flat: dict[str, Any] = {}
 
     def add(prefix: str, value: Any) -> None:
@@ -99,20 +100,20 @@ def flat_hyperparameters(hyperparameters: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Documents:
-    """The sidecar, the hyperparameters and the sessions of a run.
+    """The sidecar, the hyperparameters, and the sessions of a run.
 
-    Changes by other programs to `sidecar.json` are kept: foreign fields, and tags and notes that differ from
-    those written last.
+    Keeps changes that other programs make to `sidecar.json`: unknown fields, and tags and notes that differ
+    from those written last.
 
     Args:
         run_dir: the folder of the run.
-        run_id: the id of a new run; an existing one keeps its own.
+        run_id: the id of a new run; an existing run keeps its own.
         tags: added to the existing tags.
-        notes: used if there are none.
+        notes: the notes, if there are none.
         now: the start time of a new run, in seconds since 1970.
         writer: the name of the writer; "" for the trainer.
         disk: the disk operations.
-        fork: where a new run follows another one.
+        fork: where a new run follows another run.
     """
 
     def __init__(
@@ -140,14 +141,14 @@ class Documents:
         }
         self._checkpoint_path = existing.get("checkpoint_path")
         self._checkpoint_uris = _texts(existing.get("checkpoint_uris"))
-        # The checkpoint of this session that was noted last.
+        # The last recorded checkpoint of this session.
         self._followed: str | None = None
         try:
             self.hyperparameters = read_hparams(run_dir / HPARAMS)
-        except (OSError, ValueError):  # Replaced by those of this session.
+        except (OSError, ValueError):  # This session's hyperparameters replace them.
             self.hyperparameters = {}
-        # What earlier sessions had, and what this one was given between its checkpoints, by its place among
-        # the records of the session.
+        # The hyperparameters of earlier sessions, and those that this session was given between its
+        # checkpoints, by their place among the records of the session.
         self._earlier_hyperparameters = self.hyperparameters
         self._own_hyperparameters: dict[int, dict[str, Any]] = {}
         self._is_saved = False
@@ -159,8 +160,8 @@ class Documents:
         if fork is not None and not self.sessions.before:
             self._follow()
         self.is_new = not existing and not self.hyperparameters
-        """Whether there were no documents that a power loss could destroy."""
-        # Status and end time while the run is open; `close` sets those below instead.
+        """Whether there were no earlier documents that a power loss could destroy."""
+        # Status and end time while the run is open; `close` sets the attributes below.
         self.live_status: tuple[str, float | None] = ("running", None)
         self.status = "running"
         self.exception: str | None = None
@@ -185,7 +186,7 @@ class Documents:
         session.update(status=status, exception=exception)
         if stop_reason is not None:
             session["stop_reason"] = stop_reason
-        # Set last: readers of `end` rely on status and exception.
+        # Set last, because readers of `end` rely on status and exception.
         session["end"] = at
 
     def add_tag(self, tag: str) -> None:
@@ -194,25 +195,25 @@ class Documents:
             self._tags = [*self._tags, tag]
 
     def note_checkpoint(self, place: Mapping[str, Any]) -> None:
-        """Notes how much the session had logged at a checkpoint, which later hyperparameters are not in.
+        """Records how much the session had logged at a checkpoint; later hyperparameters aren't part of it.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: the record can't be written.
         """
         self._is_saved = True
         append_record(session_path(self._run_dir, self.sessions.current, CHECKPOINTS), dict(place))
 
     def add_hyperparameters(self, hyperparameters: dict[str, Any], place: int = 0) -> None:
-        """Adds hyperparameters to what earlier calls gave.
+        """Merges hyperparameters into those of earlier calls.
 
         Args:
-            hyperparameters: nested.
+            hyperparameters: nested hyperparameters.
             place: how many records the session had before.
         """
         own = self._own_hyperparameters
         if not self._is_saved:
             place = max(own, default=0)
-        # Made plain here too, for calls without a logger: one value that YAML refuses would cost all others.
+        # Also made plain here, for calls without a logger: one value that YAML refuses would lose all others.
         new = merged(own.get(place, {}), plain_config(hyperparameters))
         self._own_hyperparameters, self._is_saved = {**own, place: new}, False
         self._merge_hyperparameters()
@@ -222,39 +223,39 @@ class Documents:
         self.hyperparameters = functools.reduce(merged, own, self._earlier_hyperparameters)
 
     def continue_from(self, step: int, checkpoint: Follows | None = None) -> bool:
-        """Notes from where training goes on, once that is known.
+        """Records where training continues, once that is known.
 
         Args:
-            step: the number of batches before it.
-            checkpoint: what the session that saved it had. Default: the session before this, up to the step.
+            step: the number of batches before that place.
+            checkpoint: the place of the loaded checkpoint. Default: the previous session, up to the step.
 
         Returns:
-            Whether that is a place of another run, which this one is a fork of.
+            Whether the place is in another run, which this run is a fork of.
         """
         follows = self.sessions.continue_from(step, checkpoint)
         self._follow()
         return follows is not None and follows.run is not None
 
     def _follow(self) -> None:
-        """Takes the hyperparameters of what the session follows."""
+        """Loads the hyperparameters of the sessions that this one follows."""
         found = hyperparameters_of(self._run_dir, self.sessions.before, self.sessions.chain())
         if found is not None:
             self._earlier_hyperparameters = found
             self._merge_hyperparameters()
 
     def begin_session(self, now: float) -> None:
-        """Begins a session of this process again, which continues from an earlier place."""
+        """Begins another session in this process, which continues from an earlier place."""
         self.sessions.begin(now)
         self._earlier_hyperparameters, self._own_hyperparameters = self.hyperparameters, {}
         self._hparams_written, self._is_saved = None, False
 
     def write_history(self, *, durable: bool = True) -> None:
-        """Writes what the session follows, and the hyperparameters that it has with that."""
+        """Writes what the session follows, and the resulting hyperparameters."""
         self.sessions.write(self.live_status, durable=durable)
         self.write_hparams(durable=durable)
 
     def follow(self, state: State) -> bool:
-        """Updates the newest checkpoint and the status of an open run; returns whether one has changed."""
+        """Updates the newest checkpoint and the status of an open run; returns whether either changed."""
         self.stop_reason = None if state.stop_reason is None else redact_text(state.stop_reason)
         checkpoint, status = state.last_checkpoint, str(state.status)
         has_new = checkpoint is not None and checkpoint != self._followed
@@ -266,11 +267,11 @@ class Documents:
         return has_new
 
     def rewrite_files(self) -> None:
-        """Schedules every file to be written again, after the folder was recreated."""
+        """Schedules every file to be rewritten after the folder was recreated."""
         self._hparams_written = None
 
     def write_hparams(self, *, durable: bool = True) -> None:
-        """Writes `hparams.yaml` if it changed or is not yet synced; any thread may call.
+        """Writes `hparams.yaml` if it changed or isn't synced yet. Thread-safe.
 
         Args:
             durable: whether to sync it.
@@ -350,7 +351,7 @@ def write_summary(
         rank: the rank that logged the metrics.
         run_id: the id of the run.
         statistics: the statistics of the metrics.
-        csv: the fingerprint of the part of the CSV that they cover, see `RankWriter`.
+        csv: the mark of the rows that the statistics cover, see `layout.csv_mark`.
         disk: the disk operations.
     """
     epoch = statistics.last_epoch
@@ -373,10 +374,10 @@ def _texts(value: Any) -> list[str]:
 
 
 class SessionLog:
-    """The lines of `sessions.jsonl`, one per process that wrote to the run; the last is that of this process.
+    """The lines of `sessions.jsonl`, one per session; the last line belongs to the current session.
 
-    The file is replaced as a whole, so that a line can be completed when its session ends. A session that
-    ended without closing gets the status "killed" from the next one.
+    The file is replaced as a whole, so that a line can be completed when its session ends. If a session ended
+    without closing, the next one sets its status to "killed".
 
     Args:
         run_dir: the folder of the run.
@@ -389,7 +390,7 @@ class SessionLog:
         self._run_dir = run_dir
         self._disk = disk
         self._fork = fork
-        # Any thread may write, one after the other. Reentrant: a signal handler may log.
+        # Any thread may write, one at a time. Reentrant: a signal handler may log.
         self._writing = threading.RLock()
         self._lines, self._damaged = read_lines(run_dir)
         for line in self._lines:
@@ -404,7 +405,7 @@ class SessionLog:
         return self._lines[:-1]
 
     def begin(self, now: float) -> None:
-        """Begins a session, which continues the newest one."""
+        """Begins a session that continues the newest one."""
         before = self._lines[-1] if self._lines else None
         if before is not None and before.get("end") is None and before.get("status") == "running":
             before.update(status="stopped", end=now, stop_reason=_REWOUND)
@@ -425,7 +426,7 @@ class SessionLog:
         self._lines.append(self.current)
 
     def continue_from(self, step: int, checkpoint: Follows | None) -> Follows | None:
-        """Notes and returns from where this session goes on; see `Documents.continue_from`."""
+        """Records and returns where this session continues; see `Documents.continue_from`."""
         self.current["resume_step"] = step
         known = {line.get("session") for line in self.before}
         parent = None if checkpoint is None or checkpoint.session in known else self._parent_of(checkpoint)
@@ -441,7 +442,7 @@ class SessionLog:
         return follows
 
     def _parent_of(self, checkpoint: Follows) -> Parent | None:
-        """Returns the parent of this fork that has saved a checkpoint."""
+        """Returns the parent of this fork that saved a checkpoint, if any."""
         for parent in find_parents(self._run_dir):
             if any(line.get("session") == checkpoint.session for line in read_sessions(parent.path)):
                 return parent
@@ -461,7 +462,7 @@ class SessionLog:
             durable: whether to sync it.
         """
         with self._writing:
-            # A copy: the thread that trains may begin a session meanwhile.
+            # A copy, because the training thread may begin a session meanwhile.
             *before, own = self._lines
             if own["end"] is None:
                 own = {**own, "status": live_status[0], "end": live_status[1]}
@@ -480,15 +481,15 @@ class SessionLog:
 
 
 def _hparams_name(place: int) -> str:
-    """Returns the document of what a session was given once it had logged so many records."""
+    """Returns the file name of the hyperparameters that a session got after logging `place` records."""
     return HPARAMS if not place else f"{HPARAMS.removesuffix('.yaml')}.{place}.yaml"
 
 
 def hyperparameter_files(run_dir: Path) -> dict[str, dict[int, Path]]:
-    """Returns what each session has of its hyperparameters, by what the names of its files begin with.
+    """Returns the hyperparameter files of each session, by the prefix of their names.
 
     Returns:
-        Each file, by how many records its session had logged.
+        For each prefix, the files by how many records the session had logged.
     """
     found: dict[str, dict[int, Path]] = {}
     for path in (run_dir / SESSIONS_FOLDER).glob("*.yaml"):
@@ -506,16 +507,16 @@ def session_hyperparameters(
     records: int | None = None,
     files: Mapping[str, Mapping[int, Path]] | None = None,
 ) -> dict[str, Any]:
-    """Returns what a session was given; only before it had logged so many records, if that is given.
+    """Returns the hyperparameters that a session was given.
 
     Args:
         run_dir: the folder of the run.
-        line: of the session.
-        records: how many records belong; None for all.
-        files: what `hyperparameter_files` returns, where several sessions are read.
+        line: the line of the session.
+        records: includes only those given before the session had logged this many records. None for all.
+        files: the result of `hyperparameter_files`, if several sessions are read.
 
     Raises:
-        OSError: a file cannot be read.
+        OSError: a file can't be read.
         ValueError: a file is damaged, or an earlier version wrote the session.
     """
     start = session_path(run_dir, line, HPARAMS).name.partition(".")[0]
@@ -528,15 +529,17 @@ def session_hyperparameters(
 def hyperparameters_of(
     run_dir: Path, lines: Iterable[Mapping[str, Any]], chain: Chain
 ) -> dict[str, Any] | None:
-    """Returns what the sessions of a chain were given, one after the other, as far as it belongs.
+    """Returns the merged hyperparameters of a chain's sessions, as far as they belong to the run.
 
     Args:
         run_dir: the folder of the run.
-        lines: the sessions' lines; others are left out. A fork begins with what its parent had.
+        lines: the lines of the sessions; sessions without a line are left out. A fork begins with the
+            hyperparameters of its parent.
         chain: the sessions.
 
     Returns:
-        The hyperparameters; None where they cannot be read, or an earlier version wrote one of the sessions.
+        The hyperparameters, or None if they can't be read, or if an earlier version wrote one of the
+        sessions.
     """
     by_id: dict[str, Mapping[str, Any]] = {str(line.get("session")): line for line in lines}
     found: dict[str, Any] = {}
@@ -562,11 +565,11 @@ def hyperparameters_of(
 
 
 def read_hparams(path: Path) -> dict[str, Any]:
-    """Returns the content of `hparams.yaml`; empty if it is not a mapping.
+    """Returns the content of `hparams.yaml`, or {} if it isn't a mapping.
 
     Raises:
-        OSError: it cannot be read, or is too large.
-        ValueError: it is damaged, or has more than 100,000 values.
+        OSError: the file can't be read, or is too large.
+        ValueError: the file is damaged, or has more than 100,000 values.
     """
     raw = read_regular(path, _MOST_YAML_BYTES)
     try:
@@ -583,14 +586,14 @@ def read_hparams(path: Path) -> dict[str, Any]:
 
 
 def _loader() -> Any:
-    """Returns a safe loader that reads the Python objects Lightning dumps as plain mappings and lists."""
+    """Returns a safe loader that reads Python objects in Lightning's dumps as mappings and lists."""
     base = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
     class Loader(base):  # type: ignore[misc, valid-type]  # whichever PyYAML was built with
         def flatten_mapping(self, node: Any) -> None:
             super().flatten_mapping(node)
             if len(node.value) > _MOST_VALUES:
-                # Merge keys that double a mapping at each level.
+                # Merge keys can double a mapping at each level.
                 raise yaml.YAMLError(f"it has more than {_MOST_VALUES} values")
 
     def plain(loader: Any, _: str, node: Any) -> Any:
@@ -602,7 +605,7 @@ def _loader() -> Any:
         return loader.construct_scalar(node)
 
     def whole(loader: Any, node: Any) -> Any:
-        # "1:1:1", a number to base 60, takes time that grows with the square of its digits.
+        # The time to read a base-60 number such as "1:1:1" grows with the square of its digits.
         if len(node.value) > _MOST_DIGITS:
             raise yaml.YAMLError(f"an integer has more than {_MOST_DIGITS} digits")
         return loader.construct_yaml_int(node)
@@ -613,8 +616,8 @@ def _loader() -> Any:
 
 
 def _check_depth(raw: bytes) -> None:
-    """Refuses deep nesting: the loader in C recurses without a limit, and the process would be killed."""
-    # Other than by these marks, depth needs indentation, whose bytes grow with its square.
+    """Refuses deep nesting, since the C loader recurses without a limit and would crash the process."""
+    # Without these characters, depth needs indentation, whose size grows with the square of the depth.
     if sum(map(raw.count, (b"[", b"{", b"-", b"?"))) <= _MOST_NESTED:
         return
     depth = 0
@@ -629,7 +632,7 @@ def _check_depth(raw: bytes) -> None:
 
 
 def _check_size(data: Any) -> None:
-    """Refuses too many values; with aliases, a file of a few lines can expand to any number."""
+    """Refuses too many values; with aliases, a file with a few lines can expand to any number."""
     pending, count = [data], 0
     while pending:
         value = pending.pop()

@@ -1,9 +1,9 @@
-"""Moves rows from the journal to `metrics.csv`, each exactly once, whenever the process may be killed.
+"""Moves each row from the journal to `metrics.csv` exactly once, whenever the process is killed.
 
-The order of writes guarantees it: lines are appended to the CSV, then `position.json` is replaced by one that
-covers them. In between, readers ignore the new lines and find their rows in the journal. A replacement of the
-CSV (new columns, other rows of earlier sessions, the next one after a part was closed) is announced in the
-position first; see `Position`. Nothing is appended to a file before the position is of that file alone.
+The order of writes guarantees it. Lines are appended to the CSV, then `position.json` is replaced by one that
+covers them; in between, readers ignore the new lines and find their rows in the journal. Replacing the CSV,
+for new columns, other rows of earlier sessions, or after closing a part, is announced in the position first;
+see `Position`. Nothing is appended to a file until the position describes only that file.
 
 Runs in the writer thread.
 """
@@ -42,7 +42,7 @@ PART_BYTES = 64 << 20
 """The size of `metrics.csv` at which it is closed as a part."""
 _REWRITE_BYTES_PER_SECOND = 4 << 20
 _REWRITE_SHARE_OF_NEW = 4
-# A file of so many bytes, or of twice its header, is written again for each new name, whatever else was.
+# A file of up to this size, or twice its header, is always rewritten for a new name.
 _SMALL_BYTES = 64 << 10
 _log = logging.getLogger("destinations")
 
@@ -51,9 +51,9 @@ _Names = tuple[str, ...]
 
 @attrs.define(eq=False)
 class _RowsOf:
-    """The rows of certain names: how many the file got since it was opened, and what statistics lack.
+    """Rows with certain names: how many were added to the file, and those not yet in the statistics.
 
-    `values` are blocks of rows, float64 `(rows, metrics)`, and lists of tuples.
+    `values` contains blocks of rows, float64 `(rows, metrics)`, and lists of tuples.
     """
 
     names: _Names
@@ -61,11 +61,11 @@ class _RowsOf:
     steps: list[int | None] = attrs.field(factory=list)
     values: list[Any] = attrs.field(factory=list)
     last: int = 0
-    """The number of the last one among all rows."""
+    """The number of the last such row among all rows."""
 
 
 class RowBuffer:
-    """Buffers lines to write, the row that later rows of its step may join, and values for statistics.
+    """Buffers lines to write, the row that later calls may share, and values for statistics.
 
     Args:
         csv: the file that the lines are for.
@@ -76,22 +76,22 @@ class RowBuffer:
         self._lines: list[bytes] = []
         self.line_count = 0
         """The number of complete lines."""
-        # The last row, which later calls may share, and where its first call begins in the segment.
+        # The last row, which later calls may share, and the offset of its first call.
         self._pending: Call | None = None
         self._start = 0
         self._rows_of: dict[_Names, _RowsOf] = {}
-        # Those of the last row, and those with values that statistics lack.
+        # The entry of the last row, and the entries with values that aren't in the statistics yet.
         self._current = _RowsOf(())
         self._fresh: list[_RowsOf] = []
         self._count = 0
         self._last_epoch: int | None = None
 
     def end_of_lines(self, end: int) -> int:
-        """Returns the offset before which all calls are lines, given the one before which all were read."""
+        """Returns the offset before which all calls are lines, given the offset that was read up to."""
         return end if self._pending is None else self._start
 
     def add(self, call: Call, start: int) -> None:
-        """Adds a call, which begins at an offset."""
+        """Adds a call that begins at an offset."""
         both = None if self._pending is None else self._pending.joined(call)
         if both is None:
             self.finish_line()
@@ -99,7 +99,7 @@ class RowBuffer:
         self._pending = both or call
 
     def add_block(self, names: _Names, block: RowBlock, start: int) -> None:
-        """Adds many calls from an offset on; only the first of them may share a row with one before it."""
+        """Adds a block of calls that begins at an offset; only its first call may share the pending row."""
         steps, epochs, times, values = block.steps, block.epochs, block.times, block.values
         size, first = block.size // len(steps), 0
         if self._pending is not None and self._pending.step == steps[0]:
@@ -125,7 +125,7 @@ class RowBuffer:
                 self._lines.append(formatter.line(step, epoch, at, values).encode())
                 self._note(names, [step], [values], epoch)
             else:
-                # A row of a block: step and epoch are always known.
+                # A row of a block always has a step and an epoch.
                 rows, own = values[None], ([step or 0], [epoch or 0], np.array([at]))
                 self._lines.append(formatter.lines(*own, rows))
                 self._note(names, [step], rows, epoch)
@@ -138,14 +138,14 @@ class RowBuffer:
         return lines
 
     def update_statistics(self, statistics: Aggregate) -> tuple[int, int | None]:
-        """Adds the lines since the last call to the statistics.
+        """Adds the rows since the last call to the statistics.
 
         Returns:
             The number of rows, and the step of the last one.
         """
         fresh, self._fresh = self._fresh, []
         rows, last_step = 0, None
-        # The last value of a metric is that of the last row that has it.
+        # In order, so that the last value of a metric comes from the last row that has it.
         for one in sorted(fresh, key=lambda one: one.last):
             steps, values = one.steps, one.values
             one.steps, one.values = [], []
@@ -162,11 +162,11 @@ class RowBuffer:
         self._fresh = []
 
     def begin_file(self) -> None:
-        """Notes that the file is another one, which has no rows yet."""
+        """Notes that a new file was begun, which has no rows yet."""
         self._rows_of, self._current = {}, _RowsOf(())
 
     def columns_in_use(self) -> list[str]:
-        """Returns the columns that the next file needs: of rows of this one, and of the pending one."""
+        """Returns the columns for the next file: those that several rows or the pending row have."""
         rows: Counter[str] = Counter()
         for one in self._rows_of.values():
             for name in one.names:
@@ -199,12 +199,12 @@ class JournalDrain:
         run_dir: the folder of the run.
         folder: the journal of the rank.
         csv: the CSV of the rank.
-        journal: the writing end of a live journal; None to drain what a dead process left.
-        on_rollback: called once a session follows an earlier place, with the number of rows that do not count
-            any more. Does not raise; `statistics` are to be computed again.
-        on_change: called after another program has changed the CSV; as `on_rollback`.
-        between: called after each chunk of rows, also of those that are read or written again.
-        clock: monotonic seconds.
+        journal: the writing end of a live journal; None to drain the journal of a dead process.
+        on_rollback: called when a session follows an earlier place, with the number of rows that no longer
+            count. Must not raise. Afterwards, the caller has to compute `statistics` again.
+        on_change: called after another program has changed the CSV; like `on_rollback`.
+        between: called after each chunk of rows that is read or written.
+        clock: returns monotonic seconds.
         disk: the disk operations.
         part_bytes: the size at which the CSV is closed as a part.
     """
@@ -225,10 +225,10 @@ class JournalDrain:
         self.rows = 0
         """Rows drained by this object."""
         self.missing = 0
-        """Rows that others took out of the CSV or the journal, and that cannot be restored."""
+        """Rows that other programs removed from the CSV or the journal, and that can't be restored."""
         files = None if self._journal is None else self._journal.files
         self.source = JournalSource(self._folder, files, self._disk)
-        """What is not drained yet."""
+        """The rows that aren't drained yet."""
         self._buffer = RowBuffer(self._csv)
         self.file = RowFile(
             self._csv,
@@ -240,7 +240,7 @@ class JournalDrain:
             self._disk,
             self._part_bytes,
         )
-        """The CSV, its parts and its history."""
+        """The CSV, its parts, and its history."""
         self._opened_at = self._clock()
         self._drained_bytes = self._rewritten_bytes = 0
         self._foreign_files = 0
@@ -248,20 +248,12 @@ class JournalDrain:
 
     # Opening.
 
-    def open(self, *, is_new: bool = False) -> bool:
-        """Finds where the last writer stopped, and truncates what it did not finish.
-
-        Args:
-            is_new: whether there was no CSV when the folder was locked: one that is there now is of another
-                program, and is moved out of the way.
+    def open(self) -> bool:
+        """Finds where the last writer stopped, and truncates unfinished writes.
 
         Returns:
             Whether the CSV existed.
         """
-        if is_new:
-            self._keep_aside()
-            with contextlib.suppress(FileNotFoundError):
-                self._disk.unlink(self._csv.path)
         self.file.open()
         self._is_open = True
         checks = self._csv.checks
@@ -270,7 +262,7 @@ class JournalDrain:
         return self._csv.exists
 
     def lost_rows(self) -> int:
-        """Returns how many rows are gone, or only in deleted files; for use when logging has ended."""
+        """Returns how many rows are gone or exist only in deleted files; for use after logging has ended."""
         if self._csv.exists and not self._csv.is_in_place():
             lost = self.rows
         else:
@@ -286,7 +278,7 @@ class JournalDrain:
             The number of rows drained.
 
         Raises:
-            OSError: disk full or folder deleted; the next run repeats what was not committed.
+            OSError: the disk is full or the folder was deleted; the next run repeats what wasn't committed.
         """
         if not self._is_open:
             self.open()
@@ -308,7 +300,7 @@ class JournalDrain:
         return self.rows - before
 
     def _drain_segment(self) -> None:
-        """Drains one segment. The source is before the row that later calls may share."""
+        """Drains one segment, except the row that later calls may share."""
         source, buffer = self.source, self._buffer
         with contextlib.closing(source.frames()) as frames:
             for start, end, found in frames:
@@ -319,7 +311,7 @@ class JournalDrain:
                         self._have_columns(names)
                         buffer.add_block(names, block, start)
                     case _:
-                        # The lines before it are written, and read no more.
+                        # Write the lines before it, so that they aren't read again.
                         self._finish_lines()
                         source.offset = start
                         self.file.apply(found)
@@ -351,7 +343,7 @@ class JournalDrain:
         self._between()
 
     def _have_columns(self, names: _Names) -> None:
-        """Adds the columns of a row, and of the next rows with other names, to the file or to a new one."""
+        """Adds the columns of a row, and those of upcoming rows, to the file or to a new one."""
         csv = self._csv
         if not csv.formatter(names).missing:
             return
@@ -360,7 +352,7 @@ class JournalDrain:
         if not csv.exists:
             self.file.begin(wanted)
             return
-        # The pending row stays pending: this one may share it.
+        # The pending row stays pending, because this one may share it.
         self._write_lines()
         if self._is_better_closed():
             self._close_part([*self._buffer.columns_in_use(), *wanted])
@@ -369,10 +361,10 @@ class JournalDrain:
             self.file.replace(csv.prepare_columns([*wanted]))
 
     def _is_better_closed(self) -> bool:
-        """Returns whether the file is closed as a part instead of being written again with new columns.
+        """Returns whether to close the file as a part instead of rewriting it with new columns.
 
-        It is where the file is large and so much was written again lately: that is rationed to a multiple of
-        the bytes of rows plus `_REWRITE_BYTES_PER_SECOND`.
+        True if the file is large and the budget for rewriting is spent, a multiple of the bytes of rows plus
+        `_REWRITE_BYTES_PER_SECOND`.
         """
         size = self._csv.size
         earned = (self._clock() - self._opened_at) * _REWRITE_BYTES_PER_SECOND
@@ -387,7 +379,7 @@ class JournalDrain:
     # Committing.
 
     def _commit(self) -> None:
-        """Commits everything read so far to the disk, then removes drained segments."""
+        """Commits everything read so far to disk, then removes drained segments."""
         self._finish_lines()
         csv = self._csv
         if csv.exists and not self.file.is_committed:
@@ -399,15 +391,15 @@ class JournalDrain:
             self._close_part(self._buffer.columns_in_use())
 
     def _committed(self) -> int | None:
-        """Counts what a position covers, and returns the step of the last row."""
+        """Counts the rows that a position covers, and returns the step of the last one."""
         rows, step = self._buffer.update_statistics(self.statistics)
         self.rows += rows
         return step
 
-    # What other programs do to the files.
+    # Changes by other programs.
 
     def _restore_if_changed(self) -> None:
-        """Recreates a deleted folder, with the CSV from its descriptor; mends a CSV that was changed."""
+        """Recreates a deleted folder and its CSV from the open descriptor, and repairs a changed CSV."""
         csv, journal = self._csv, self._journal
         is_in_place = csv.is_in_place() and self._folder.is_dir()
         if not is_in_place:
@@ -426,7 +418,7 @@ class JournalDrain:
             journal.start_new_segment()
 
     def _mend(self, damage: str) -> int:
-        """Writes the CSV again without what is damaged; returns how many rows are lost."""
+        """Rewrites the CSV without damaged rows, and returns how many are lost."""
         self._keep_aside()
         lost = self.file.mend()
         _log.error(
@@ -436,7 +428,7 @@ class JournalDrain:
         return lost
 
     def _keep_aside(self) -> None:
-        """Copies what is in the place of the CSV to a file in `abandoned/`."""
+        """Copies the file at the path of the CSV to `abandoned/`."""
         path = self._csv.path
         if self._foreign_files >= _MOST_FOREIGN_FILES or not path.is_file() or not path.stat().st_size:
             return

@@ -1,6 +1,6 @@
-"""Describes the environment of a run: host, code, packages, hardware, ranks. Secrets are redacted.
+"""Describes the environment of a run: host, code, packages, hardware, ranks. Redacts secrets.
 
-Runs in a thread of its own: it waits, possibly for seconds, for programs (git, nvidia-smi) while rows must be
+Runs in a separate thread, because it may wait seconds for programs (git, nvidia-smi) while rows must be
 drained.
 """
 
@@ -56,12 +56,13 @@ def write_environment(
 ) -> threading.Thread | None:
     """Writes `environment.json` in a thread, which it starts and returns.
 
-    At the end of the interpreter, Python 3.12 starts no thread: this call writes it, and returns None.
+    While the interpreter exits, Python 3.12 starts no threads. Then this call writes the file and returns
+    None.
 
     Args:
-        paths: where to write it; their folders are made if missing.
-        describe: returns its content; called in that thread.
-        on_error: called with an exception, in that thread.
+        paths: where to write it; missing folders are created.
+        describe: returns its content; called in the thread.
+        on_error: called with an exception in the thread.
     """
 
     def write() -> None:
@@ -83,7 +84,7 @@ def write_environment(
 
 
 def rank_layout(state: "State") -> dict[str, Any]:
-    """Returns the ranks and world sizes of this process, and where they were found."""
+    """Returns the ranks and world sizes of this process, and where they come from."""
     names = ("rank", "local_rank", "world_size", "local_world_size", "node_rank")
     found = state.found_ranks
     return {
@@ -143,15 +144,15 @@ def _git() -> dict[str, Any] | None:
 
 
 def _packages() -> dict[str, str]:
-    """Returns versions by normalised name; the first on the path counts.
+    """Returns versions by normalised name; the first one on the path counts.
 
-    Read from the names of folders: `importlib.metadata` parses a file for each package, which for hundreds of
-    them holds the interpreter lock for half a second.
+    Reads them from folder names, because `importlib.metadata` parses a file for each package, which holds the
+    interpreter lock for half a second with hundreds of packages.
     """
     found: dict[str, str] = {}
     for entry in sys.path:
         try:
-            names = os.listdir(entry or ".")  # noqa: PTH208  # hundreds of names, of which no path is wanted
+            names = os.listdir(entry or ".")  # noqa: PTH208  # hundreds of names, without their paths
         except OSError:
             continue
         for match in filter(None, map(_INSTALLED.fullmatch, names)):
@@ -174,7 +175,7 @@ def _cpu() -> dict[str, Any]:
 
 
 def _gpus() -> list[dict[str, Any]]:
-    """Asks nvidia-smi: torch would create a CUDA context, after which the process cannot fork."""
+    """Asks nvidia-smi, because torch would create a CUDA context, after which the process can't fork."""
     text = _output(
         "nvidia-smi", "--query-gpu=name,memory.total,driver_version,uuid", "--format=csv,noheader,nounits"
     )
@@ -198,7 +199,7 @@ def _output(*command: str) -> str | None:
 
 
 def _output_bytes(*command: str) -> int | None:
-    """Returns the size of a program's output, which may be huge or contain secrets: none of it is kept."""
+    """Returns the size of a program's output without keeping it; it may be huge or contain secrets."""
     try:
         with tempfile.TemporaryFile() as file:
             subprocess.run(  # noqa: S603  # fixed commands

@@ -1,19 +1,20 @@
-"""The folder of a run: its errors, checks before opening, the lock, and a handle that follows a moved folder.
+"""The folder of a run: errors, checks before opening, the lock, and a handle that follows a moved folder.
 
 ```
 RunDirectoryError
 ├── RunInUseError      (RecordError)         another process writes to this folder
 ├── RunExistsError     (FileExistsError)     the folder holds a run, which if_exists refuses
-├── RunPathError       (NotADirectoryError)  the path cannot be a folder to write to
+├── RunPathError       (NotADirectoryError)  the path can't be a writable folder
 └── RunNotOpenError    (RuntimeError)        something was logged before `init` or after `post_close`
 ```
 
-All are also `events.RecordError`: they report a mistake in the program, and are raised instead of counted.
+All are also `events.RecordError`: they report a mistake in the program, so they are raised and not just
+counted.
 
 **The lock.** One process writes per rank. The lock is flock(2), which ends with the process that holds it.
-Where the file system has no flock, the file itself is the lock: it is created exclusively, and is stale when
-its process on this host is gone, or when the heartbeat of the run is more than three minutes from the present
-time of the file system, which set it. A process is told from a later one with the same id by when it started.
+If the file system has no flock, the file itself is the lock: it is created exclusively, and is stale once its
+process on this host is gone, or once the run's heartbeat is more than three minutes away from the file
+system's current time. The start time of a process distinguishes it from a later one with the same id.
 """
 
 import contextlib
@@ -62,7 +63,7 @@ __all__ = [
 _log = logging.getLogger("destinations")
 
 _THROUGH = re.compile(r"^/proc/self/fd/\d+")
-# Written by a command that takes no lock.
+# A command writes this file without a lock.
 _OF_EDITS = ".edits.json."
 _OF_RANK = re.compile(r"\.\w+\.rank(\d+)\.")
 
@@ -82,11 +83,11 @@ class RunInUseError(RunDirectoryError):
 
 
 class RunExistsError(RunDirectoryError, FileExistsError):
-    """The folder holds a run, which `if_exists` refuses."""
+    """The folder holds a run, and `if_exists` refuses it."""
 
 
 class RunPathError(RunDirectoryError, NotADirectoryError):
-    """The path is a file, is not writable, or the run name leads out of its folder."""
+    """The path is a file or isn't writable, or the run name leads out of its folder."""
 
 
 class RunNotOpenError(RunDirectoryError, RuntimeError):
@@ -107,7 +108,7 @@ def with_user_paths(error: Exception, run_dir: Path) -> Exception:
 
 
 def holds_run(run_dir: Path, rank: int) -> bool:
-    """Returns whether a folder has files of this rank of a run; those of other ranks do not count."""
+    """Returns whether a folder has files of this rank of a run."""
     names = (SIDECAR, metrics_name(rank)) if rank == 0 else (metrics_name(rank),)
     return any((run_dir / name).exists() for name in names) or bool(
         segment_paths(journal_path(run_dir, rank))
@@ -115,7 +116,7 @@ def holds_run(run_dir: Path, rank: int) -> bool:
 
 
 def check_known(run_dir: Path) -> None:
-    """Raises RunPathError if a newer release wrote the run, or the run of the writer whose folder this is."""
+    """Raises RunPathError if a newer release wrote the run, or the run that a writer's folder is in."""
     try:
         check_format(run_dir)
         if run_dir.parent.name == WRITERS_FOLDER:
@@ -133,7 +134,7 @@ def run_exists_error(run_dir: Path, what: str) -> RunExistsError:
 
 
 def check_path(path: Path) -> None:
-    """Raises RunPathError if no writable folder can be at a path; creates none."""
+    """Raises RunPathError if the path can't be a writable folder; creates nothing."""
     try:
         path = path.absolute()
     except OSError as error:
@@ -148,11 +149,12 @@ def check_path(path: Path) -> None:
 
 
 def remove_temporaries(folder: Path, rank: int | None = None, *, disk: Disk = DISK) -> None:
-    """Removes temporary files (`uploads.disk.open_temporary`) that a killed process left.
+    """Removes temporary files (`uploads.disk.open_temporary`) that a killed process has left.
 
     Args:
         folder: the folder that contains them.
-        rank: removes those of this rank only, whose lock the caller holds: other ranks, and `edit`, may be
+        rank: removes only the files of this rank, whose lock the caller holds; other ranks, and `edit`, may
+        be
             writing theirs. Default: all.
         disk: the disk operations.
     """
@@ -170,10 +172,10 @@ def remove_temporaries(folder: Path, rank: int | None = None, *, disk: Disk = DI
 
 
 class HeldFolder:
-    """An open folder that stays the same when it is moved or another one takes its path.
+    """An open folder that stays the same if it is moved, or if another folder takes its path.
 
-    `path` leads through an open descriptor, as `/proc/self/fd/7`, on Linux; elsewhere it is the original
-    path. The descriptor is closed with the last reference: a thread that hangs in a write must not find
+    On Linux, `path` leads through an open descriptor, such as `/proc/self/fd/7`; elsewhere it is the original
+    path. The descriptor is closed with the last reference, so that a thread that hangs in a write never finds
     another folder behind it.
 
     Args:
@@ -195,14 +197,14 @@ class HeldFolder:
         return os.fstat(self._fd).st_nlink == 0
 
     def hold(self, lock: "WriterLock", rank: int) -> bool:
-        """Follows the folder if it was moved, makes it again if it was deleted, and takes a lost lock again.
+        """Follows a moved folder, recreates a deleted one, and takes a lost lock again.
 
         Args:
-            lock: of the folder.
-            rank: that the lock is of.
+            lock: the lock of the folder.
+            rank: the rank that the lock belongs to.
 
         Returns:
-            Whether the folder was not as it was left: its documents may be gone.
+            Whether the folder or lock was lost, so that documents may be gone.
 
         Raises:
             RunInUseError: the folder was deleted, and another run has its path.
@@ -239,11 +241,11 @@ class HeldFolder:
             )
 
     def renew(self, claim: Callable[[Path], object]) -> None:
-        """Reopens the folder that is at the original path now; `path` stays valid.
+        """Reopens the folder that is now at the original path; `path` stays valid.
 
         Args:
-            claim: called with a path of the new folder, through its descriptor, before it takes the place of
-                the old one; what it raises leaves the old one.
+            claim: called with a path of the new folder, through its descriptor, before the switch; if it
+                raises, the old folder stays.
         """
         fd = os.open(self.where, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -260,7 +262,7 @@ class WriterLock(FileLock):
     Args:
         path: the lock file.
         use_flock: whether to try flock(2) at all.
-        writer: the name of the writer whose folder it is in; "" for the trainer.
+        writer: the name of the writer that the folder belongs to; "" for the trainer.
     """
 
     def __init__(self, path: Path, *, use_flock: bool = True, writer: str = "") -> None:
@@ -270,17 +272,17 @@ class WriterLock(FileLock):
         self._writer = writer
 
     def follow(self, folder: Path) -> None:
-        """Sets the folder to look for the lock file in: a path that stays valid when the folder is moved."""
+        """Sets the folder of the lock file, a path that stays valid if the folder is moved."""
         self._path = folder / self._path.name
 
     def renew(self, run_dir: Path | None = None) -> None:
-        """Takes the lock again, then releases the file that was held before.
+        """Takes the lock again, then releases the previous lock file.
 
         Args:
-            run_dir: the folder; default: the present one.
+            run_dir: the folder. Default: the current one.
 
         Raises:
-            RunInUseError: another process has taken it meanwhile.
+            RunInUseError: another process has taken the lock.
         """
         path = self._path if run_dir is None else run_dir / self._path.name
         if self._fd >= 0 and self._is_at(path, self._fd):
@@ -321,7 +323,7 @@ class WriterLock(FileLock):
         return False
 
     def _file_system_time(self) -> float:
-        """Returns the time of the clock that sets modification times, which may be that of a server."""
+        """Returns the time of the clock that sets modification times, which may be a server's."""
         fd, name = open_temporary(self._path)
         try:
             return os.fstat(fd).st_mtime
@@ -330,7 +332,7 @@ class WriterLock(FileLock):
             Path(name).unlink()
 
     def refusal(self) -> RunInUseError:
-        """Returns the error for a run folder that another process writes to."""
+        """Returns the error for a run folder that another process is writing to."""
         owner = self.owner()
         who = f"process {owner.get('pid', '?')} on {owner.get('host', '?')}"
         if self._writer:
@@ -349,11 +351,11 @@ class WriterLock(FileLock):
 
 
 def set_aside(run_dir: Path, lock: WriterLock) -> Path:
-    """Renames the folder of a run to a free name beside it, and makes an empty one in its place.
+    """Renames the folder of a run to a free name beside it, and creates an empty one in its place.
 
     Args:
         run_dir: the folder.
-        lock: of the folder, held; it is of the new one afterwards.
+        lock: the lock of the folder, which is held; afterwards it locks the new folder.
 
     Returns:
         Where the run is now.

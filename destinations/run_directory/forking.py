@@ -1,7 +1,7 @@
-"""Where a new run is forked from another: what `RunDirectory(..., fork_from="digits@ba120")` names.
+"""Finds the place that `RunDirectory(..., fork_from="digits@ba120")` names.
 
-Where the parent saved a checkpoint at this step, the place is exact: so many rows and records of a session,
-whatever their steps. Otherwise the place is the step, and everything logged before it belongs.
+If the parent saved a checkpoint at this step, the place is exact: a number of rows and records of a session,
+whatever their steps. Otherwise the place is the step, and everything logged before it belongs to the fork.
 """
 
 import os
@@ -30,10 +30,10 @@ def fork_place(given: str, run_dir: Path, *, loads: bool) -> Follows:
         given: the run, a path or the name of a folder beside the new one; then "@" and a step, "ba" and a
             step, or the name of a checkpoint that has one. Default: its end.
         run_dir: the folder of the new run.
-        loads: whether a checkpoint will be loaded, which tells the place where none is given.
+        loads: whether a checkpoint will be loaded, which determines the place if none is given.
 
     Raises:
-        RunPathError: there is no such run, or it is being written and no place is given.
+        RunPathError: the run doesn't exist, or it is being written and no place is given.
     """
     name, step = _split(given)
     beside = run_dir.parent / name
@@ -62,13 +62,13 @@ def _split(given: str) -> tuple[str, int | None]:
 
 
 class _Parent:
-    """A run that is forked.
+    """The parent of a fork.
 
     Args:
-        folder: of the run.
+        folder: the folder of the run.
 
     Raises:
-        RunPathError: it cannot be forked.
+        RunPathError: the run can't be forked.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -84,7 +84,7 @@ class _Parent:
         self._chain = Chain(lines)
 
     def checkpoints(self) -> list[Mapping[str, Any]]:
-        """Returns the checkpoints, newest first: the run's own, then its branches'."""
+        """Returns the checkpoints, newest first: those of the run, then those of its branches."""
         own: list[Mapping[str, Any]] = []
         left: list[Mapping[str, Any]] = []
         others = [one for one in reversed(self._lines) if one not in self._chain.sessions]
@@ -101,7 +101,7 @@ class _Parent:
         return own + left
 
     def steps(self) -> str:
-        """Returns the steps of the checkpoints, for people."""
+        """Returns the steps of the checkpoints, for messages."""
         steps = sorted({str(one["step"]) for one in self.checkpoints() if "step" in one}, key=int)
         return ", ".join(f"ba{step}" for step in steps)
 

@@ -1,4 +1,4 @@
-r"""The frames of a journal: encodes rows of metrics as bytes and decodes them, one by one or many at once.
+r"""The frames of a journal: encodes rows of metrics as bytes, and decodes them one by one or in blocks.
 
 A frame is the length of its payload and the Adler-32 checksum of its payload (RFC 1950), both as unsigned
 32-bit little-endian integers, then the payload. A length of zero marks the end. The payload is one value in
@@ -12,17 +12,18 @@ l  int32 n, then abs(n) digits of 15 bits, 2 bytes each, least first; the sign i
 ```
 
 Payloads are `(schema, step, epoch or None, time, (value, ...))`, a row;
-`("keys", schema, JSON list of names)`, which comes before the first row of a schema in each segment;
+`("keys", schema, JSON list of names)`, which precedes the first row of a schema in each segment;
 `("session", id)`, `("rewind", id, mark, step, time, until)`, `("resume", step, time or None)`, also with
 `until`, `("boundary",)`, also with a mark, and `("follows", segment, offset)`; see `Begin`, `Rewind`,
 `Resume`, `Boundary` and `Follows`.
 
-**Why marshal, and why decoded here.** `marshal.dumps` keeps the type of each value, which rows of integers
-and floats need, at 0.7 to 0.9 us for ten values; JSON took 6 to 14 us. `marshal.loads` must not read foreign
-files, whatever their checksum: five bytes that announce a long tuple make it allocate 1 GiB.
+**Why marshal, and why it is decoded here.** `marshal.dumps` keeps the type of each value, which rows of
+integers and floats need, and takes 0.7 to 0.9 us for ten values; JSON took 6 to 14 us. `marshal.loads` must
+not read foreign files, even with a valid checksum: five bytes that announce a long tuple make it allocate
+1 GiB.
 
-**Many at once.** The writer thread drains up to 256 rows of floats in a few numpy calls, which keeps the
-interpreter lock for less time than a loop over rows would. Readers of single frames need no numpy.
+**Blocks.** The writer thread drains up to 256 rows of floats in a few numpy calls, which hold the interpreter
+lock for less time than a loop over rows. Reading single frames doesn't need numpy.
 """
 
 from __future__ import annotations
@@ -102,18 +103,18 @@ class Keys:
 
 @attrs.frozen
 class Begin:
-    """A session begins, by its id; it follows the one before it, with all of its rows."""
+    """A session with this id begins. It follows the session before it, with all of its rows."""
 
     session: str
 
 
 @attrs.frozen
 class Resume:
-    """This session does not follow all that was logged before it: a loop has named its batch.
+    """This session follows only part of what was logged before it: a loop has named its batch.
 
-    Rows of earlier sessions that have a larger step do not count, and neither do those of this step that were
-    logged after `time`, the time of the checkpoint; all rows of this step if `time` is None. Rows logged at
-    `until` or later are those of this session.
+    Rows of earlier sessions with a larger step don't count. Rows of this step don't count if they were logged
+    after `time`, the time of the checkpoint; if `time` is None, none of them count. Rows logged at `until` or
+    later belong to this session.
     """
 
     step: int
@@ -123,16 +124,16 @@ class Resume:
     @property
     def limit(self) -> Limit:
         """The limit of earlier sessions."""
-        # An infinite time: of the step itself, none was logged later.
+        # With an infinite time, all rows of the step itself count.
         return (self.step + 1, None) if self.time == math.inf else (self.step, self.time)
 
 
 @attrs.frozen
 class Rewind:
-    """This session does not follow all of the one before it: a checkpoint was loaded.
+    """This session follows only part of the one before it: a checkpoint was loaded.
 
-    It follows the session of this id, up to the boundary that has this mark. Where that session has written
-    no rows here, as on another rank, `resume` says what counts.
+    It follows the session with this id, up to the boundary with this mark. If that session has no rows here,
+    as on another rank, `resume` says which rows count.
     """
 
     session: str
@@ -142,9 +143,9 @@ class Rewind:
 
 @attrs.frozen
 class Boundary:
-    """A checkpoint between rows: those before and after are not merged in the CSV, even with equal steps.
+    """A checkpoint between rows: rows before and after it don't share a row of the CSV, even at equal steps.
 
-    Its `mark` is that of the checkpoint, counted from 1 in each session; 0 for none.
+    `mark` numbers the checkpoints of a session from 1; it is 0 for none.
     """
 
     mark: int = 0
@@ -152,10 +153,10 @@ class Boundary:
 
 @attrs.frozen
 class Follows:
-    """The end of the journal when this segment was started; its first frame.
+    """Where the journal ended when this segment was started; the first frame of the segment.
 
-    A power loss may lose the end of a segment but not the next segment. A reader that stopped elsewhere skips
-    the segment, because rows before it are missing. A segment without this frame is always read.
+    A power loss may destroy the end of a segment but not the next segment. A reader that stopped elsewhere
+    skips the segment, because rows before it are missing. A segment without this frame is always read.
     """
 
     segment: int
@@ -164,7 +165,7 @@ class Follows:
 
 @attrs.frozen
 class UnknownFrame:
-    """A valid frame of a kind unknown to this version."""
+    """A valid frame of a kind that this version doesn't know."""
 
 
 Row = tuple[int, int | None, int | None, float, tuple[float, ...]]
@@ -177,7 +178,7 @@ def encode_frame(payload: tuple[Any, ...]) -> bytes:
     """Returns the frame of a payload.
 
     Raises:
-        ValueError: the payload has a type that marshal does not support.
+        ValueError: the payload has a type that marshal doesn't support.
     """
     data = marshal.dumps(payload, _MARSHAL_VERSION)
     return HEADER.pack(len(data), zlib.adler32(data)) + data
@@ -189,7 +190,7 @@ def keys_frame(schema: int, names: tuple[str, ...]) -> bytes:
 
 
 def iter_frames(data: bytes, offset: int = 0) -> Iterator[tuple[int, Record]]:
-    """Yields each record with the offset after its frame, up to the first incomplete or corrupt frame."""
+    """Yields each record with the offset after its frame, until a frame is incomplete or corrupt."""
     unpack, head, end = HEADER.unpack_from, HEADER.size, len(data)
     while offset + head <= end:
         length, checksum = unpack(data, offset)
@@ -208,7 +209,7 @@ def iter_frames(data: bytes, offset: int = 0) -> Iterator[tuple[int, Record]]:
 
 
 def count_rows(data: bytes, offset: int) -> int:
-    """Returns how many rows there are from an offset on."""
+    """Returns the number of rows from an offset on."""
     return sum(type(record) is tuple for _, record in iter_frames(data, offset))
 
 
@@ -244,7 +245,7 @@ def _record(payload: bytes) -> Record:  # noqa: C901  # a case for each kind
     raise ValueError("a payload must be a row, keys or a resume")
 
 
-# Each segment begins with the same ones, which are one tuple then: to compare ten thousand takes its time.
+# Cached, so that the same names in each segment are one tuple: comparing ten thousand names takes long.
 @functools.lru_cache(maxsize=16)
 def _names(text: str) -> tuple[str, ...]:
     names = json.loads(text)
@@ -286,12 +287,12 @@ def _value(data: bytes, offset: int) -> tuple[Any, int]:
 _CONSTANTS = {b"T": True, b"F": False, b"N": None}
 
 
-# Many rows of floats at once.
+# Blocks of rows of floats.
 
 
 _MIN_ROWS = 4
 _MAX_VALUES = 8192
-# So many values are worth it in a single row.
+# A single row with this many values is worth a block.
 _WIDE = 256
 
 # Offsets in a frame of floats: header, "(5", schema, step, epoch, time, "(n".
@@ -312,11 +313,11 @@ class RowBlock:
 
     Attributes:
         schema: the number of the schema.
-        steps: of each row.
-        epochs: of each row.
-        times: of each row, float64 `(rows,)`.
+        steps: the step of each row.
+        epochs: the epoch of each row.
+        times: the time of each row, float64 `(rows,)`.
         values: float64 `(rows, metrics)`.
-        size: bytes of all frames.
+        size: the size of all frames in bytes.
     """
 
     schema: int
@@ -328,12 +329,12 @@ class RowBlock:
 
 
 def read_row_block(data: bytes, offset: int, most: int) -> RowBlock | None:
-    """Reads consecutive rows of floats of one schema; None if there are too few values to be worth it.
+    """Reads consecutive rows of floats with one schema; returns None if there are too few values.
 
     Args:
-        data: frames.
-        offset: the offset of the first one.
-        most: the maximum number of rows; fewer are read if rows are very wide.
+        data: the frames.
+        offset: the offset of the first frame.
+        most: the maximum number of rows; wide rows come in smaller blocks.
     """
     import numpy as np
 
@@ -391,7 +392,7 @@ def _fixed_bytes(count: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]
 
 
 def _alike(table: np.ndarray[Any, Any], count: int) -> int:
-    """Returns how many leading rows are frames of floats with the schema of the first."""
+    """Returns how many leading rows are frames of floats with the first row's schema."""
     places, expected = _fixed_bytes(count)
     same = (table[:, places] == expected).all(axis=1)
     same &= (table[:, _SCHEMA : _STEP - 1] == table[0, _SCHEMA : _STEP - 1]).all(axis=1)

@@ -1,19 +1,19 @@
 """The journal: appends rows of metrics to memory-mapped files, in about a microsecond each.
 
 Mapped pages belong to the kernel and survive the process. The writer thread drains them to the CSV (`drain`)
-and prepares the next segment in advance, so that the training thread rarely opens a file.
+and prepares the next segment in advance, so the training thread rarely opens a file.
 
 **Why mapped.** A row written by a system call gives up the interpreter lock. With one busy Python thread
 beside it, an appended row took a mean of 10 to 194 µs with stalls of 5 ms, a mapped one 1.3 µs
 (docs/performance.md).
 
 **Threading.** Any thread may call `append`. `try_append` takes no lock: one call into the mapping writes the
-whole row, or fails if the segment is full. All else (new names, the next segment, pending rows) happens
-under one lock. `prepare` and `request_sample` belong to the writer thread.
+whole row, or fails if the segment is full. Everything else (new names, the next segment, pending rows)
+happens under one lock. `prepare` and `request_sample` belong to the writer thread.
 
-**Signals.** A handler may log or raise between any two instructions. Therefore the steps of switching to the
-next segment are idempotent: a later call finds what an interrupted one has done, and one assignment activates
-the segment.
+**Signals.** A handler may log or raise between any two instructions. Therefore each step of switching to the
+next segment is idempotent: a later call finds what an interrupted one has done, and a single assignment
+activates the segment.
 """
 
 import itertools
@@ -52,13 +52,14 @@ _are_texts = frozenset({str}).issuperset
 _MARSHAL_VERSION = 2
 _MAX_NAME_CHARACTERS = 16_384
 _WARN_LATE_NAMES = 500
-# A payload longer than its floats by this much may contain an integer beyond 64 bits. The slow path makes it
-# a float, and says so; smaller ones that the fast path writes are floats to whoever reads the journal.
+# If a payload exceeds the size of its floats by more than this, it may contain an integer beyond 64 bits. The
+# slow path converts it to a float and reports it; readers convert smaller ones that the fast path has
+# written.
 _SHORT_BYTES = 512
 
 
 class _Schema(NamedTuple):
-    """The rows that have certain names; a tuple, which the fast path can unpack."""
+    """The schema of rows with certain names; a tuple, which the fast path can unpack."""
 
     number: int
     values_of: Callable[[Mapping[str, Any]], tuple[Any, ...]]
@@ -75,7 +76,7 @@ class _ActiveSegment:
     numbers: Iterator[int] = attrs.field(factory=itertools.count)
     by_names: dict[tuple[str, ...], _Schema] = attrs.field(factory=dict)
     by_length: dict[int, _Schema] = attrs.field(factory=dict)
-    """The schema of the last row of each length; `Journal.try_append` takes no other row."""
+    """The schema of the last row of each length, the only rows that `Journal.try_append` takes."""
 
     def __attrs_post_init__(self) -> None:
         self.write = self.segment.write
@@ -86,14 +87,15 @@ def _fast_append(
 ) -> Callable[[Mapping[str, Any], int | None], bool]:
     """Returns `Journal.try_append`.
 
-    Between two pieces of work that empty the caches, a call costs by the memory that it touches. All that it
-    needs are defaults of arguments: one tuple, where attributes, globals and methods are each elsewhere. It
-    took 28 µs there, and 36 as a method; in a hot loop 2.3 and 2.4.
+    When the work between two calls empties the caches, the cost of a call depends on how much memory it
+    touches. So everything it needs is in argument defaults, which are one tuple, instead of attributes,
+    globals, and methods in different places. A call took 28 µs that way and 36 µs as a method; in a hot loop
+    2.3 and 2.4.
 
     Args:
-        active: the current segment.
-        state: the run, for the epoch.
-        clock: the time of rows.
+        active: the current segment, as the only item.
+        state: the state of the run, which has the epoch.
+        clock: returns the time of a row.
     """
 
     def try_append(
@@ -109,14 +111,14 @@ def _fast_append(
     ) -> bool:
         # Exactly dict: a defaultdict would make up values for the keys of another row.
         if type(metrics) is dict:
-            # Read once: another thread may begin the next segment, of which the schemas are others.
+            # Read once: another thread may switch to the next segment, which has other schemas.
             writing = active[0]
             try:
                 schema, values_of, tags = writing.by_length[len(metrics)]
                 values = values_of(metrics)
                 data = dumps((schema, step, state.timestamp.epoch.value, clock(), values), _MARSHAL_VERSION)
-                # Each value starts with its type tag, a float takes nine bytes: comparing every ninth byte
-                # checks that all are floats, in a quarter of the time of `type`.
+                # Each value starts with its type tag, and a float takes nine bytes. So comparing every ninth
+                # byte checks that all values are floats, in a quarter of the time of `type`.
                 if data[floats] == tags or (
                     type(step) is int
                     and len(data) <= _SHORT_BYTES + FLOAT_BYTES * len(values)
@@ -137,11 +139,11 @@ class JournalCounts:
     """Counts of this session."""
 
     pending: int = 0
-    """Rows held in memory because the disk cannot take them."""
+    """Rows held in memory because the disk can't take them."""
     dropped: int = 0
     """Rows dropped because the memory buffer was full."""
     refused: int = 0
-    """Values that cannot be stored, such as integers of thousands of digits."""
+    """Values that can't be stored, such as those with too long a name."""
 
 
 @attrs.define(eq=False, slots=False, repr=False)
@@ -154,13 +156,13 @@ class Journal:
 
     Args:
         folder: the folder of the segments; must exist.
-        state: the run, for the epoch.
+        state: the state of the run, which has the epoch.
         segment_bytes: the size of a segment.
         on_full: called in the logging thread with the error that prevented a new segment.
-        on_refused: called in the logging thread with the kind of refusal and a message, for values that are
-            not accepted and for too many names.
+        on_refused: called in the logging thread with the kind of refusal and a message, for values that
+            aren't accepted and for too many names.
         clock: the current time in seconds since 1970.
-        make_segment: makes a segment from path, number and size; default: a mapped one.
+        make_segment: makes a segment from path, number, and size. Default: a mapped one.
     """
 
     _folder: Path
@@ -187,7 +189,7 @@ class Journal:
         self._marks = 0
         self.counts = JournalCounts()
         self.names: dict[str, None] = {}
-        """The metrics of this session, in the order of first appearance."""
+        """The metrics of this session, in order of first appearance."""
         self.samples_ns: deque[int] = deque(maxlen=_SAMPLES_KEPT)
         """Durations of sampled calls, in nanoseconds."""
         self.files = JournalFiles(self._folder, self._segment_bytes, self._make_segment)
@@ -195,9 +197,9 @@ class Journal:
         self._active = [_ActiveSegment(self.files.following(None))]
         self.files.is_current()
         self.try_append = _fast_append(self._active, self._state, self._clock)
-        """Writes a row of Python's numbers with the names of an earlier one; returns whether it did.
+        """Writes a row of Python numbers that has the names of an earlier row; returns whether it did.
 
-        It returns False, and has written nothing, for all else: other values, new names, a full segment.
+        For anything else (other values, new names, a full segment), it writes nothing and returns False.
         """
 
     @property
@@ -210,13 +212,13 @@ class Journal:
         """Writes a row of numbers of any type, including numpy's.
 
         Raises:
-            RecordError: the journal is closed, or a value is no number.
+            RecordError: the journal is closed, or a value isn't a number.
         """
         if not self.try_append(metrics, step):
             self._append_slow(metrics, step)
 
     def _append_slow(self, metrics: Mapping[str, float], step: int | None) -> None:
-        """Handles what the fast path cannot: other numbers, new names, a new segment, a timing sample."""
+        """Handles what the fast path can't: other numbers, new names, a new segment, a timing sample."""
         if step is not None and type(step) is not int:
             step = operator.index(step)
         row = _plain(metrics)
@@ -240,7 +242,7 @@ class Journal:
         self._write_or_hold_row(("row", row, whole, int(self._state.timestamp.epoch), self._clock()))
 
     def _without_unwritable(self, row: dict[str, float]) -> dict[str, float]:
-        """Removes values that readers could not read back; counts and reports them."""
+        """Removes values that readers couldn't read back, and counts and reports them."""
         if tuple(row) not in self._writing.by_names:
             late = [name for name in row if name not in self.names]
             for name in late:
@@ -264,7 +266,7 @@ class Journal:
                         f"metrics {first!r:.80} and {name!r:.80} of one call have the same column. "
                         "The value of the second is not written; give it another name.",
                     )
-        # Of ten thousand floats, a loop takes as long as all else.
+        # With ten thousand floats, a loop would take as long as everything else.
         integers = [] if _are_floats(map(type, row.values())) else [*row.items()]
         for name, value in integers:
             if type(value) is int and type(number := number_of_int(value)) is float:
@@ -282,7 +284,7 @@ class Journal:
     def _write_or_hold_row(self, entry: tuple[Any, ...]) -> None:
         """Writes a row, or holds it in memory."""
         if self._lock._is_owned():  # type: ignore[attr-defined]  # noqa: SLF001  # as Condition asks it
-            # A signal handler or finalizer interrupted this code, which writes the entry when it continues.
+            # A signal handler or finalizer has interrupted this code, which writes the entry when it resumes.
             self._hold(entry)
             return
         with self._lock:
@@ -294,7 +296,7 @@ class Journal:
                 self._write_pending()
 
     def _write_sampled(self, entry: tuple[Any, ...]) -> bool:
-        """Prepares the fast path for a row, then takes and times it; False if the segment cannot take it."""
+        """Prepares the fast path for a row, then takes and times it; returns False if the segment is full."""
         writing = self._writing
         _, row, step, _, _ = entry
         try:
@@ -311,26 +313,26 @@ class Journal:
         return is_written
 
     def append_again(self, row: "MetricRow") -> None:
-        """Writes a row that was read, with the epoch and the time that it had."""
+        """Writes an earlier row again, with its original epoch and time."""
         epoch = None if row.epoch is None else int(row.epoch)
         at = self._clock() if row.time is None else float(row.time)
         self._mark(("row", row.metrics, row.step, epoch, at))
 
     def mark_resume(self, step: int, at: float | None, until: float | None = None) -> None:
-        """Notes which rows of earlier sessions do not count any more; see `frames.Resume`."""
+        """Records which rows of earlier sessions no longer count; see `frames.Resume`."""
         self._mark(("resume", step, at) if until is None else ("resume", step, at, until))
 
     def begin_session(self, session: str) -> None:
-        """Begins a session: rows from here on are its own."""
+        """Begins a session, which owns all later rows."""
         self._marks = 0
         self._mark(("session", session))
 
     def rewind(self, session: str, mark: int, step: int, at: float | None, until: float) -> None:
-        """Notes which checkpoint this session continues from; see `frames.Rewind`."""
+        """Records which checkpoint this session continues from; see `frames.Rewind`."""
         self._mark(("rewind", session, mark, step, at, until))
 
     def mark_boundary(self) -> int:
-        """Returns the mark of a checkpoint; rows before and after are not merged into one row of the CSV."""
+        """Returns the mark of a checkpoint; rows before and after it never share a row of the CSV."""
         self._marks += 1
         self._mark(("boundary", self._marks))
         return self._marks
@@ -353,7 +355,7 @@ class Journal:
             is_written = self._write_pending() and self._write(entry)
         except OSError as error:
             self._hold(entry)
-            # After the row is queued: the callback must not find everything written.
+            # Called after the row is queued, so that the callback sees it as pending.
             self._on_full(error)
         else:
             if not is_written:
@@ -387,7 +389,7 @@ class Journal:
         return True
 
     def _write(self, entry: tuple[Any, ...]) -> bool:
-        """Writes an entry into this segment or the next; False if it interrupted another write.
+        """Writes an entry to this segment or the next; returns False if it interrupted another write.
 
         Raises:
             OSError: no segment can be made: disk full, or folder deleted.
@@ -422,7 +424,7 @@ class Journal:
         return encode_frame((schema, step, epoch, at, tuple(row.values())))
 
     def _needed_bytes(self, entry: tuple[Any, ...]) -> int:
-        """Returns a segment size that is sufficient for an entry."""
+        """Returns a segment size that is large enough for an entry."""
         if entry[0] != "row":
             return 0
         row = entry[1]
@@ -433,7 +435,7 @@ class Journal:
         """Returns the schema of names; writes it to the segment if it is new there."""
         schema = writing.by_names.get(names)
         if schema is None:
-            # A number is used once, also when interrupted: rows must not get the names of another schema.
+            # Each number is used once, even if interrupted: a row must never get the names of another schema.
             number = next(writing.numbers)
             writing.segment.write(keys_frame(number, names))
             schema = writing.by_names[names] = _Schema(number, _values_of(names), FLOAT_TAG * len(names))
@@ -454,7 +456,7 @@ class Journal:
                 )
 
     def _rotate(self, needed: int) -> None:
-        """Switches to the next segment. It may be interrupted anywhere; the next call continues from there.
+        """Switches to the next segment. If it is interrupted, the next call continues from there.
 
         Raises:
             OSError: no segment can be made.
@@ -468,7 +470,7 @@ class Journal:
     # The writer thread.
 
     def start_new_segment(self) -> None:
-        """Starts a new segment with the next row, independent of this one; any thread may call."""
+        """Starts a new segment with the next row, independent of this one. Thread-safe."""
         with self._lock:
             self._writing.segment.is_abandoned = True
             self._writing.segment.seal()
@@ -485,9 +487,9 @@ class Journal:
             self.request_sample()
 
     def abandon_in_child(self) -> None:
-        """Ends writing in a forked child: the files belong to its parent."""
+        """Ends writing in a forked child, because the files belong to its parent."""
         self._is_abandoned = True
-        # The thread that held it does not exist in the child.
+        # A thread that held the lock doesn't exist in the child.
         self._lock = threading.RLock()
         self.request_sample()
         self.files.close(in_child=True)

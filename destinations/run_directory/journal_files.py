@@ -1,7 +1,7 @@
-"""`JournalFiles`: the segments of a journal that is written, one after the other, and its folder.
+"""`JournalFiles`: the segments of a journal that is being written, and its folder.
 
-The training thread asks for the next segment; the writer thread has prepared it in advance, so that the other
-one rarely opens a file.
+The writer thread prepares the next segment in advance, so the training thread, which asks for it, rarely
+opens a file.
 """
 
 import contextlib
@@ -21,14 +21,14 @@ from .segments import Segment, end_of_journal
 __all__ = ["JournalFiles", "MakeSegment", "make_journal", "remove_journal", "sync_journal"]
 
 MakeSegment = Callable[[Path, int, int], Segment]
-"""Makes a segment from path, number and size."""
+"""Makes a segment from path, number, and size."""
 
 _KEPT_OPEN = 16
 _spare_numbers = itertools.count()
 
 
 def make_journal(folder: Path, disk: Disk = DISK) -> None:
-    """Makes the folder and its parents, and removes temporary files of dead processes; does not sync them."""
+    """Creates the folder and its parents, unsynced, and removes temporary files of dead processes."""
     target, missing = folder, []
     while not folder.is_dir():
         missing.append(folder)
@@ -48,7 +48,8 @@ def remove_journal(folder: Path, disk: Disk = DISK) -> None:
     """Removes a fully drained journal, and its folders if they are empty."""
     for path in segment_paths(folder):
         disk.unlink(path)
-    # Synced before the position goes: without one, segments that a power loss restores would count as new.
+    # Synced before the position is removed: without a position, segments that a power loss restores would
+    # count as new.
     disk.sync_folder(folder)
     remove_temporaries(folder, disk=disk)
     with contextlib.suppress(OSError):
@@ -61,17 +62,17 @@ def remove_journal(folder: Path, disk: Disk = DISK) -> None:
 class JournalFiles:
     """The segments of one session.
 
-    **Threading.** `following` is called by one thread at a time, and `prepare` and `retire` by the writer
-    thread. A signal handler that logs may interrupt `following`, and call it again: each of its steps finds
-    what was done before.
+    **Threading.** One thread at a time calls `following`; the writer thread calls `prepare` and `retire`. A
+    signal handler that logs may interrupt `following` and call it again, so each of its steps finds what was
+    done before.
 
     Args:
-        folder: of the journal; must exist.
+        folder: the folder of the journal; must exist.
         segment_bytes: the size of a segment.
-        make_segment: makes one from path, number and size.
+        make_segment: makes a segment from path, number, and size.
 
     Attributes:
-        segments: the segments that are not drained; the last one is current.
+        segments: the segments that aren't drained yet; the last one is current.
     """
 
     def __init__(self, folder: Path, segment_bytes: int, make_segment: MakeSegment) -> None:
@@ -80,17 +81,17 @@ class JournalFiles:
         self._make_segment = make_segment
         self.segments: deque[Segment] = deque()
         self._spares: deque[Segment] = deque(maxlen=1)
-        # The next segment, from being chosen until it is current.
+        # The next segment, from when it is chosen until it is current.
         self._next: Segment | None = None
         self._rows_of_closed: dict[int, int] = {}
         self._first_number = _last_number(folder) + 1
         self._first_follows = end_of_journal(folder)
 
     def following(self, before: Segment | None, least_bytes: int = 0) -> Segment:
-        """Returns the segment that comes after one, in its place in the folder.
+        """Returns the segment that comes after another, under its name in the folder.
 
-        It is the spare, or a new one if the writer thread has not prepared it yet. The caller says so by
-        `is_current` once it writes to it.
+        It is the spare, or a new segment if the writer thread hasn't prepared one yet. The caller calls
+        `is_current` once it writes to the segment.
 
         Raises:
             OSError: no segment can be made.
@@ -98,7 +99,7 @@ class JournalFiles:
         follows = self._first_follows
         least = self._first_number
         if before is not None:
-            # Sealed first: a shorter row must not overtake the one that needs the next segment.
+            # Sealed first, so that a shorter row can't overtake the row that needs the next segment.
             end = before.seal()
             follows = None if before.is_abandoned else (before.number, end)
             least = before.number + 1
@@ -110,7 +111,7 @@ class JournalFiles:
         while os.path.lexists(path := segment_path(self._folder, number)) and not following.is_at(path):
             number += 1
         try:
-            # A file in the way belongs to an unknown chain: no link then.
+            # A file in the way belongs to an unknown chain, so this segment links to none.
             if follows is not None and number == least and following.end() == len(MAGIC):
                 following.write(encode_frame(("follows", *follows)))
             following.move(path, number)
@@ -123,25 +124,25 @@ class JournalFiles:
         return following
 
     def is_current(self) -> None:
-        """Notes that the segment which `following` has returned is the current one."""
+        """Notes that the segment that `following` returned is now current."""
         self._next = None
 
     def _take_spare(self, needed: int) -> Segment:
         """Returns an unnumbered segment of at least this size."""
         with contextlib.suppress(IndexError):
             spare = self._spares.popleft()
-            # Else it is too small, or was in a deleted folder.
+            # Otherwise it is too small, or its folder was deleted.
             if spare.size >= needed and spare.is_at(spare.path):
                 return spare
             spare.discard()
         return self._make_segment(self._spare_path(), 0, needed)
 
     def _spare_path(self) -> Path:
-        """Returns a unique path, of a form that `remove_temporaries` knows."""
+        """Returns a unique path that `remove_temporaries` recognizes."""
         return self._folder / f".segment.{os.getpid()}-{next(_spare_numbers)}.tmp"
 
     def prepare(self) -> None:
-        """Makes the next segment in advance.
+        """Creates the next segment in advance.
 
         Raises:
             OSError: the disk is full.
@@ -162,16 +163,16 @@ class JournalFiles:
                 segment.close()
 
     def rows_of_closed(self, number: int) -> int:
-        """Returns how many rows a segment had that was closed to save descriptors, and is gone."""
+        """Returns how many rows a segment had that was closed to save descriptors."""
         return self._rows_of_closed.get(number, 0)
 
     def are_in_place(self) -> bool:
-        """Returns whether the segment that is being written is in its folder."""
+        """Returns whether the current segment is still in its folder."""
         segments = list(self.segments)
         return not segments or segments[-1].is_at(segments[-1].path)
 
     def close(self, *, in_child: bool = False) -> None:
-        """Removes what was prepared; in a forked child, whose parent has it, only closes all."""
+        """Removes prepared segments. In a forked child, closes all segments, which belong to the parent."""
         unused = [*self._spares, *([self._next] if self._next is not None else [])]
         self._spares.clear()
         self._next = None
@@ -183,7 +184,7 @@ class JournalFiles:
 
 
 def _last_number(folder: Path) -> int:
-    """Returns the highest segment number ever used; the position may name a drained segment that is gone."""
+    """Returns the highest segment number ever used; the position may name a segment that was removed."""
     position = Position.read(folder / POSITION)
     states = () if position is None else position.states
     return max((*map(segment_number, segment_paths(folder)), *(state.segment for state in states)), default=0)

@@ -1,4 +1,4 @@
-"""`JournalSource`: what is in a journal and not drained yet, segment by segment, frame by frame.
+"""`JournalSource`: the part of a journal that isn't drained yet, segment by segment and frame by frame.
 
 Runs in the writer thread.
 """
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 __all__ = ["CHUNK_ROWS", "JournalSource", "SegmentReader"]
 
 CHUNK_ROWS = 256
-"""The most rows of a block.
+"""The maximum number of rows in a block.
 
-They hold the interpreter lock for less than a millisecond with ten floats a row. Smaller blocks would cost
-more in total: each has an overhead of some hundred microseconds.
+With ten floats per row, a block holds the interpreter lock for less than a millisecond. Smaller blocks would
+take more time in total, because each has an overhead of a few hundred microseconds.
 """
 
 Found = JournalRecord | tuple[tuple[str, ...], RowBlock]
-"""A call, many of them as their names and a block, or what is between calls."""
+"""A call, a block of calls with their names, or a mark between calls."""
 
 _READ_BYTES = 256 << 10
-# As many new names as are looked for in advance.
+# How many new names to look for in advance.
 _MOST_COMING = 64
 
 
@@ -39,7 +39,7 @@ class SegmentReader:
     """Reads a segment through the open descriptor of the journal, or from its path.
 
     Args:
-        path: of the segment.
+        path: the path of the segment.
         files: the segments of a live journal, or None.
         number: the number of the segment.
     """
@@ -51,8 +51,8 @@ class SegmentReader:
             self._segment = next((item for item in list(files.segments) if item.number == number), None)
         self._fd = -1 if self._segment is None else self._segment.fileno()
         if self._fd >= 0:
-            # Duplicated, for the journal may close its own; used as it is if the process has no free
-            # descriptor.
+            # Duplicated, because the journal may close its own descriptor. If the process has no free
+            # descriptor, the original is used.
             with contextlib.suppress(OSError):
                 self._fd = self._owned = os.dup(self._fd)
         if self._fd < 0:
@@ -61,7 +61,7 @@ class SegmentReader:
 
     @property
     def is_segment(self) -> bool:
-        """Whether it begins with the magic bytes; after a power loss it may not, and is ignored."""
+        """Whether it begins with the magic bytes. After a power loss it may not, and is then ignored."""
         return self.read(0, len(MAGIC)) == MAGIC
 
     def read(self, offset: int, length: int) -> bytes:
@@ -90,19 +90,19 @@ class SegmentReader:
 
 
 class JournalSource:
-    """Reads a journal from a place on: the segment and the offset before which everything is drained.
+    """Reads a journal from a place on: the segment and offset before which everything is drained.
 
     Args:
-        folder: of the journal.
-        files: the segments of a live one; None to read what a dead process left.
+        folder: the folder of the journal.
+        files: the segments of a live journal; None for the journal of a dead process.
         disk: the disk operations.
 
     Attributes:
-        segment: the number of the present segment.
-        offset: in it. The caller moves it as it writes what `frames` yields.
-        end: up to where the segment was read.
+        segment: the number of the current segment.
+        offset: the offset in that segment. The caller moves it as it writes what `frames` yields.
+        end: the offset up to which the segment was read.
         damaged_bytes: the number of unreadable bytes in segments.
-        missing: rows of segments that are gone.
+        missing: the number of rows in segments that are gone.
     """
 
     def __init__(self, folder: Path, files: "JournalFiles | None", disk: Disk) -> None:
@@ -116,14 +116,14 @@ class JournalSource:
         self._names: dict[int, tuple[str, ...]] = {}
         self._names_of_segment = 0
         self._skipped: set[int] = set()
-        # What was read last, and how much of it was yielded.
+        # The data read last, and how much of it was yielded.
         self._data = b""
         self._taken = 0
 
     def segments(self) -> Iterator[None]:
-        """Goes through the segments; each is to be read to its end by `frames` before the next one."""
+        """Goes through the segments; the caller reads each to its end with `frames` before the next one."""
         while True:
-            # Listed before it is read: a segment with a successor does not grow any more.
+            # Listed before reading: a segment with a successor doesn't grow any more.
             listed = self._listed()
             if not self._enter(self._next(listed, self.segment)):
                 return
@@ -132,7 +132,7 @@ class JournalSource:
                 return
 
     def frames(self) -> Generator[tuple[int, int, Found], None, None]:
-        """Yields what is in the present segment, with the offsets where it begins and where it ends."""
+        """Yields each item of the current segment with its start and end offsets."""
         own = self._own().get(self.segment)
         at, length = self.offset, _READ_BYTES
         with self._reader(self.segment) as reader:
@@ -152,13 +152,13 @@ class JournalSource:
                 if not self._taken:
                     if len(self._data) < length or not any(self._data[:8]):
                         break
-                    length *= 2  # The frame is larger.
+                    length *= 2  # The frame is longer.
                 at = self.end = at + self._taken
         if own is None:
             self.damaged_bytes += len(self._data.rstrip(b"\0"))
 
     def _next_item(self) -> tuple[int, int, Found | None] | None:
-        """Returns what comes next of the data; None where that is not complete, or its names were lost."""
+        """Returns the next item of the data, or None if it is incomplete or its names were lost."""
         data, at = self._data, self._taken
         block = read_row_block(data, at, CHUNK_ROWS)
         if block is not None and len(names := self._names.get(block.schema, ())) == block.values.shape[1]:
@@ -166,7 +166,7 @@ class JournalSource:
         return next(((at, end, record) for end, record in iter_records(data, at, self._names)), None)
 
     def coming_names(self) -> list[tuple[str, ...]]:
-        """Returns names that rows have which come soon, and none had before."""
+        """Returns the new names that upcoming rows have."""
         found: list[tuple[str, ...]] = []
         for _, record in iter_frames(self._data, self._taken):
             if isinstance(record, Keys) and len(found) < _MOST_COMING:
@@ -174,7 +174,7 @@ class JournalSource:
         return found
 
     def sync(self) -> None:
-        """Syncs the rows that stay in the journal."""
+        """Syncs the segments that aren't drained."""
         for number in self._listed():
             if number >= self.segment:
                 with self._reader(number) as reader:
@@ -182,7 +182,7 @@ class JournalSource:
         self._disk.sync_folder(self._folder)
 
     def remove_drained(self) -> None:
-        """Removes the segments before the present one."""
+        """Removes the segments before the current one."""
         if self._files is not None:
             while self._files.segments and self._files.segments[0].number < self.segment:
                 segment = self._files.segments.popleft()
@@ -194,16 +194,16 @@ class JournalSource:
                 with contextlib.suppress(OSError):
                     self._disk.unlink(path)
 
-    # For use when writing has ended.
+    # For use after writing has ended.
 
     def is_drained(self) -> bool:
-        """Returns whether there are no more rows."""
+        """Returns whether all rows are drained."""
         listed = self._listed()
         number = self._next(listed, self.segment)
         return number is None or (self._next(listed, number + 1) is None and not self._rows_left(number))
 
     def rows_of_deleted(self) -> int:
-        """Returns how many rows are only in segments that were deleted."""
+        """Returns how many rows exist only in deleted segments."""
         own = [] if self._files is None else list(self._files.segments)
         gone = (one for one in own if one.number >= self.segment and not one.is_at(one.path))
         return sum(self._rows_left(one.number) for one in gone)
@@ -232,9 +232,9 @@ class JournalSource:
         return SegmentReader(path, self._files if number in own else None, number)
 
     def _next(self, listed: dict[int, Path], least: int) -> int | None:
-        """Returns the segment to continue in: the present one, or the first that continues from its end.
+        """Returns the segment to continue in: the current one, or the first one that follows its end.
 
-        Segments whose predecessor was lost in a power loss are skipped and counted as damage.
+        Segments that follow rows that a power loss has destroyed are skipped and counted as damage.
         """
         own = self._own()
         for number, path in listed.items():

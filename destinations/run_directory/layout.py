@@ -1,7 +1,6 @@
-"""The format of a run folder: names of files, columns, the text of CSV and JSON, segments, `position.json`.
+"""The format of a run folder: file names, columns, the text of CSV and JSON, segments, `position.json`.
 
-Shared by the writer and the readers; imports neither torch nor numpy. docs/format.md describes the
-same.
+The writer and the readers share it. It imports neither torch nor numpy. docs/format.md describes the format.
 """
 
 from __future__ import annotations
@@ -94,7 +93,7 @@ __all__ = [
     "writer_path",
 ]
 
-# 2: a CSV may have closed parts before it. 3: a history says which rows count.
+# 2: closed parts may precede a CSV. 3: a history says which rows count.
 FORMAT_VERSION = 3
 
 SIDECAR = "sidecar.json"
@@ -102,7 +101,7 @@ SUMMARY = "summary.json"
 HEARTBEAT = "heartbeat"
 HPARAMS = "hparams.yaml"
 ENVIRONMENT = "environment.json"
-# Changes by the user after the run; never touched by its writer.
+# The user's changes after the run; its writer never touches them.
 EDITS = "edits.json"
 MEDIA_FOLDER = "media"
 TABLES_FOLDER = "tables"
@@ -111,10 +110,10 @@ ABANDONED_FOLDER = "abandoned"
 JOURNAL_FOLDER = "journal"
 TIME_FOLDER = "time"
 PIECES_STATE = ".pieces.json"
-"""What a folder has of the pieces of a run in a store, see `pieces.FolderState`."""
+"""Which pieces of a run in a store a folder contains, see `pieces.FolderState`."""
 PARTS_FOLDER = "parts"
 PARTS_OF_A_SESSION = 100_000
-"""In a store, the parts of session 4 are numbered from 400,001 on: two sessions never use one name."""
+"""In a store, the parts of session 4 are numbered from 400,001, so that sessions never share a name."""
 WRITERS_FOLDER = "writers"
 POSITION = "position.json"
 SEGMENT_SUFFIX = ".journal"
@@ -126,7 +125,7 @@ TERMINAL_STATUSES = frozenset(
     {"completed", "stopped", "failed", "failed to write", "interrupted", "preempted"}
 )
 
-# The columns of every row; first in files created by this project.
+# The columns of every row, which come first in our files.
 OWN_COLUMNS = ("step", "epoch", "time")
 
 MAX_LINE_BYTES = 64 << 20
@@ -141,7 +140,7 @@ minutes, as does the scanner of stable-pretraining.
 MARKED_TAIL_BYTES = 256
 
 PLAIN = b"0123456789+-.einfa,\n"
-"""What lines of numbers consist of, with "nan" and "inf"; among others, `float` takes "1_0" and " 1"."""
+"""The characters of lines of numbers, including "nan" and "inf". `float` also takes "1_0" and " 1"."""
 
 _HEADER_BYTES = 64 << 10
 _MAX_NAME_BYTES = 120
@@ -155,7 +154,7 @@ _UNSAFE = re.compile(r"[^\w .,=+@()\[\]-]")
 
 
 class NewerFormatError(OSError):
-    """A newer release wrote the run, in a format that this one does not know; the text says which to use."""
+    """A newer release wrote the run in a format unknown to this one; the text says which release to use."""
 
 
 def check_format(run_dir: Path) -> None:
@@ -164,7 +163,7 @@ def check_format(run_dir: Path) -> None:
         raw = read_regular(run_dir / SIDECAR)
     except OSError:
         return
-    # This is cheap and tells nearly all. A hyperparameter may have that name too, so the others are parsed.
+    # A cheap check that nearly always suffices. A hyperparameter may have that name too, so a hit is parsed.
     if any(int(found) > FORMAT_VERSION for found in _FORMAT.findall(raw)):
         problem = problem_of_format(run_dir, read_json(run_dir / SIDECAR))
         if problem is not None:
@@ -172,7 +171,7 @@ def check_format(run_dir: Path) -> None:
 
 
 def problem_of_format(run_dir: Path | str, sidecar: Mapping[str, Any]) -> str | None:
-    """Returns which release a run needs, given its sidecar; None if this one knows its format."""
+    """Returns which release a run needs, given its sidecar; None if this release knows its format."""
     version = sidecar.get("format_version")
     if type(version) is not int or version <= FORMAT_VERSION:
         return None
@@ -197,14 +196,14 @@ def parts_path(csv: Path) -> Path:
 
 
 def part_path(parts: Path, number: int, suffix: str = ".parquet") -> Path:
-    """Returns the path of a closed part, of which the first has the number 1, or of a file beside it."""
+    """Returns the path of a closed part, numbered from 1, or of a file beside it."""
     return parts / f"{number:08d}{suffix}"
 
 
 def part_numbers(parts: Path, suffixes: Collection[str] = (".csv", ".parquet")) -> list[int]:
-    """Returns the numbers of the closed parts, or of files beside them, ascending; no folders.
+    """Returns the numbers of the closed parts, or of files beside them, ascending; ignores folders.
 
-    Opening one that is no regular file is an error, and so is reading the rows.
+    Opening a part that isn't a regular file is an error, and so is reading the rows.
     """
     try:
         with look_twice(parts, lambda: os.scandir(parts)) as entries:
@@ -221,11 +220,11 @@ def part_numbers(parts: Path, suffixes: Collection[str] = (".csv", ".parquet")) 
 
 
 def missing_parts(found: Sequence[int], last: int) -> Iterator[range]:
-    """Yields the numbers of parts that should be there and are not, ascending, in ranges.
+    """Yields the numbers of missing parts in ascending ranges.
 
     Args:
-        found: the numbers that are there, ascending, none above `last`.
-        last: the number of the last part that should be there; 0 if there is none.
+        found: the existing numbers, ascending, none above `last`.
+        last: the number of the last part that should exist; 0 if there is none.
     """
     before = 0
     for number in found:
@@ -245,12 +244,12 @@ def summary_name(rank: int) -> str:
 
 
 def csv_mark(header: bytes, tail: bytes, size: int, closed: int) -> dict[str, int]:
-    """Returns what `summary.json` says of the rows that it covers: the closed parts, then some of the CSV.
+    """Returns the mark in `summary.json` of the rows that it covers: the closed parts, then some of the CSV.
 
     Args:
         header: the first line of the CSV, with its line end.
-        tail: the last bytes of what it covers, `MARKED_TAIL_BYTES` of them if there are so many.
-        size: of what it covers of the CSV, in bytes.
+        tail: the last covered bytes, at most `MARKED_TAIL_BYTES`.
+        size: the number of covered bytes of the CSV.
         closed: the number of the last part.
     """
     mark = {"bytes": size, "tail_crc32": zlib.crc32(tail), "header_crc32": zlib.crc32(header)}
@@ -258,17 +257,17 @@ def csv_mark(header: bytes, tail: bytes, size: int, closed: int) -> dict[str, in
 
 
 def is_writer_name(name: str) -> bool:
-    """Returns whether a name can be that of a writer: one path component that means itself everywhere."""
+    """Returns whether a name is valid for a writer: a path component that is the same on all systems."""
     return WRITER_NAME.fullmatch(name) is not None
 
 
 def writer_path(run_dir: Path, writer: str) -> Path:
-    """Returns the folder of a named writer, a run folder of its own; for "", the trainer, that of the run."""
+    """Returns the folder of a named writer, which is a run folder; for "", the trainer, the run's own."""
     return run_dir / WRITERS_FOLDER / writer if writer else run_dir
 
 
 def writer_of(folder: Path) -> str:
-    """Returns the named writer whose folder this is; "" for the folder of a run."""
+    """Returns the name of the writer that a folder belongs to; "" for the folder of a run."""
     return folder.name if folder.parent.name == WRITERS_FOLDER else ""
 
 
@@ -278,11 +277,11 @@ def lock_name(rank: int) -> str:
 
 
 def trusted_heartbeat(run_dir: str | Path, at: float, now: float) -> float | None:
-    """Returns the time of a heartbeat as far as it is evidence that the run is being written.
+    """Returns the time of a heartbeat if it proves that the run is being written.
 
-    A clock that is ahead, or an edit, may set it in the future, where it would keep a killed run alive. More
-    than `HEARTBEAT_SECONDS` ahead of the reader's clock, it counts only while the lock of rank 0 is held, and
-    then as the present time.
+    A clock that is ahead, or an edit, may set it to the future, where it would keep a killed run alive. If it
+    is more than `HEARTBEAT_SECONDS` ahead of the reader's clock, it counts only while the lock of rank 0 is
+    held, as the present time.
 
     Args:
         run_dir: the folder of the run.
@@ -290,7 +289,7 @@ def trusted_heartbeat(run_dir: str | Path, at: float, now: float) -> float | Non
         now: the reader's time.
 
     Returns:
-        The time; None if it is in the future and nobody holds the lock.
+        The time, or None if it is in the future and nobody holds the lock.
     """
     if at <= now + HEARTBEAT_SECONDS:
         return at
@@ -303,7 +302,7 @@ def journal_path(run_dir: Path, rank: int) -> Path:
 
 
 def segment_path(journal: Path, number: int) -> Path:
-    """Returns the path of a segment; a segment is complete once there is one with a higher number."""
+    """Returns the path of a segment, which is complete once there is one with a higher number."""
     return journal / f"{number:08d}{SEGMENT_SUFFIX}"
 
 
@@ -326,7 +325,7 @@ def column_of(key: str) -> str:
     """Returns the column of a metric: its name, except for "step" and "time", which are columns of every row.
 
     A metric named "epoch" replaces the column of that name, as in Lightning. NUL and characters that UTF-8
-    cannot encode are escaped.
+    can't encode are escaped.
     """
     if key in {"step", "time"}:
         return f"metrics/{key}"
@@ -435,12 +434,12 @@ def format_cell_rows(values: np.ndarray[Any, np.dtype[np.float64]]) -> list[byte
     text: bytes = orjson.dumps(values, option=orjson.OPT_SERIALIZE_NUMPY)
     if b"n" not in text:  # null: a NaN or an infinity, which JSON does not have.
         return text[2:-2].split(b"],[")
-    # One call for all rows is 1.5 times as fast as one each; `repr` of lists is "[[1.5, nan], [2.0, inf]]".
+    # One `repr` for all rows, "[[1.5, nan], [2.0, inf]]", is 1.5 times as fast as one for each row.
     return repr(values.tolist())[2:-2].replace(", ", ",").encode().split(b"],[")
 
 
 def number_of_int(value: int) -> float:
-    """Returns an integer as a metric has it: beyond 64 bits, it is the nearest float, or infinite."""
+    """Returns an integer as a metric value: beyond 64 bits, the nearest float, or infinity."""
     if -_BEYOND_INT <= value < _BEYOND_INT:
         return value
     try:
@@ -450,14 +449,14 @@ def number_of_int(value: int) -> float:
 
 
 def whole_number(value: float | None) -> int | None:
-    """Returns a number as a step: an integer of 64 bits; None for NaN, and for what is beyond."""
+    """Returns a number as a step, an integer of 64 bits; None for NaN and larger numbers."""
     return int(value) if value is not None and abs(value) < _BEYOND_INT else None
 
 
 def parse_number(cell: str) -> float | None:
-    """Returns the number in a cell, an int if it looks like one, else a float; None if it is not a number."""
+    """Returns the number in a cell, an int if it looks like one, else a float; None for anything else."""
     try:
-        # An error of `int` takes longer than all else here.
+        # A failing `int` would take longer than everything else here.
         return float(cell) if "." in cell else number_of_int(int(cell))
     except ValueError:
         try:
@@ -472,7 +471,7 @@ def parse_number(cell: str) -> float | None:
 def strict_json(value: Any, indent: int | None = None) -> str:
     """Returns standard JSON: NaN and infinities become the strings "NaN", "Infinity" and "-Infinity".
 
-    A value that JSON cannot represent becomes its text.
+    A value that JSON can't represent becomes its text.
     """
     try:
         return json.dumps(value, indent=indent, allow_nan=False, default=_text)
@@ -481,7 +480,7 @@ def strict_json(value: Any, indent: int | None = None) -> str:
     try:
         return json.dumps(_finite(value), indent=indent, allow_nan=False, default=_text)
     except (ValueError, TypeError, RecursionError):
-        # Imported here: `events` takes 0.1 s, and readers of runs write JSON without it.
+        # Imported here, because `events` takes 0.1 s, and readers of runs write JSON without it.
         from events import plain_config
 
         return json.dumps(_finite(plain_config({"": value})[""]), indent=indent, allow_nan=False)
@@ -505,7 +504,7 @@ def _text(value: Any) -> str:
 
 
 def is_shallow(value: Any) -> bool:
-    """Returns whether a value is nested at most 100 deep, so that recursion over it is safe."""
+    """Returns whether a value is nested at most 100 levels deep, so that recursion is safe."""
     level = [value]
     for _ in range(_DEEPEST):
         level = [item for one in level for item in _items(one)]
@@ -524,7 +523,7 @@ def _items(value: Any) -> Iterable[Any]:
 
 
 def append_record(path: Path, record: dict[str, Any]) -> None:
-    """Appends one line of JSON to an index; creates file and folder if missing."""
+    """Appends a line of JSON to an index; creates the file and its folder if missing."""
     line = strict_json(record)
     try:
         append_line(path, line)
@@ -542,7 +541,7 @@ class CsvState:
 
     Bytes beyond `csv_bytes` and `history` were being written when the writer ended. In a folder of format 2,
     which has no history, `parts` is the number of the last closed part. The last block of the checksums ends
-    at `summed`; `tail_rows` and `tail_crc32` are of the rows behind it.
+    at `summed`; `tail_rows` and `tail_crc32` describe the rows after it.
     """
 
     header_crc32: int
@@ -557,7 +556,7 @@ class CsvState:
 
     @property
     def tail(self) -> Block | None:
-        """The rows behind the last block of the checksums; None where it was written without them."""
+        """The rows after the last block of the checksums; None if there are no checksums."""
         if not self.summed:
             return None
         return Block(self.summed, self.csv_bytes, self.tail_rows, self.tail_crc32)
@@ -569,10 +568,10 @@ class CsvState:
 
 @attrs.frozen
 class Position:
-    """The content of `position.json`: the rows that the CSV has; all others are in the journal.
+    """The content of `position.json`: which rows the CSV has; all others are in the journal.
 
-    While a CSV is being replaced there are two states, the old and the new. They differ in the header, or
-    else the new one is shorter than the `csv_bytes` of the old. `generation` counts the replacements.
+    While a CSV is being replaced, there are two states, the old and the new. They differ in the header, or
+    the new one is shorter than the old one's `csv_bytes`. `generation` counts the replacements.
     """
 
     generation: int
@@ -583,7 +582,7 @@ class Position:
         return next((state for state in self.states if state.fits(header, size)), None)
 
     def tail_of(self, header: bytes, size: int) -> Block | None:
-        """Returns what follows the last block of the checksums, also in a file that was cut."""
+        """Returns the rows after the last block of the checksums, even for a truncated file."""
         state = self.state_of(header, size) or self.states[-1]
         return state.tail if state.header_crc32 == zlib.crc32(header) else None
 

@@ -1,4 +1,4 @@
-"""Writes everything but metrics: media, tables, texts, histograms, traces and files, each with an index line.
+"""Writes everything except metrics: media, tables, texts, histograms, traces, and files, with index lines.
 
 `log_record` copies in the training thread; a lane encodes and writes. See `destinations.kinds`.
 """
@@ -15,8 +15,8 @@ from typing import Any, Literal
 
 import attrs
 
-# Kinds import it in the call that needs it, which a signal handler that logs may interrupt: in one thread,
-# that one would see half of the module. Imported here, it is whole before a run can be open.
+# Kinds import this module in the call that needs it. A signal handler that logs may interrupt that import and
+# would see half of the module. Importing it here completes it before a run can be open.
 import destinations.media  # noqa: F401
 from destinations.background import Lane, RetryLaterError
 from destinations.kinds.artifacts import ARTIFACTS_INDEX
@@ -73,7 +73,7 @@ class _Index:
 
 @attrs.frozen
 class _Output:
-    """Where one call is written; a `RecordOutput`."""
+    """The output of one call; a `RecordOutput`."""
 
     _writer: "MediaWriter"
     _kind: Kind
@@ -92,7 +92,7 @@ class _Output:
         )
 
     def add_medium(self, suffix: str, data: bytes, *, index: int = 0, **fields: Any) -> None:
-        # The first fields are those of stable-pretraining.
+        # The first fields match stable-pretraining's.
         line = {
             "step": self.step,
             "tag": self.name,
@@ -114,8 +114,8 @@ class MediaWriter:
         folder: the folder of the run.
         lane: the background thread.
         clock: the current time in seconds since 1970.
-        on_deleted: called when the folder turns out to be deleted, to have it recreated.
-        taken: paths of files of the run that are not in the folder: in its store.
+        on_deleted: called to recreate the folder if it was deleted.
+        taken: paths of the run's files that are only in its store.
     """
 
     _folder: HeldFolder
@@ -127,33 +127,33 @@ class MediaWriter:
     def __attrs_post_init__(self) -> None:
         self._run_dir = self._folder.path
         self.on_file: Callable[[str], object] = lambda _path: None
-        """Called with the path of each file that is complete, in the lane's thread."""
+        """Called with the path of each complete file, in the lane's thread."""
         self._accepted: Counter[str] = Counter()
         self._done: Counter[str] = Counter()
         self.lost: Counter[str] = Counter()
-        """Counts of accepted "media" and "files" that were not written; complete after `count_losses`."""
-        # The next index by folder, step and suffix, newest last; a cache of what the folder shows.
+        """Counts of accepted "media" and "files" that weren't written; complete after `count_losses`."""
+        # The next index by folder, step, and suffix, newest last; a cache of the folder.
         self._next_indices: dict[tuple[Path, int, str], int] = {}
         self._indexes: dict[str, _Index] = {}
         self.bytes_written = 0
         self.files_written = 0
         self._session = ""
         self.record_count = 0
-        """How many records this session has taken."""
+        """The number of records that this session has accepted."""
         self._checkpoint: dict[str, Any] | None = None
 
     def begin_session(self, session: str) -> None:
-        """Begins to write the records of a session, by its id; in the training thread."""
+        """Begins a session with this id; in the training thread."""
         self._session, self.record_count, self._checkpoint = session, 0, None
 
     def next_place(self) -> dict[str, Any]:
-        """Returns what a line says of its place in the history of the run."""
+        """Counts a record, and returns the fields that place its lines in the history of the run."""
         place = {"session": self._session, "record": self.record_count}
         self.record_count += 1
         return place
 
     def note_checkpoint(self) -> int:
-        """Counts a checkpoint as a record, whose files come later; returns how many records it has."""
+        """Counts a checkpoint as a record, whose files come later; returns the number of records so far."""
         self._checkpoint = self.next_place()
         return self.record_count
 
@@ -165,12 +165,12 @@ class MediaWriter:
         """Copies a record, and writes it in the background.
 
         Args:
-            kind: of the record.
-            arguments: those of the method, by name, but for the step.
-            step: of the call.
+            kind: the kind of the record.
+            arguments: the arguments of the method by name, except the step.
+            step: the step of the call.
 
         Raises:
-            RecordError: it cannot be written.
+            RecordError: the record can't be written.
         """
         name = arguments.pop("name", None)
         if kind.index == MEDIA_INDEX:
@@ -195,11 +195,11 @@ class MediaWriter:
 
         Args:
             source: the file.
-            remote_name: of the file.
+            remote_name: the name of the file in the run.
             overwrite: whether it may replace a file.
-            keeping: whether it is copied or linked.
-            step: for the index.
-            is_checkpoint: whether it is a file of the last checkpoint: it belongs to the run where that does.
+            keeping: whether to copy or link it.
+            step: the step for the index.
+            is_checkpoint: whether it is a file of the last checkpoint, and belongs to the run if that does.
 
         Raises:
             RecordError: the name leads out of the folder.
@@ -232,13 +232,13 @@ class MediaWriter:
         self._put(work, 0, f"artifact {remote_name!r}", "files")
 
     def note_file(self, remote_name: str, size: int, *, step: int, is_checkpoint: bool = False) -> None:
-        """Writes the line of a file that went to the store of the run, and is not here.
+        """Writes the index line of a file that went to the store of the run.
 
         Args:
-            remote_name: of the file.
-            size: bytes.
-            step: for the index.
-            is_checkpoint: as for `keep_file`.
+            remote_name: the name of the file in the run.
+            size: its size in bytes.
+            step: the step for the index.
+            is_checkpoint: see `keep_file`.
         """
         path = artifact_path(Path(), remote_name).as_posix()
         record = {"step": step, "name": remote_name, "time": self._clock(), "path": path, "size": size}
@@ -246,12 +246,12 @@ class MediaWriter:
         self._put(lambda: self.index(ARTIFACTS_INDEX).append(record), 0, f"artifact {remote_name!r}", "files")
 
     def delete_file(self, remote_name: str, *, step: int, with_folder: bool = False) -> None:
-        """Removes a file from `artifacts/` in the lane, and says so in the index.
+        """Removes a file from `artifacts/` in the lane, and records it in the index.
 
         Args:
-            remote_name: of the file.
-            step: for the index.
-            with_folder: whether its folder goes too, if nothing else is in it.
+            remote_name: the name of the file in the run.
+            step: the step for the index.
+            with_folder: whether to remove its folder too, if it is empty.
 
         Raises:
             RecordError: the name leads out of the folder.
@@ -290,7 +290,7 @@ class MediaWriter:
             raise
 
     def count_losses(self) -> None:
-        """Counts everything not written as lost, once the lane has stopped."""
+        """Counts everything that wasn't written as lost, after the lane has stopped."""
         for name in self._indexes:
             with contextlib.suppress(OSError):
                 self.index(name)
@@ -327,7 +327,7 @@ class MediaWriter:
             self.lost[group] += 1
 
     def write_free(self, folder: str, name: str, step: int, suffix: str, data: bytes) -> str:
-        """Writes a file under the first free name; earlier files are never overwritten."""
+        """Writes a file under the first free name; never overwrites a file."""
         path = self._free_path(folder, name, step, suffix)
         replace_file(path, data)
         self.bytes_written += len(data)

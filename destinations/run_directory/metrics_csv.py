@@ -1,6 +1,6 @@
 """Writes `metrics.csv`: appends rows, replaces the file to add columns, and closes it as a part.
 
-Runs in the writer thread. Appended rows count only once `drain` has written a position that covers them.
+Runs in the writer thread. Appended rows count once `drain` has written a position that covers them.
 """
 
 import contextlib
@@ -62,7 +62,7 @@ class ChangedError(OSError):
 
 
 class RowFormatter:
-    """Formats rows of certain names as lines of one file, which must have all their columns."""
+    """Formats rows with certain names as lines of a file that has all their columns."""
 
     def __init__(self, names: tuple[str, ...], columns: dict[str, int]) -> None:
         wanted = (*OWN_COLUMNS, *map(column_of, names))
@@ -86,11 +86,11 @@ class RowFormatter:
             self.line = self._contiguous
 
     def lines(self, steps: list[int], epochs: list[int], times: Floats, values: Floats) -> bytes:
-        """Returns the lines of at least one row: times `(rows,)` and values `(rows, metrics)`, of floats."""
+        """Returns the lines of at least one row: float64 times `(rows,)` and values `(rows, metrics)`."""
         if not (self._is_contiguous and np.isfinite(times).all()):
             rows = zip(steps, epochs, times.tolist(), map(tuple, values.tolist()), strict=True)
             return "".join([self.line(*row) for row in rows]).encode()
-        # A handful of calls for all rows: between them the interpreter lock is free for training.
+        # A handful of calls for all rows; between them, training can take the interpreter lock.
         line = b"%d,%d,%b" + self._before.encode() + b"%b" + self._after.encode()
         stamps = format_cell_rows(times.round(6)[:, None])
         return b"".join(map(line.__mod__, zip(steps, epochs, stamps, format_cell_rows(values), strict=True)))
@@ -119,31 +119,31 @@ class MetricsCsv:
     """One CSV, open for writing.
 
     Args:
-        path: the path of the file, which is created with the first rows.
+        path: the path of the file, which the first rows create.
         disk: the disk operations.
     """
 
     def __init__(self, path: Path, disk: Disk = DISK, *, first_part: int = 1) -> None:
         self.path = path
         self.parts = ClosedParts(path, disk, first=first_part)
-        """The closed parts before it."""
+        """The closed parts before the file."""
         self._disk = disk
         self.size = 0
         self.rows = 0
-        """The number of rows; of a file that was opened, those added since, until it is set."""
+        """The number of rows."""
         self.columns: dict[str, int] = {}
         self._header = b""
-        # Whether the disk has the name of the open file, as far as this object gave it one.
+        # Whether the rename of the open file is synced.
         self._is_named = True
-        # Whether there may be bytes beyond the size that this object wrote.
+        # Whether the file may have bytes beyond `size`.
         self._is_torn = False
         self._fd = -1
         self._sums = BlockSums.begin(b"")
-        # How many of its blocks their file has, and its size; None if it has to be written anew.
+        # How many blocks are in the file of the checksums, and its size; None if it has to be rewritten.
         self._written: tuple[int, int] | None = None
         self.checks: CheckedBlocks | None = None
-        """What tells damage of the file that was opened, until it is replaced."""
-        # Of this file alone. The last one is found without hashing ten thousand names for each row.
+        """The checksums of the file that was opened, until it is replaced."""
+        # For this file only. The last one is found without hashing ten thousand names for each row.
         self._formatters: dict[tuple[str, ...], RowFormatter] = {}
         self._names: tuple[str, ...] | None = None
         self._plan = RowFormatter((), {})
@@ -152,7 +152,7 @@ class MetricsCsv:
         """Opens an existing file and truncates it to the rows that count.
 
         Returns:
-            The state of the file, or None if the position does not match it: then all complete lines count.
+            The state of the file, or None if the position doesn't match it; then all complete lines count.
         """
         parts, sums = self.parts, read_sums(self.path)
         numbers = part_numbers(parts.folder)
@@ -177,7 +177,7 @@ class MetricsCsv:
         if position is None and end > len(header) and parts.chain.view is None:
             part = part_begun_by(parts.present(), CsvSnapshot(self._fd, header, end))
             if part is not None:
-                end = len(header)  # They were being closed when the position was lost.
+                end = len(header)  # The rows were being closed when the position was lost.
         if end < len(header) or not header:
             self.close()
             return None
@@ -195,11 +195,11 @@ class MetricsCsv:
         return state
 
     def state(self, segment: int, offset: int) -> CsvState:
-        """Returns the current state of the file for the position."""
+        """Returns the current state of the file, for the position."""
         return _state(self._sums, self.size, segment, offset, self.parts.format2, self.parts.chain.size)
 
     def formatter(self, names: tuple[str, ...]) -> RowFormatter:
-        """Returns the formatter of rows of these names in the present file; it knows the columns it lacks."""
+        """Returns the formatter for rows with these names; its `missing` lists columns the file lacks."""
         if names is self._names:
             return self._plan
         plan = self._formatters.get(names)
@@ -216,7 +216,7 @@ class MetricsCsv:
         return self._fd >= 0
 
     def is_in_place(self) -> bool:
-        """Returns whether the open file is the one at the path."""
+        """Returns whether the open file is still at the path."""
         if self._fd < 0:
             return True
         try:
@@ -246,16 +246,16 @@ class MetricsCsv:
         self.rows += self._sums.add(data)
 
     def is_as_left(self) -> bool:
-        """Returns whether the open file has the size that this object left it with."""
+        """Returns whether the open file still has the size that this object left."""
         size = os.fstat(self._fd).st_size
         return size == self.size or (self._is_torn and size > self.size)
 
     def rewind(self, size: int, rows: int) -> None:
-        """Drops rows that were appended last: what is beyond the size is overwritten."""
+        """Drops the rows that were appended last; later rows overwrite them."""
         self._is_torn = self._is_torn or size < self.size
         self.size, self.rows = size, rows
         self._sums.rewind(size, self.read)
-        # What is written in their place may have other bytes, such as a time that is rounded otherwise.
+        # The rows written in their place may have other bytes, such as a time that is rounded differently.
         if self._written is not None and self._written[0] > len(self._sums.blocks):
             self._written = None
 
@@ -265,7 +265,7 @@ class MetricsCsv:
             self._disk.sync(self._fd)
 
     def sync_name(self) -> None:
-        """Waits until the disk has the open file under its name."""
+        """Syncs the name of the open file."""
         if not self._is_named:
             self._disk.sync_folder(self.path.parent)
             self._is_named = True
@@ -282,13 +282,13 @@ class MetricsCsv:
         return self._prepare(header, self._padded(b"," * added))
 
     def snapshot(self) -> CsvSnapshot:
-        """Returns the rows of the file, which stays open as long as this object does not replace it."""
+        """Returns the rows of the file, valid until this object replaces it."""
         return CsvSnapshot(self._fd, self._header, self.size, checks=self.checks)
 
     # Checksums.
 
     def write_sums(self, *, is_last: bool = False) -> None:
-        """Adds complete blocks to the file of the checksums; at the end, the rows behind them too."""
+        """Writes the checksums of complete blocks; at the end, also of the remaining rows."""
         if is_last:
             self._sums.close_block()
         written, size = self._written or (0, 0)
@@ -305,30 +305,30 @@ class MetricsCsv:
         self._written = len(self._sums.blocks), size + len(lines)
 
     def _save_sums(self, *following: BlockSums) -> None:
-        """Replaces the checksums with the sums of this CSV, and of the CSV that will follow it."""
+        """Replaces the file of the checksums with those of this CSV, and of the CSV that will follow it."""
         content = b"".join(one.content() for one in (self._sums, *following))
-        # Where only this name is lost in a power loss, what it replaces says the same of this file.
+        # If a power loss undoes this rename, the old file has the same sums of the current CSV.
         with replacement(sums_path(self.path), durable=bool(following), disk=self._disk) as fd:
             self._disk.write(fd, content, 0)
             self._disk.sync(fd)
         self._written = None if following else (len(self._sums.blocks), len(content))
 
-    # Rows of the newest session, behind the rows of earlier sessions.
+    # Rows of the newest session, which follow those of earlier sessions.
 
     @property
     def own_rows(self) -> int:
-        """How many rows of the newest session the file has."""
+        """The number of rows of the newest session in the file."""
         return self.rows - (self.parts.chain.view or 0)
 
     def own_start(self) -> int:
-        """Returns where the rows of the newest session begin."""
+        """Returns the offset of the first row of the newest session."""
         return self.snapshot().offset_of(self.parts.chain.view or 0)
 
     def seal(self, between: Callable[[], None] = lambda: None) -> SealedPart | None:
-        """Writes the rows of the newest session as a closed part; None without rows.
+        """Writes the rows of the newest session as a closed part; returns None if there are none.
 
         Raises:
-            ChangedError: another program has changed the file meanwhile.
+            ChangedError: another program has changed the file in the meantime.
             OSError: the disk is full.
         """
         if self.own_rows <= 0:
@@ -340,7 +340,7 @@ class MetricsCsv:
         return part
 
     def look_again(self) -> None:
-        """Finds out which rows another program has left in the open file, for `prepare_mended`."""
+        """Checks which rows another program has left in the open file, for `prepare_mended`."""
         size = os.fstat(self._fd).st_size
         sums = Sums((Section(self._sums.header, tuple(self._sums.blocks)),))
         self.size = end_of_last_line(self._fd, min(size, self.size))
@@ -350,10 +350,10 @@ class MetricsCsv:
         self.checks = CheckedBlocks(self.path, sums, self._header, size, self.size, self.read, tail)
 
     def prepare_mended(self) -> "tuple[Replacement, int]":
-        """Writes the file again with blank rows for those that are lost, and returns how many these are.
+        """Writes a copy in which lost rows are blank, and returns it with the number of lost rows.
 
-        So each row keeps its number. What the file has of earlier sessions comes from their closed parts, if
-        these are whole.
+        So each row keeps its number. Rows of earlier sessions come from their closed parts, if these are
+        complete.
         """
         columns, view, lost = list(self.columns), self.parts.chain.view or 0, 0
         earlier = b""
@@ -382,11 +382,11 @@ class MetricsCsv:
     def prepare_history(
         self, columns: Iterable[str], kept: Sequence[tuple[SealedPart, Keep]], *, with_own: bool
     ) -> "Replacement":
-        """Writes a file that begins with rows of earlier sessions.
+        """Writes a version that begins with rows of earlier sessions.
 
         Args:
-            columns: it has at least these.
-            kept: the closed parts that have these rows.
+            columns: the columns that it must have.
+            kept: the closed parts that contain these rows.
             with_own: whether the rows of the newest session follow.
         """
         own = list(self.columns)
@@ -435,7 +435,7 @@ class MetricsCsv:
             yield chunk
 
     def _padded(self, commas: bytes) -> Iterator[bytes]:
-        """Yields the rows with empty cells appended. Each line feed ends a row: cells are numbers only."""
+        """Yields the rows with empty cells appended. Each line feed ends a row, since cells are numbers."""
         for chunk in self._chunks(len(self._header)):
             yield chunk.replace(b"\n", commas + b"\n")
 
@@ -443,10 +443,10 @@ class MetricsCsv:
         return Replacement(self.path, header, body, self._disk)
 
     def accept(self, replacement: "Replacement") -> None:
-        """Renames a replacement into place and continues with it; see `sync_name`.
+        """Renames a replacement into place and continues with it; `sync_name` syncs the rename.
 
         Raises:
-            OSError: it could not be renamed, and is gone.
+            OSError: the replacement couldn't be renamed, and was removed.
         """
         try:
             if self._header or os.path.lexists(sums_path(self.path)):
@@ -488,11 +488,11 @@ class Replacement:
         return _state(self.sums, self.size, segment, offset, format2_parts, history)
 
     def take(self) -> int:
-        """Renames the file into place, and returns its descriptor; removes it where that fails."""
+        """Renames the file into place and returns its descriptor; removes it if that fails."""
         try:
             self._disk.replace(self._name, self._path)
         except OSError:
-            # A network file system may say that it has failed when the file has its name.
+            # A network file system may report a failure although the rename succeeded.
             if not is_open_file(self._fd)(str(self._path)):
                 self.discard()
                 raise

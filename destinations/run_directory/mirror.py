@@ -1,11 +1,13 @@
-"""`Mirror`: keeps a run that is being written in a store as well, by pieces.
+"""`Mirror`: uploads a run to a store while it is being written, as pieces.
 
-At an interval the writer thread looks at the files of the run, which are few, and hands what is new to an
-upload queue: one piece (`pieces`), the closed parts, and the files that the media writer has named. A worker
-process sends them. While one waits, the next is not made: after an outage one piece brings all of it.
+At an interval, the writer thread looks at the files of the run, which are few, and passes new data to an
+upload
+queue: one piece (`pieces`), the closed parts, and the files that the media writer has named. A worker process
+uploads them. While a piece waits, no other is made, so after an outage a single piece catches up.
 
-Pieces are merged as digits of a number are: twelve of one interval become one of twelve, twelve of these one
-of 144. So there are some fifty at most, and each byte is sent a few times, in a third of its size.
+Pieces are merged like the digits of a counter: twelve pieces of one interval become one of twelve, and twelve
+of those one of 144. So there are about fifty at most, and each byte is sent a few times, at a third of its
+size.
 """
 
 import contextlib
@@ -52,14 +54,14 @@ _log = logging.getLogger("destinations")
 _FAN_OUT = 12
 _TAIL_BYTES = 256
 _COPY_BYTES = 1 << 20
-# A document of more bytes, which is replaced as a whole, is not sent at each interval.
+# A larger document, which is replaced as a whole, isn't sent at each interval.
 _LARGE_DOCUMENT = 64 << 10
 _INTERVALS_OF_A_LARGE_ONE = 6
-# Larger files are put there at the end alone.
+# Larger files are uploaded only at the end.
 _MOST_BYTES = 512 << 20
 _BRANCH_SECONDS = 60.0
 _FAILED_SECONDS = 60.0
-# A sign is sent where nothing else was for somewhat longer than promised: pieces come about as often.
+# A sign is sent if nothing else was for a little longer than promised, because pieces come about as often.
 _SIGN_IS_DUE = 1.25
 _FLIGHT_FOLDER = "flight"
 _OF_RANK = re.compile(r"\.rank(\d+)\.")
@@ -68,14 +70,14 @@ _OF_RANK_BELOW = re.compile(r"-(\d+)\.")
 
 @attrs.define
 class _Sent:
-    """A file as it was sent last.
+    """The state of a file when it was last sent.
 
     Attributes:
-        identity: device and inode.
-        changed: its time of modification, in nanoseconds.
-        state: what readers have.
-        tail: the checksum of the last bytes.
-        interval: when it was sent.
+        identity: its device and inode.
+        changed: its modification time, in nanoseconds.
+        state: its state for readers.
+        tail: the checksum of its last bytes.
+        interval: the interval in which it was sent.
     """
 
     identity: tuple[int, int]
@@ -86,17 +88,17 @@ class _Sent:
 
 
 class Mirror:
-    """Sends what is new of a run.
+    """Uploads the changes of a run.
 
-    **Threading.** `add` may be called from any thread; all else belongs to the writer thread.
+    **Threading.** Any thread may call `add`; everything else belongs to the writer thread.
 
     Args:
-        claim: this session, already taken.
-        folder: of the run, a path that stays valid when it is moved.
-        rank: whose files: rank 0 has all that no other rank has.
+        claim: the claim of this session, already taken.
+        folder: the folder of the run, a path that stays valid if the folder is moved.
+        rank: the rank whose files are sent; rank 0 also sends all files that belong to no rank.
         seconds: the interval.
-        queue: takes what is to be sent; closed by `finish`.
-        clock: monotonic seconds.
+        queue: the upload queue; closed by `finish`.
+        clock: returns monotonic seconds.
     """
 
     def __init__(
@@ -120,40 +122,40 @@ class Mirror:
         self._sent: dict[str, _Sent] = {}
         self._parts: dict[int, str] = {}
         self._waiting: list[UploadHandle] = []
-        # The pieces that make the whole folder, in order.
+        # The pieces that make up the whole folder, in order.
         self._pieces: list[tuple[int, int]] = []
-        # What readers had at the beginning of each group of intervals, by its number of intervals.
+        # The state of readers at the start of each group of intervals, by the size of the group.
         self._starts: dict[int, tuple[int, dict[str, FileState]]] = dict.fromkeys(_group_sizes(0), (1, {}))
-        # Names of pieces of this folder that no piece needs, deleted when the next ones are.
+        # Names of pieces of this folder that are no longer needed; deleted with the next ones.
         self._unneeded = claim.earlier_pieces()
         self._new: deque[str] = deque()
-        # What the session that has taken over says of itself: this one is a branch then.
+        # The description of the session that has taken over; this one is then a branch.
         self._successor: dict[str, Any] | None = None
         self._signs = 0
         self._sign: UploadHandle | None = None
         self._sent_at = clock()
         self._has_failed = False
-        # Whether the next piece has to have everything, so that no other is needed.
+        # Whether the next piece must contain everything, so that no other is needed.
         self._is_whole_due = True
 
     @property
     def queue(self) -> UploadQueue:
-        """The queue, for the files that are logged."""
+        """The upload queue, also for logged files."""
         return self._queue
 
     @property
     def first_part(self) -> int:
-        """The least number of a part that this session closes."""
+        """The lowest number of a part that this session closes."""
         return self._claim.session * PARTS_OF_A_SESSION + 1
 
     def add(self, path: str) -> None:
-        """Notes a file of a record, by its path in the folder of the run: it is complete, and stays so."""
+        """Adds a complete file of a record that won't change, by its path in the folder of the run."""
         self._new.append(path)
 
     # In the writer thread.
 
     def tick(self) -> None:
-        """Sends what is new, if it is time and nothing waits; what goes wrong is reported once."""
+        """Sends new data if it is due and nothing waits; reports an error once."""
         if self._clock() >= self._due_at:
             self._due_at = max(self._due_at + self._seconds, self._clock() + self._seconds / 2)
             self._safely(self._send)
@@ -161,10 +163,10 @@ class Mirror:
             self._safely(self._send_sign)
 
     def finish(self, seconds: float) -> None:
-        """Puts all files there as they are in the folder, then closes the queue.
+        """Uploads all files of the folder as they are, then closes the queue.
 
         Args:
-            seconds: the timeout. What is left stays in the spool, and the log says how it is finished.
+            seconds: the timeout. The rest stays in the spool, and the log says how to finish it.
         """
         deadline = time.monotonic() + seconds
         try:
@@ -182,12 +184,12 @@ class Mirror:
         try:
             work()
         except (OSError, UploadError, ValueError) as error:
-            # What was looked at may not have been sent: the next piece has everything.
+            # Changes that were seen may not have been sent, so the next piece contains everything.
             self._is_whole_due = True
             if not self._has_failed:
                 self._has_failed = True
                 _log.error(
-                    "the run is not sent to %s (%s: %s). It is written here, and sent when that is mended.",
+                    "cannot upload the run to %s (%s: %s). It is written here, and uploaded once this works.",
                     redact_text(self._claim.uri),
                     type(error).__name__,
                     redact_text(str(error)),
@@ -205,12 +207,12 @@ class Mirror:
             self._send_piece(opened, self._send_parts())
 
     def _note_settled(self) -> None:
-        """Forgets what was sent; finds out whether another session took over, and what will never arrive."""
+        """Forgets settled uploads, and finds out which failed and whether another session took over."""
         ended = [one for one in self._waiting if one.done()]
         self._waiting = [one for one in self._waiting if one not in ended]
         failed = {one.remote_name for one in ended if one.state.is_failure}
         if failed:
-            # Those that come later need it: the next one has everything.
+            # Later pieces would need it, so the next one contains everything.
             self._parts = {number: path for number, path in self._parts.items() if path not in failed}
             self._is_whole_due = True
             self._due_at = max(self._due_at, self._clock() + _FAILED_SECONDS)
@@ -218,7 +220,7 @@ class Mirror:
             ended.append(self._sign)
         if self._successor is None and any(_is_forbidden(one) for one in ended):
             self._successor, self._is_whole_due = {}, True
-            # The fence keeps its pieces: there shall be few.
+            # The fence keeps a branch's pieces for good, so there should be few.
             self._seconds = max(self._seconds, _BRANCH_SECONDS)
             with contextlib.suppress(RunPathError):
                 self._successor = self._claim.about_successor()
@@ -233,7 +235,7 @@ class Mirror:
             )
 
     def _send_sign(self) -> None:
-        """Shows that this session lives while no piece is sent: the next one is not due, or one waits."""
+        """Shows that this session is alive while no piece is sent because none is due or one waits."""
         self._note_settled()
         if self._successor is not None or (self._sign is not None and not self._sign.done()):
             return
@@ -248,7 +250,7 @@ class Mirror:
     # Files that are objects of their own.
 
     def _add_existing(self) -> None:
-        """Notes the files of records that earlier sessions have not sent."""
+        """Adds the files of records that earlier sessions haven't sent."""
         for name in record_folders() if self._rank == 0 else ():
             for path in _files_below(self._folder, name):
                 size = (self._folder / path).stat().st_size
@@ -261,12 +263,12 @@ class Mirror:
         while self._new:
             with contextlib.suppress(FileNotFoundError):
                 if self._submit(self._new[0]).state is UploadState.REFUSED:
-                    # No room in the spool: at the next interval.
+                    # The spool is full. Try again at the next interval.
                     break
             self._new.popleft()
 
     def _send_parts(self) -> "list[UploadHandle]":
-        """Sends the parts that were closed since; they have names that no other session uses."""
+        """Sends newly closed parts, whose names no other session uses."""
         folder = parts_path(self._folder / self._csv)
         handles = []
         for number in part_numbers(folder):
@@ -282,7 +284,7 @@ class Mirror:
         return handles
 
     def _submit(self, path: str) -> "UploadHandle":
-        """Submits a file of the folder under its path, without a copy if the spool is on the same disk."""
+        """Submits a file under its path, without copying it if the spool is on the same disk."""
         submit = functools.partial(self._queue.submit, self._folder / path, path, overwrite=True)
         try:
             return submit(link=True)  # type: ignore[return-value]  # it is no folder
@@ -293,7 +295,7 @@ class Mirror:
     # Pieces.
 
     def _send_piece(self, opened: "_Opened", parts: "list[UploadHandle]") -> None:
-        """Sends the piece of this interval, and a larger one where it completes a group."""
+        """Sends the piece of this interval, and a merged one if it completes a group."""
         states = self._states()
         for size in _group_sizes(self._interval):
             self._starts[size] = self._interval + 1, states
@@ -343,7 +345,7 @@ class Mirror:
                 overwrite=True,
                 move=True,
                 after=list(after),
-                # By the fence this session finds out that it was taken over from; the name is its own.
+                # The fence tells this session that another one took over; the name belongs to this session.
                 unless=None if self._successor is None else "",
             )
             self._sent_at = self._clock()
@@ -352,7 +354,7 @@ class Mirror:
         return handle  # type: ignore[return-value]  # it is no folder
 
     def _delete(self, names: list[str], after: "UploadHandle") -> None:
-        """Deletes what the last call was given: a reader may still be at what this one is."""
+        """Deletes the names of the previous call; a reader may still be using those of this one."""
         unneeded, self._unneeded = self._unneeded, names
         if unneeded and self._successor is None:
             first, *others = unneeded
@@ -364,13 +366,13 @@ class Mirror:
         return {path: sent.state for path, sent in self._sent.items()}
 
     def _look(self, opened: "_Opened", *, with_all: bool) -> None:
-        """Brings the states of all files up to date; `opened` holds them from here on.
+        """Updates the states of all files, which `opened` holds from now on.
 
         Args:
-            opened: takes the files.
-            with_all: whether large documents count that were sent a short while ago.
+            opened: holds the files open.
+            with_all: whether to include large documents that were sent recently.
         """
-        # A CSV before its checksums, so that a reader never has sums of rows that it lacks.
+        # A CSV comes before its checksums, so that readers never have checksums of rows that they lack.
         there = sorted(self._paths())
         for path in self._sent.keys() - set(there):
             del self._sent[path]
@@ -379,7 +381,7 @@ class Mirror:
                 self._note(path, opened.open(path, self._folder), with_all=with_all)
 
     def _paths(self) -> Iterator[str]:
-        """Yields the paths of the files that pieces hold: rows, documents and indexes of this rank."""
+        """Yields the paths of the files for pieces: rows, documents, and indexes of this rank."""
         for folder in ("", TIME_FOLDER, _FLIGHT_FOLDER, SESSIONS_FOLDER):
             for path in _files_in(self._folder, folder):
                 if _rank_of(path) == self._rank and path != HEARTBEAT:
@@ -412,17 +414,18 @@ class Mirror:
     # The end.
 
     def _end(self) -> None:
-        """Puts every file there under its own path, then a piece that says so; then no other is needed."""
+        """Uploads every file under its own path, then a last piece that says so and needs no other."""
         self._send_objects()
         handles = self._send_parts()
         with _Opened() as opened:
             self._interval += 1
             self._look(opened, with_all=True)
             now = self._states()
-            # What is open, as far as it was looked at: the ledger of times is still written.
+            # Sends the open files up to the size that was seen, because the time ledger is still being
+            # written.
             copies = [self._submit_copy(path, opened.fds[path], state.size) for path, state in now.items()]
             handles += [handle for handle, _ in copies]
-            # One request brings the documents to a reader of many runs.
+            # With the documents in the piece, a reader of many runs needs one request per run.
             documents = [
                 Change(path, opened.fds[path], 0, state)
                 for path, state in now.items()
@@ -437,7 +440,7 @@ class Mirror:
         self._delete([], last)
 
     def _submit_copy(self, path: str, fd: int, size: int) -> "tuple[UploadHandle, int]":
-        """Submits the first bytes of an open file under its path; returns their checksum too."""
+        """Submits the first `size` bytes of an open file under its path; also returns their checksum."""
         copy = self._folder / f".last.{self._rank}.tmp"
         crc32 = at = 0
         with copy.open("wb") as file:
@@ -450,7 +453,7 @@ class Mirror:
 
 
 class _Opened(contextlib.ExitStack):
-    """The files of one look, held open so that what was measured is what is sent."""
+    """The files of one look, held open so that the measured bytes are sent."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -463,7 +466,7 @@ class _Opened(contextlib.ExitStack):
         return fd
 
     def changes(self, before: dict[str, FileState], now: dict[str, FileState]) -> Iterator[Change]:
-        """Yields what came between two states of the folder."""
+        """Yields the changes between two states of the folder."""
         for path, state in now.items():
             known = before.get(path)
             if known != state:
@@ -472,26 +475,26 @@ class _Opened(contextlib.ExitStack):
 
 
 def _is_forbidden(handle: "UploadHandle") -> bool:
-    """Returns whether an upload was not sent for the claim of another session, and not for newer bytes."""
+    """Returns whether an upload wasn't sent because another session took over, not because of newer bytes."""
     return handle.state is UploadState.SUPERSEDED and handle.result(timeout_seconds=0).superseded_by is None
 
 
 def _group_sizes(interval: int) -> list[int]:
-    """Returns the sizes of the groups that end with an interval; of 0, all sizes."""
+    """Returns the sizes of the groups that end with an interval; all sizes for interval 0."""
     return [size for size in (_FAN_OUT**power for power in range(1, 9)) if interval % size == 0]
 
 
 def _rank_of(path: str) -> int:
-    """Returns the rank that writes a file; of what has no number, rank 0."""
+    """Returns the rank that writes a file; rank 0 for a file without a number."""
     if path.startswith(f"{SESSIONS_FOLDER}/"):
-        # Named by ids, which may be digits alone.
+        # Named by ids, which may consist of digits only.
         return 0
     found = (_OF_RANK_BELOW if "/" in path else _OF_RANK).search(path)
     return int(found[1]) if found else 0
 
 
 def _files_in(folder: Path, name: str) -> Iterator[str]:
-    """Yields the paths of the regular files in a folder that are not hidden."""
+    """Yields the paths of the regular, visible files in a folder."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder / name) as found:
         for one in found:
             if not one.name.startswith(".") and one.is_file(follow_symlinks=False):
@@ -499,7 +502,7 @@ def _files_in(folder: Path, name: str) -> Iterator[str]:
 
 
 def _files_below(folder: Path, name: str) -> Iterator[str]:
-    """Yields the paths of the regular files in a folder and in those below."""
+    """Yields the paths of the regular, visible files in a folder and its subfolders."""
     for parent, folders, names in os.walk(folder / name):
         folders[:] = [one for one in folders if not one.startswith(".")]
         for leaf in names:
@@ -509,6 +512,6 @@ def _files_below(folder: Path, name: str) -> Iterator[str]:
 
 
 def _tail(fd: int, end: int) -> int:
-    """Returns the checksum of the bytes before an offset, which tells whether they are still the same."""
+    """Returns the checksum of the bytes before an offset, to detect changes."""
     start = max(0, end - _TAIL_BYTES)
     return zlib.crc32(os.pread(fd, end - start, start))

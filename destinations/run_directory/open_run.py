@@ -1,4 +1,4 @@
-"""`OpenRun`: a run that is written, from the moment that its folder is taken until it is released."""
+"""`OpenRun`: a run that is being written, from when its folder is locked until it is released."""
 
 import contextlib
 import logging
@@ -43,9 +43,9 @@ class RunFiles:
 
     Attributes:
         run_dir: the folder of the run.
-        keeping: what is done with a file: "copy", "link" or "off".
+        keeping: what to do with a file: "copy", "link" or "off".
         media: writes the index, and the files of a run without a store; None on ranks other than 0.
-        store: the files of a run that lives in a store.
+        store: takes the files of a run in a store; None without a store.
     """
 
     run_dir: Path
@@ -54,9 +54,9 @@ class RunFiles:
     store: "StoreFolder | None"
 
     def upload(self, name: str, path: Path, *, overwrite: bool, link: bool, step: int) -> None:
-        """Copies, links or sends a file.
+        """Copies, links, or uploads a file.
 
-        A file that may be linked, or a pointer, is one of the checkpoint that was saved last.
+        A file that may be linked, or a pointer, belongs to the checkpoint that was saved last.
         """
         is_checkpoint = link or name.endswith(".symlink")
         if self.store is not None:
@@ -74,7 +74,7 @@ class RunFiles:
             )
 
     def delete(self, name: str, *, after: Sequence[str], then: Sequence[str], step: int) -> None:
-        """Removes files, in the background."""
+        """Removes files in the background."""
         if self.store is not None:
             self.store.delete_file(name, after=after, then=then)
         if self.media is not None:
@@ -84,7 +84,7 @@ class RunFiles:
     def download(self, name: str, destination: str, *, overwrite: bool, progress_bar: bool) -> None:
         """Copies a file to a path."""
         if self.store is not None:
-            # A pointer there names what it leads to as the store does.
+            # A pointer in the store contains names as they are in the store.
             path = f"{ARTIFACTS_FOLDER}/{name.removeprefix(f'{ARTIFACTS_FOLDER}/')}"
             try:
                 self.store.queue.download_file(
@@ -105,10 +105,10 @@ class RunFiles:
         Path(destination).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, destination)
 
-    # In the store; where files stay here, a caller finds them in the folder.
+    # For a run in a store. Files of other runs are found in the folder.
 
     def names(self, prefix: str) -> Sequence[str]:
-        """Returns the names of files in the store that begin with a prefix."""
+        """Returns the names of the files in the store that begin with a prefix."""
         if self.store is None or self.keeping == "off":
             return ()
         start = f"{ARTIFACTS_FOLDER}/"
@@ -119,27 +119,27 @@ class RunFiles:
         return [name.removeprefix(start) for name in names]
 
     def has_uploaded(self, name: str) -> bool:
-        """Returns whether the store has a file; True where it need not."""
+        """Returns whether the store has a file; True if it needn't have it."""
         return self.store is None or self.keeping == "off" or self.store.has_uploaded(name)
 
     def uri(self, name: str) -> str | None:
-        """Returns the URI of a file in the store; None where it is not there."""
+        """Returns the URI of a file in the store; None without a store."""
         return None if self.store is None or self.keeping == "off" else self.store.file_uris(name)[0]
 
 
 class OpenRun:
-    """The documents, media, files and rows of one run, and what writes them.
+    """The documents, media, files, and rows of one run, with their writers.
 
-    Rank 0 has all of them, other ranks their rows, and files that go to a store.
+    Rank 0 writes all of them. Other ranks write their rows, and the files that go to a store.
 
     Args:
-        taken: the place of the run, which is released with it.
-        state: the run.
-        options: how it is written.
-        early: records that wait for a run to be open; this run counts what is lost of them.
+        taken: the place of the run; released with it.
+        state: the state of the run.
+        options: how the run is written.
+        early: records that wait for a run to open; this run counts those that are lost.
 
     Raises:
-        RunPathError: the place cannot be written.
+        RunPathError: the place isn't writable.
         RunInUseError: another machine has taken the run in the store.
     """
 
@@ -205,7 +205,7 @@ class OpenRun:
     def _send(
         self, claim: "Claim", folder: HeldFolder, options: RunOptions, undo: contextlib.ExitStack
     ) -> "tuple[StoreFolder, Mirror]":
-        """Takes the run in the store for this session."""
+        """Claims the run in the store for this session."""
         from uploads import StoreFolder
 
         from .mirror import Mirror
@@ -223,7 +223,7 @@ class OpenRun:
 
     @property
     def step(self) -> int:
-        """The step of a record that is given none."""
+        """The step of a record that is logged without one."""
         return int(self._state.timestamp.batch)
 
     def add_hyperparameters(self, hyperparameters: dict[str, Any]) -> None:
@@ -245,7 +245,7 @@ class OpenRun:
     # The end.
 
     def end(self, state: State, now: float) -> None:
-        """Notes how the run ended, and how many files other destinations have lost."""
+        """Records how the run ended, and how many files other destinations have lost."""
         files = sum(getattr(one, "lost_files", 0) for one in state.callbacks)
         if files and self.media is not None:
             self.media.lost["uploads"] = files
@@ -259,7 +259,7 @@ class OpenRun:
         self.writer.flush()
 
     def stop(self, seconds: float) -> None:
-        """Stops the lane, then the writer, each with this timeout; at once if it is interrupted."""
+        """Stops the lane, then the writer, each with this timeout; at once if interrupted."""
         try:
             self._stop(seconds)
         except BaseException:
@@ -275,7 +275,7 @@ class OpenRun:
         self.writer.close(seconds)
 
     def discard(self, now: float, seconds: float) -> None:
-        """Closes the run, and removes its folder: its records go to another one."""
+        """Closes the run and removes its folder; its records go to another folder."""
         if self.documents is not None:
             self.documents.close("completed", None, None, now)
         self.stop(seconds)

@@ -1,6 +1,6 @@
-"""Where a run is written: at the place that it was given, or, where another run is there, at one beside it.
+"""Decides where a run is written: at the given place or, if another run is there, at one beside it.
 
-A place that holds a run is opened with a proof that this is the same run, see `RunDirectory`.
+A place that holds a run is opened only with proof that this is the same run, see `RunDirectory`.
 """
 
 import contextlib
@@ -50,7 +50,7 @@ IfExists = Literal["auto", "resume", "error", "new"]
 
 _MAX_NAMES_BESIDE = 10_000
 _MAX_EARLY_RECORDS = 1000
-# How a run ended, after "a run that".
+# How a run ended; follows "a run that".
 _ENDED = {
     "completed": "was completed",
     "stopped": "was stopped",
@@ -63,7 +63,7 @@ _TO_CONTINUE = (
     "checkpoint in the trainer (ckpt_path, resume_from_checkpoint, autoresume)."
 )
 
-# The sessions that this process has begun: a job that was restarted does not continue these.
+# The sessions that this process has begun. A restarted job doesn't continue these.
 _sessions_here: set[str] = set()
 
 
@@ -74,7 +74,7 @@ def note_session(session: str) -> None:
 
 @attrs.frozen
 class TakenPlace:
-    """A place that is locked, and to which nothing is written yet."""
+    """A locked place, to which nothing is written yet."""
 
     place: Place
     lock: WriterLock
@@ -87,7 +87,7 @@ class TakenPlace:
 
     @property
     def what_it_holds(self) -> str:
-        """What it holds, for messages."""
+        """Its content, for messages."""
         return f"holds a run that {_ENDED.get(self._status, 'did not end')}"
 
     @property
@@ -95,14 +95,14 @@ class TakenPlace:
         return str(read_json(self.place.folder / SIDECAR).get("status"))
 
     def continues(self, proof: bool | str | None) -> bool | None:
-        """Returns whether its run is continued, given `State.continues_run`; None if not known yet."""
+        """Returns whether its run is continued, given `State.continues_run`; None if that isn't known yet."""
         if proof == "unless completed":
             return not self.is_completed
         return None if proof is None else bool(proof)
 
 
 class EarlyRecords:
-    """Records that were logged before their run is open, and while it may have to go to another folder.
+    """Records that were logged before their run is open, or while it may still move to another folder.
 
     Args:
         where: the run, for messages.
@@ -113,20 +113,20 @@ class EarlyRecords:
         self._calls: list[Callable[[], None]] = []
         self._files: tempfile.TemporaryDirectory[str] | None = None
         self.lost = 0
-        """How many were dropped, because there were too many, or could not be written."""
+        """How many records were dropped because there were too many, or couldn't be written."""
 
     def __len__(self) -> int:
         return len(self._calls)
 
     def keep(self, call: Callable[[], None]) -> bool:
-        """Keeps a call; returns False, and keeps nothing, where there are too many."""
+        """Keeps a call; returns False, without keeping it, if there are too many."""
         has_room = len(self._calls) < _MAX_EARLY_RECORDS
         if has_room:
             self._calls.append(call)
         return has_room
 
     def drop(self) -> None:
-        """Counts a record that is dropped, and says so once."""
+        """Counts a dropped record, and logs the first one."""
         if not self.lost:
             _log.error(
                 "run folder %s is not open: %d records are buffered for init; further ones are dropped.",
@@ -136,7 +136,7 @@ class EarlyRecords:
         self.lost += 1
 
     def copy_of(self, path: Path) -> Path:
-        """Copies a file: the caller may change or delete it meanwhile."""
+        """Copies a file, because the caller may change or delete it."""
         if self._files is None:
             self._files = tempfile.TemporaryDirectory(prefix="early-files-")
         copy = Path(self._files.name) / uuid.uuid4().hex
@@ -144,7 +144,7 @@ class EarlyRecords:
         return copy
 
     def log(self) -> None:
-        """Makes the calls, in their order."""
+        """Makes the calls in order."""
         calls, self._calls = self._calls, []
         for call in calls:
             try:
@@ -159,7 +159,7 @@ class EarlyRecords:
                 )
 
     def clear(self) -> None:
-        """Forgets the calls: the records are written, or not to be."""
+        """Forgets the calls."""
         self._calls = []
 
     def close(self) -> None:
@@ -169,13 +169,13 @@ class EarlyRecords:
 
 
 class Silence:
-    """A process that writes nothing: a rank without files, or a forked child of the one that writes.
+    """A process that writes nothing: a rank without files, or a forked child of the writing process.
 
-    It is made before the fork, so that all children of a process tell once.
+    It is created before the fork, so that only one of the children warns.
     """
 
     def __init__(self) -> None:
-        # One byte that forked children share: whether one of them has told.
+        # One byte that forked children share: whether one of them has warned.
         self._told = mmap.mmap(-1, 1)
         self.is_child = False
         """Whether it is a forked child."""
@@ -183,17 +183,17 @@ class Silence:
         """The metrics that a rank without files was given."""
 
     def note(self, metrics: Iterable[str]) -> None:
-        """Notes metrics that are not written."""
+        """Notes metrics that aren't written."""
         self.names.update(metrics)
 
     def tell(self, what: str, where: object) -> None:
-        """Says once that a child logs something."""
+        """Warns once that a child logs something."""
         if self.is_child and not self._told[0]:
             self._told[0] = 1
             _log.warning(
                 "%s is logged in a forked process, such as a worker of a DataLoader, and is not written: "
                 "only the process that began the run writes to %s. Return it from the worker, and log it "
-                "there. Said once.",
+                "there. Reported once.",
                 what,
                 where,
             )
@@ -203,24 +203,24 @@ class Silence:
 class Opening:
     """Opens one run: at its place, or beside it.
 
-    Where the place holds a run, and it is not known yet whether this one continues it, nothing is written
-    there. With the first record, a folder beside it is opened, and records are kept as calls too: a proof may
-    still come, such as a checkpoint that is loaded after an evaluation, and takes them along into the run.
+    If the place holds a run and it isn't known yet whether this one continues it, nothing is written there.
+    The first record opens a folder beside it, and records are also kept as calls. If proof arrives later,
+    such as a checkpoint that is loaded after an evaluation, these records move to the earlier run.
 
     Args:
-        place: where the run is asked to be.
-        state: of the run.
+        place: where the run should be.
+        state: the state of the run.
         if_exists: what to do if another run is there.
-        run_id: the id that the run was given, or None.
+        run_id: the requested id of the run, or None.
         is_trainer: whether it is the trainer's run, and not a named writer's.
-        is_shared: whether several ranks write it, which cannot agree on another place.
-        claim_of: makes the claim of a rank on a run in a store, by its URI.
-        start: begins to write a place.
-        leave: closes the folder that is written, and removes it.
-        early: the records that wait.
+        is_shared: whether several ranks write it, which can't agree on another place.
+        claim_of: creates a rank's claim on a run in a store, given its URI.
+        start: starts writing to a place.
+        leave: closes and removes the folder that is being written.
+        early: the waiting records.
 
     Attributes:
-        earlier: the place, taken, while it is not known whether its run is continued.
+        earlier: the locked place, while it isn't known whether its run is continued.
         is_reopened: whether the run was completed before.
     """
 
@@ -238,7 +238,7 @@ class Opening:
     is_reopened: bool = attrs.field(default=False, init=False)
 
     def begin(self) -> None:
-        """Opens the place or one beside it; neither where only a later event can tell which of the two."""
+        """Opens the place or one beside it, or neither if only a later event can decide."""
         try:
             taken = self._take(self.place)
         except RunInUseError as error:
@@ -261,11 +261,11 @@ class Opening:
             undo.pop_all()
 
     def choose(self, *, is_written: bool, for_good: bool = False) -> None:
-        """Opens the earlier run if it is proven by now that this one continues it, else one beside it.
+        """Opens the earlier run if there is proof by now that this one continues it, else one beside it.
 
         Args:
-            is_written: whether that one is open already.
-            for_good: whether no proof that comes later counts.
+            is_written: whether the folder beside it is already open.
+            for_good: whether to ignore any later proof.
         """
         earlier, proof = self.earlier, self.state.continues_run
         if earlier is None:
@@ -284,34 +284,34 @@ class Opening:
             self.settle()
 
     def train(self) -> None:
-        """Continues a completed run in earnest: what waited for that is written."""
+        """Writes the records that waited until a completed run is trained further."""
         if self.is_reopened:
             self.is_reopened = False
             self.early.log()
 
     def end(self) -> None:
-        """Leaves a completed run that was not trained any further as it is."""
+        """Leaves a completed run unchanged if it wasn't trained further."""
         if self.is_reopened and self.early:
             where = self.place.folder
             _log.warning("run folder %s: no batch was trained; its hyperparameters stay.", where)
             self.early.clear()
 
     def settle(self) -> None:
-        """Stays beside the earlier run, for good."""
+        """Stays beside the earlier run for good."""
         earlier, self.earlier = self.earlier, None
         if earlier is not None:
             earlier.lock.release()
             self.early.clear()
 
     def _take(self, place: Place) -> TakenPlace:
-        """Locks the folder of a place, and fetches what the store has.
+        """Locks the folder of a place, and fetches the run from the store.
 
         Raises:
             RunInUseError: another process writes there.
-            RunPathError: it cannot be written, or a newer release wrote the run.
+            RunPathError: the place isn't writable, or a newer release wrote the run.
         """
         run_dir = place.folder
-        # Before the lock too, so that nothing in the folder changes.
+        # Also checked before locking, so that nothing in the folder changes.
         check_known(run_dir)
         lock = WriterLock(
             run_dir / lock_name(self.state.rank), writer="" if self.is_trainer else run_dir.name
@@ -331,11 +331,11 @@ class Opening:
         return TakenPlace(place, lock, claim)
 
     def _continues(self, taken: TakenPlace) -> bool | None:
-        """Returns whether the run goes on at the place, also where that is empty; None if not known yet.
+        """Returns whether to write at the place, which may be empty; None if that isn't known yet.
 
         Raises:
-            RunExistsError: a run is there, which `if_exists` refuses, or which is not continued where several
-                ranks write.
+            RunExistsError: the place holds a run that `if_exists` refuses, or that several ranks would not
+                continue.
         """
         run_dir = taken.place.folder
         if not holds_run(run_dir, self.state.rank):
@@ -357,7 +357,7 @@ class Opening:
         return continues
 
     def _reopen(self, taken: TakenPlace) -> None:
-        """Notes that a run which is continued was completed; says so unless it was asked for."""
+        """Notes that the continued run was completed; logs it unless the caller asked to resume."""
         self.is_reopened = self.if_exists == "auto" and self.is_trainer and taken.is_completed
         if self.is_reopened:
             _log.warning(
@@ -367,11 +367,11 @@ class Opening:
             )
 
     def _open_beside(self, why: str = "") -> None:
-        """Starts at a place with a free name beside the run: `digits-2`.
+        """Starts at a place with a free name beside the run, such as `digits-2`.
 
         Args:
-            why: what is wrong with the place that was asked for; the line that says where the run is tells
-                then how to continue the earlier one.
+            why: why the requested place isn't used. If given, the log line also says how to continue the
+                earlier run.
         """
         taken: RecordError = run_exists_error(self.place.folder, "a run already")
         for number in range(2, _MAX_NAMES_BESIDE):
@@ -403,5 +403,5 @@ def check_ranks(if_exists: str, *, all_ranks: bool) -> None:
 
 
 def not_writable(place: Place, error: OSError) -> RunPathError:
-    """Returns the error for a place that cannot be written."""
+    """Returns the error for a place that isn't writable."""
     return RunPathError(f"run folder {str(place.folder)!r} must be writable: {error}.")

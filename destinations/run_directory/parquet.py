@@ -1,11 +1,11 @@
-"""A closed part: rows of metrics in Parquet, written once, with an index of them in its metadata.
+"""A closed part: rows of metrics in Parquet, written once, with an index in its metadata.
 
-`pack` makes the bytes of a part, and `ParquetRows` reads them. Nothing here knows of run folders. A column
-is int64 where all of its cells are integers, and float64 otherwise. docs/format.md describes the file;
-pandas, DuckDB and Polars read it too.
+`pack` makes the bytes of a part, and `ParquetRows` reads them. Nothing here knows about run folders. A column
+is int64 if all of its cells are integers, and float64 otherwise. docs/format.md describes the file; pandas,
+DuckDB, and Polars read it too.
 
-Damage costs the row group that it is in: pages have checksums, which pyarrow compares, and the footer has one
-in front of it, which is compared first, since pyarrow believes a footer.
+Damage loses the row group that it is in. pyarrow compares the checksums of pages. The checksum of the footer
+precedes it, and is compared first, because pyarrow trusts a footer.
 """
 
 import base64
@@ -49,36 +49,36 @@ Bools = np.ndarray[Any, np.dtype[np.bool_]]
 _Cells = Iterable[Mapping[str, float]]
 
 ENTRY_ROWS = 1024
-"""How many rows one entry of an index is of; a row group has eight."""
+"""The number of rows per entry of an index; a row group has eight entries."""
 
 OF_ROWS = (
     *("rows", "first_step", "last_step", "min_step", "max_step"),
     *("first_time", "last_time", "min_time", "max_time"),
 )
-"""What an entry says of its rows."""
+"""The fields of an entry about its rows."""
 
 OF_COLUMN = ("count", "finite", "min", "min_step", "max", "max_step", "mean", "last")
-"""What an entry says of each column; min, max and mean are of the finite values."""
+"""The fields of an entry about each column; min, max, and mean cover the finite values."""
 
 _METADATA = "destinations"
-# 1: without an index, and without a checksum of the footer.
+# Version 1 has no index and no checksum of the footer.
 _VERSION = 2
 _MAGIC = b"PAR1"
-# Before the checksum of the footer, which other readers pass over.
+# Precedes the checksum of the footer; other readers skip both.
 _SUM_MARK = b"sum:"
 _GROUP_ROWS = 8192
-# Of rows of very many metrics, a group has fewer: it is 32 MiB in memory.
+# Rows with very many metrics come in smaller groups, of 32 MiB in memory.
 _GROUP_VALUES = 1 << 22
 _MOST_GROUP_ROWS = 1 << 16
 _FILE_BYTES = 1 << 30
-# What the encodings may add to eight bytes a value.
+# What the encodings may add to eight bytes per value.
 _SLACK_BYTES = 1 << 20
 _BATCH_ROWS = 1000
 _log = logging.getLogger("destinations")
 
 
 class DamagedParquetError(OSError):
-    """The file is cut, has other bytes than were written, or is none of ours."""
+    """The file is truncated, has other bytes than were written, or isn't ours."""
 
     def __init__(self, damage: object, path: str | None = None) -> None:
         super().__init__(errno.EINVAL, f"the Parquet file is damaged, or none of ours: {damage}")
@@ -86,7 +86,7 @@ class DamagedParquetError(OSError):
 
 
 def _pyarrow(*, is_writing: bool = False) -> Any:
-    """Returns pyarrow with the modules that are needed to read, or also those to write."""
+    """Returns pyarrow with the modules needed for reading, or also those for writing."""
     import pyarrow.parquet
 
     if is_writing:
@@ -123,7 +123,7 @@ def pack(
     Args:
         header: the first line of the CSV.
         chunks: the other lines, in pieces of whole lines of some MiB.
-        rows: returns the cells of each row, by column: asked where lines are not all plain numbers.
+        rows: returns the cells of each row, by column; called if not all lines are plain numbers.
         csv_bytes: the size of the CSV.
     """
     pa = _pyarrow(is_writing=True)
@@ -163,7 +163,7 @@ def pack(
 
 
 def _read_lines(pa: Any, count: int, chunks: Iterable[bytes]) -> list[Any] | None:
-    """Returns the columns of lines; None if not all cells are numbers."""
+    """Returns the columns of lines, or None if not all cells are numbers."""
     kinds = {pa.int64(), pa.float64(), pa.null()}
     pieces: list[list[Any]] = [[] for _ in range(count)]
     for chunk in chunks:
@@ -211,14 +211,14 @@ def read_lines(
 
 
 def _joined(pa: Any, pieces: list[Any]) -> Any:
-    """Returns a column of integers where all of its pieces are, else of floats."""
+    """Returns a column of integers if all of its pieces have integers, else of floats."""
     kind = pa.int64() if {piece.type for piece in pieces} - {pa.null()} == {pa.int64()} else pa.float64()
     arrays = [pa.compute.cast(piece, kind, safe=False).chunks for piece in pieces]
     return pa.concat_arrays([pa.array([], kind), *itertools.chain.from_iterable(arrays)])
 
 
 def _read_cells(pa: Any, rows: list[Mapping[str, float]], names: Iterable[str]) -> list[Any]:
-    """Returns the columns of rows as `_read_lines` does."""
+    """Returns the columns of rows, like `_read_lines`."""
     found = []
     for name in dict.fromkeys([*names, *itertools.chain.from_iterable(rows)]):
         cells: list[Any] = [row.get(name) for row in rows]
@@ -233,12 +233,12 @@ def _read_cells(pa: Any, rows: list[Mapping[str, float]], names: Iterable[str]) 
 
 
 def indexed_columns(columns: Sequence[str]) -> list[str]:
-    """Returns the columns that an index covers: all but step and time, each once."""
+    """Returns the columns that an index covers: all except step and time, each once."""
     return [name for name in dict.fromkeys(columns) if name not in {"step", "time"}]
 
 
 def _index(names: list[str], table: Any) -> dict[str, str]:
-    """Returns the index of a table as texts: a block of all rows, then one for each column."""
+    """Returns the index of a table as texts: a block about the rows, then one for each column."""
     columns = {}
     for name, column in zip(names, table.columns, strict=False):
         values, there = _numpy(column)
@@ -278,10 +278,10 @@ def _extent(values: Floats) -> tuple[float, float, float, float]:
 
 @attrs.frozen(eq=False)
 class PartIndex:
-    """What is in a part, entry by entry; `ENTRY_ROWS` rows each.
+    """The index of a part, with an entry for every `ENTRY_ROWS` rows.
 
     Attributes:
-        columns: of the part, see `indexed_columns`.
+        columns: the indexed columns, see `indexed_columns`.
         array: float64 `(len(OF_ROWS) + len(OF_COLUMN) * len(columns), entries)`.
     """
 
@@ -292,25 +292,25 @@ class PartIndex:
         return int(self.array.shape[1])
 
     def of_rows(self, name: str) -> Floats:
-        """Returns a field of `OF_ROWS`, float64 `(entries,)`; NaN where no row has a step, or a time."""
+        """Returns a field of `OF_ROWS`, float64 `(entries,)`; NaN if no row has a step, or a time."""
         found: Floats = self.array[OF_ROWS.index(name)]
         return found
 
     def of_column(self, column: str) -> Floats:
-        """Returns the fields of `OF_COLUMN`, float64 `(8, entries)`; NaN where there is no such value."""
+        """Returns the fields of `OF_COLUMN`, float64 `(8, entries)`; NaN if there is no such value."""
         start = len(OF_ROWS) + len(OF_COLUMN) * self.columns.index(column)
         found: Floats = self.array[start : start + len(OF_COLUMN)]
         return found
 
     def spans(self, may: Bools) -> Iterator[tuple[int, int]]:
-        """Yields from which row to which entries are that may have something, those side by side together."""
+        """Yields the first row and the end of each run of consecutive entries that `may` selects."""
         may = np.concatenate([[False], may, [False]])
         begins, ends = np.flatnonzero(may[1:] & ~may[:-1]), np.flatnonzero(~may[1:] & may[:-1])
         for first, last in zip(begins.tolist(), ends.tolist(), strict=True):
             yield first * ENTRY_ROWS, last * ENTRY_ROWS
 
     def add_to(self, statistics: Aggregate) -> None:
-        """Adds the rows to statistics, which do not learn the steps of last values."""
+        """Adds the rows to statistics, except the steps of last values."""
         fields = self.array[len(OF_ROWS) :].reshape(len(self.columns), len(OF_COLUMN), len(self))
         statistics.add_fields(self.columns, fields.transpose(1, 2, 0), self.of_rows("last_step"))
 
@@ -322,20 +322,20 @@ class ParquetRows:
     """The rows of a file that `pack` has made.
 
     Args:
-        file: its descriptor, owned by this object, also if it raises; or its bytes.
-        path: what errors and warnings call it.
+        file: the file's descriptor, which this object owns even if the constructor raises; or its bytes.
+        path: the name of the file in errors and warnings.
 
     Attributes:
-        header: the first line of the CSV that it was.
-        csv_bytes: the size of that.
-        version: of the file.
-        content: its bytes, where these were given.
+        header: the first line of the CSV that it was made from.
+        csv_bytes: the size of that CSV.
+        version: the version of the file.
+        content: the bytes of the file, if these were given.
         count: the number of rows.
-        lost: how many rows cannot be read, of those that were asked for.
+        lost: how many of the requested rows can't be read.
 
     Raises:
-        DamagedParquetError: its footer is damaged, or is none of ours.
-        OSError: it needs more memory than ours do, or is of a later version.
+        DamagedParquetError: the footer is damaged, or isn't ours.
+        OSError: the file needs more memory than ours do, or a later version wrote it.
     """
 
     def __init__(self, file: int | bytes, path: str | None = None) -> None:
@@ -343,7 +343,7 @@ class ParquetRows:
         self.content = file if isinstance(file, bytes) else None
         self._held: tuple[tuple[int, tuple[int, ...]], Any] | None = None
         self._damaged: set[int] = set()
-        # The rows that count, if these are not the first ones.
+        # The numbers of the rows that count, if these aren't the first `count` rows.
         self._places: Any = None
         self.count = 0
         self.lost = 0
@@ -367,10 +367,10 @@ class ParquetRows:
         """Returns the index of the rows.
 
         Args:
-            wanted: columns; others are left out. None for all.
+            wanted: the columns that it should cover. Default: all.
 
         Raises:
-            DamagedParquetError: there is none, or it is of other columns or rows.
+            DamagedParquetError: the index is missing, or has other columns or rows.
         """
         places = {name: place for place, name in enumerate(indexed_columns(self._columns), 1)}
         names = [name for name in places if wanted is None or name in wanted]
@@ -388,7 +388,7 @@ class ParquetRows:
         return PartIndex(names, array)
 
     def keep(self, keep: Keep) -> None:
-        """Leaves out the rows that do not count; call it before all else.
+        """Leaves out the rows that don't count; call it first.
 
         Raises:
             OSError: see `ParquetRows`.
@@ -400,7 +400,7 @@ class ParquetRows:
         own = {name: place for place, name in enumerate(self._columns)}
         kept = np.ones(self.count, np.bool_)
         for first, last in itertools.pairwise(self._starts):
-            # Those of a damaged group are left out in any case.
+            # Rows of a damaged group are left out anyway.
             for step, time in self.arrays([own["step"], own["time"]], first, min(last, self.count), last):
                 steps, times = (np.where(there, values, np.nan) for values, there in (step, time))
                 kept[first : first + len(steps)] &= ~drops(keep.limit, steps, times)
@@ -409,13 +409,13 @@ class ParquetRows:
             self.count = len(self._places)
 
     def invert(self) -> None:
-        """Has the rows count that do not, and no others; call it after `keep`."""
+        """Selects exactly the rows that `keep` has left out; call it after `keep`."""
         kept = np.arange(self.count) if self._places is None else self._places
         self._places = np.setdiff1d(np.arange(self._starts[-1]), kept)
         self.count = len(self._places)
 
     def _entry(self, names: list[str], start: int) -> Floats:
-        """Returns what an index says of the rows of an entry, where not all that it is of count."""
+        """Computes the entry of an index for rows of which not all count."""
         places = {name: place for place, name in enumerate(self._columns)}
         end = min(start + ENTRY_ROWS, self.count)
         nothing = np.full(end - start, np.nan), np.zeros(end - start, np.bool_)
@@ -432,12 +432,12 @@ class ParquetRows:
 
     @property
     def first_time(self) -> float:
-        """The time of the first row; NaN if it has none."""
+        """The time of the first row, or NaN."""
         times = self.index(()).of_rows("first_time")
         return float(times[0]) if len(times) else float("nan")
 
     def place_of(self, row: int) -> int:
-        """Returns how many of the rows before one of the file count, see `keep`."""
+        """Returns how many rows before a row of the file count, see `keep`."""
         return row if self._places is None else int(np.searchsorted(self._places, row))
 
     def arrays(
@@ -447,16 +447,16 @@ class ParquetRows:
         end: int | None = None,
         most_rows: int = _MOST_GROUP_ROWS,
     ) -> Iterator[list[tuple[Numbers, Bools]]]:
-        """Yields some columns, some rows at a time: the values of each, and which are present.
+        """Yields columns in chunks of rows: the values of each column, and which are present.
 
         Args:
-            indices: of the columns, in the header.
-            start: the number of the first row, from 0 on.
-            end: the number of the row after the last one. Default: that of all rows.
-            most_rows: how many at a time.
+            indices: the indices of the columns in the header.
+            start: the number of the first row, from 0.
+            end: the number of the row after the last one. Default: after all rows.
+            most_rows: the maximum number of rows in a chunk.
 
         Returns:
-            For each index float64 `(rows,)`, NaN where missing, or int64; and bool `(rows,)`.
+            For each index, float64 `(rows,)` with NaN if missing, or int64; and bool `(rows,)`.
 
         Raises:
             OSError: see `ParquetRows`.
@@ -465,7 +465,7 @@ class ParquetRows:
             yield [filled_column(column) for column in table]
 
     def cells(self, start: int = 0, end: int | None = None) -> Iterator[tuple[float | None, ...]]:
-        """Yields the cells of each row, None where missing, in the order of the header; see `arrays`."""
+        """Yields the cells of each row in the order of the header, None if missing; see `arrays`."""
         for table in self._tables(tuple(range(len(self._columns))), start, end, _BATCH_ROWS):
             columns: list[list[Any]] = []
             for column in table:
@@ -477,14 +477,14 @@ class ParquetRows:
             yield from zip(*columns, strict=True)
 
     def lines(self, start: int = 0, end: int | None = None) -> Iterator[bytes]:
-        """Yields the rows as lines of a CSV, some at a time, formatted as the writer does; see `arrays`."""
+        """Yields the rows as chunks of CSV lines, formatted like the writer's; see `arrays`."""
         for table in self._tables(tuple(range(len(self._columns))), start, end, _BATCH_ROWS):
             cells: list[list[bytes]] = []
             floats: list[Floats] = []
             for column in table:
                 values, present = _numpy(column)
                 if present.all() and values.dtype == np.float64:
-                    floats.append(values)  # Those side by side are formatted together, which is faster.
+                    floats.append(values)  # Formatting adjacent columns together is faster.
                     continue
                 if floats:
                     cells.append(format_cell_rows(np.stack(floats, axis=1)))
@@ -498,7 +498,7 @@ class ParquetRows:
 
     @contextlib.contextmanager
     def _checked(self) -> Iterator[None]:
-        """Raises what pyarrow and the checks of this class raise as OSError."""
+        """Converts exceptions of pyarrow, and of the checks of this class, to OSError."""
         try:
             yield
         except (
@@ -509,7 +509,7 @@ class ParquetRows:
         except OSError as error:
             if error.errno is not None:
                 raise
-            # pyarrow's own: a checksum, a page, an encoding.
+            # Raised by pyarrow: a checksum, a page, or an encoding.
             raise DamagedParquetError(error, self._path) from error
         except MemoryError as error:
             raise OSError(errno.ENOMEM, f"the Parquet file needs too much memory: {error}") from error
@@ -519,10 +519,10 @@ class ParquetRows:
         return self._file.read(length) or b""
 
     def _check_footer(self) -> bool:
-        """Returns whether the footer has a checksum, and that is right; without one, the version is 1.
+        """Returns whether the footer has a checksum; without one, the version is 1.
 
         Raises:
-            DamagedParquetError: the file does not begin and end as Parquet does, or the checksum is wrong.
+            DamagedParquetError: the file doesn't begin and end like Parquet, or the checksum is wrong.
         """
         size = self._file.seek(0, os.SEEK_END)
         tail = self._piece(size - 8, 8)
@@ -541,7 +541,7 @@ class ParquetRows:
         parquet = self._pa.parquet.ParquetFile(
             self._pa.PythonFile(self._file, mode="r"), page_checksum_verification=True
         )
-        # Columns by their index: a name may have dots, and then be part of another.
+        # Reads columns by index, because a name with dots would mean a nested column.
         self._reader = parquet.reader
         self._footer = parquet.metadata
         self._metadata = self._footer.metadata
@@ -550,7 +550,7 @@ class ParquetRows:
         self.csv_bytes = int(about["csv_bytes"])
         self.version = int(about["version"])
         self._columns = parse_header(self.header)
-        # Behind them, earlier versions said which cells of a column of floats were integers.
+        # Earlier versions appended columns that mark which cells of a column of floats were integers.
         more = [int(index) for index in about["integers"]]
         if self.version > _VERSION:
             raise OSError(errno.ENOTSUP, "the Parquet file is of a later version of this package. Update it")
@@ -569,7 +569,7 @@ class ParquetRows:
             for column, allowed in zip(schema, kinds, strict=True)
         ):
             raise ValueError("its columns are not plain numbers")
-        # Not what the footer says of a column of a group: where that is forged, pyarrow aborts the process.
+        # Reads no metadata of a column in a group: if forged, pyarrow aborts the process.
         groups = [self._footer.row_group(group) for group in range(self._footer.num_row_groups)]
         rows = [one.num_rows for one in groups]
         sizes = [one.total_byte_size - one.num_rows * 10 * len(schema) for one in groups]
@@ -577,14 +577,14 @@ class ParquetRows:
             sizes, default=0
         ) > _SLACK_BYTES * len(schema):
             raise ValueError("a row group is larger than ours")
-        # The number of the first row of each group, and that of all rows.
+        # The number of the first row of each group, then the number of all rows.
         self._starts = [0, *itertools.accumulate(rows)]
         self.count = self._starts[-1]
 
     def _tables(
         self, indices: tuple[int, ...], start: int, end: int | None, most_rows: int
     ) -> Iterator[list[Any]]:
-        """Yields rows as a list of columns; those of a damaged row group are left out."""
+        """Yields chunks of rows as lists of columns, without damaged row groups."""
         end = self.count if end is None else min(end, self.count)
         places = {index: place for place, index in enumerate(sorted(set(indices)))}
         for group, (first, last) in enumerate(itertools.pairwise(self._starts)):
@@ -604,7 +604,7 @@ class ParquetRows:
                 yield [rows.column(places[index]) for index in indices]
 
     def verify(self) -> int:
-        """Reads all pages, and returns how many rows cannot be read."""
+        """Reads all pages, and returns how many rows can't be read."""
         indices = tuple(range(self._footer.num_columns))
         for group in range(self._footer.num_row_groups):
             self._group(group, indices)
@@ -612,7 +612,7 @@ class ParquetRows:
         return self.lost
 
     def _group(self, group: int, indices: tuple[int, ...]) -> Any:
-        """Returns columns of a row group, None if one is damaged; keeps the last, to be read in pieces."""
+        """Returns columns of a row group, or None if one is damaged; caches the last group."""
         key = group, indices
         if self._held is not None and self._held[0] == key:
             return self._held[1]
@@ -637,7 +637,7 @@ class ParquetRows:
 
 
 def _numpy(column: Any) -> tuple[Numbers, Bools]:
-    """Returns a column without its own `to_numpy`, which imports pandas: half a second."""
+    """Converts a column without `to_numpy`, which takes half a second to import pandas."""
     array = column.chunk(0) if column.num_chunks else column.combine_chunks()
     count, offset = len(array), array.offset
     bits, numbers = array.buffers()
@@ -648,7 +648,7 @@ def _numpy(column: Any) -> tuple[Numbers, Bools]:
 
 
 def _texts(values: Numbers, present: Bools) -> list[bytes]:
-    """Returns the cells of a column, empty where missing."""
+    """Returns the cells of a column, b"" if missing."""
     if values.dtype == np.int64:
         cells = zip(values.tolist(), present.tolist(), strict=True)
         return [b"%d" % value if there else b"" for value, there in cells]

@@ -1,7 +1,7 @@
-"""Pieces: what is new in a run folder, as one immutable zip file, and how pieces become a folder again.
+"""Pieces: the changes of a run folder as immutable zip files, and how pieces become a folder again.
 
-A run that lives in a store is kept there as pieces while it is written; docs/format.md describes them. The
-writer and the reader of a piece are both here. Neither numpy nor torch is imported.
+While a run in a store is being written, the store has it as pieces; docs/format.md describes them. This
+module writes and reads them. It imports neither numpy nor torch.
 """
 
 import contextlib
@@ -42,21 +42,21 @@ _ABOUT = "piece.json"
 _FORMAT = 1
 _FILES = "files/"
 LINES = (".csv", ".jsonl")
-"""How the names of files end that grow by whole lines."""
-# In the place of the number of skipped bytes: none are added any more.
+"""The suffixes of files that grow by whole lines."""
+# Replaces the number of skipped bytes if nothing more is appended to a file.
 _ENDED = -1
 _READ_BYTES = 1 << 20
 _MAX_MEMBERS = 10_000
 _MAX_ABOUT_BYTES = 16 << 20
 _MAX_PIECE_BYTES = 1 << 30
 _MAX_CONTENT_BYTES = 4 << 30
-# What is not encrypted may say that it is.
+# A damaged file may claim to be encrypted, which is a RuntimeError.
 _DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError)
 _NAME = re.compile(r"(\d{8,})-(\d{8,})\.zip")
 
 
 class PieceError(ValueError):
-    """A piece is damaged, of a newer format, or does not continue what is there."""
+    """A piece is damaged, has a newer format, or doesn't continue the folder."""
 
 
 @attrs.frozen(order=True)
@@ -74,22 +74,22 @@ class FileState:
 
 @attrs.frozen(kw_only=True)
 class Piece:
-    """What a piece says of itself.
+    """The description in a piece.
 
     Attributes:
-        session: its session, counted from 1.
+        session: the number of its session, from 1.
         first: the number of the first interval that it covers.
-        last: the number of the last one.
-        needs: the file names of the earlier pieces that make the whole folder together with this one, in
-            order; none where this one has everything.
-        files: each file that pieces hold, at the end of `last`, by its path.
-        parts: the paths of the closed parts, which are objects of their own, and there before the piece.
-        plain: once the run has ended, the files that are objects of their own now: their CRC-32 by path.
-        written_at: by the clock of the writer, in seconds since 1970.
-        seconds: the interval at which pieces come.
-        follows: the last interval that the run continues of each earlier session, by its number; for sessions
-            of the same folder, a number beyond all intervals.
-        run: what tells the run from others that are or were in the store under its name.
+        last: the number of the last interval.
+        needs: the file names of the earlier pieces that make up the whole folder together with this one, in
+            order; empty if this piece has everything.
+        files: each file in the pieces, as it is at the end of `last`, by path.
+        parts: the paths of the closed parts, which are objects of their own and were put before the piece.
+        plain: once the run has ended, the CRC-32 by path of the files that are now objects of their own.
+        written_at: the time by the writer's clock, in seconds since 1970.
+        seconds: the interval between pieces.
+        follows: the last interval of each earlier session that the run continues, by session number; for
+            sessions of the same folder, a number beyond all intervals.
+        run: distinguishes the run from others that are or were in the store under its name.
     """
 
     session: int
@@ -106,22 +106,22 @@ class Piece:
 
     @property
     def name(self) -> str:
-        """The name of the file of the piece."""
+        """The file name of the piece."""
         return piece_name(self.first, self.last)
 
     @property
     def has_ended(self) -> bool:
-        """Whether it is the last one of its session, which closed the run."""
+        """Whether it is the last piece of its session, which closed the run."""
         return self.plain is not None
 
 
 def piece_name(first: int, last: int) -> str:
-    """Returns the name of the file of a piece that covers some intervals."""
+    """Returns the file name of a piece that covers these intervals."""
     return f"{first:08d}-{last:08d}.zip"
 
 
 def numbers_of(name: str) -> tuple[int, int] | None:
-    """Returns the first and last interval of a piece by the name of its file; None for other names."""
+    """Returns the first and last interval of a piece by its file name; None for other names."""
     found = _NAME.fullmatch(name)
     return None if found is None else (int(found[1]), int(found[2]))
 
@@ -131,12 +131,12 @@ def numbers_of(name: str) -> tuple[int, int] | None:
 
 @attrs.frozen
 class Change:
-    """The bytes of a file that a piece brings: those from `start` on, up to the size of `state`.
+    """The bytes of a file that a piece contains, from `start` up to the size of `state`.
 
     Attributes:
-        path: in the folder of the run.
+        path: the path in the folder of the run.
         fd: the file, held open by the caller.
-        start: 0 where the file is new or was replaced.
+        start: 0 if the file is new or was replaced.
         state: the file at the end of the piece.
     """
 
@@ -147,16 +147,16 @@ class Change:
 
 
 def write_piece(target: Path, piece: Piece, changes: Iterable[Change]) -> None:
-    """Writes the file of a piece, which takes the name at the end; not synced.
+    """Writes a piece to a file, which gets its name at the end; doesn't sync it.
 
     Raises:
-        OSError: it could not be written, or a file is shorter than its state.
+        OSError: the piece can't be written, or a file is shorter than its state.
     """
     data: dict[str, list[int]] = {}
     with (
         replacement(target) as fd,
         os.fdopen(os.dup(fd), "wb") as raw,
-        # Rows of numbers shrink to less than half at the cheapest level; a better one takes thrice as long.
+        # The lowest level compresses rows to less than half; a better one takes three times as long.
         zipfile.ZipFile(raw, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive,
     ):
         for change in changes:
@@ -187,11 +187,11 @@ def _encoded(piece: Piece, data: Mapping[str, list[int]]) -> str:
 
 @attrs.frozen
 class OpenPiece:
-    """A piece that was opened: what it says, and its bytes.
+    """An open piece.
 
     Attributes:
-        about: what it says of itself.
-        data: start and end of the bytes that it brings, by path.
+        about: its description.
+        data: start and end of the bytes that it contains, by path.
     """
 
     about: Piece
@@ -199,10 +199,10 @@ class OpenPiece:
     _archive: zipfile.ZipFile
 
     def chunks(self, path: str, skip: int) -> Iterator[bytes]:
-        """Yields the bytes of a file, without the first ones.
+        """Yields the bytes of a file, except the first `skip`.
 
         Raises:
-            PieceError: they are damaged, or not as many as the piece says.
+            PieceError: they are damaged, or their number differs from the description.
         """
         start, end = self.data[path]
         left = end - start
@@ -213,7 +213,7 @@ class OpenPiece:
                     if skip < len(chunk):
                         yield chunk[skip:]
                     skip = max(0, skip - len(chunk))
-                # Reads the end too, where the checksum is compared.
+                # Reading to the end compares the checksum.
                 if left or member.read(1):
                     raise PieceError(f"{path} has another size than the piece says")
         except (KeyError, OSError, *_DAMAGED) as error:
@@ -225,11 +225,11 @@ def open_piece(name: str, raw: IO[bytes]) -> Iterator[OpenPiece]:
     """Opens a piece.
 
     Args:
-        name: what it is called in messages.
-        raw: its bytes; a file that can be sought in.
+        name: the name for messages.
+        raw: its bytes, a seekable file.
 
     Raises:
-        PieceError: it is damaged, too large, or of a newer format.
+        PieceError: the piece is damaged, too large, or has a newer format.
     """
     if raw.seek(0, os.SEEK_END) > _MAX_PIECE_BYTES:
         raise PieceError(f"a piece has at most {_MAX_PIECE_BYTES >> 20} MiB")
@@ -275,17 +275,17 @@ def _parsed(archive: zipfile.ZipFile) -> tuple[Piece, dict[str, tuple[int, int]]
 
 @attrs.define
 class FolderState:
-    """What a folder has of the pieces of a session; saved in the folder, as `.pieces.json`.
+    """Which pieces of a session a folder contains; saved in the folder as `.pieces.json`.
 
     Attributes:
-        session: 0 for none.
+        session: the number of the session; 0 for none.
         last: the number of the last interval.
-        has_ended: whether that closed the run.
-        files: the files that pieces hold, by path.
+        has_ended: whether the last interval closed the run.
+        files: the files from pieces, by path.
         lost: the pieces and files that are lost or damaged in the store, each with the reason.
-        skipped: how many bytes of lost pieces a file lacks, by path; `_ENDED` where it ends before them.
-        run: as the pieces say.
-        version: of the newest piece that a listing told of; empty where pieces came since.
+        skipped: how many bytes of lost pieces a file lacks, by path; `_ENDED` if the file ends before them.
+        run: see `Piece`.
+        version: the version of the newest piece in a listing; "" if pieces have arrived since.
     """
 
     session: int = 0
@@ -299,7 +299,7 @@ class FolderState:
 
     @classmethod
     def read(cls, folder: Path, stream: str) -> "FolderState":
-        """Returns what was saved for a stream; nothing if that is damaged."""
+        """Returns the saved state of a stream, or an empty one if it is damaged."""
         try:
             found = read_json(folder / PIECES_STATE)[stream]
             files = {str(path): FileState(*map(int, state)) for path, state in found["files"].items()}
@@ -312,7 +312,7 @@ class FolderState:
 
     @classmethod
     def all_lost(cls, folder: str | Path) -> dict[str, str]:
-        """Returns what is lost of all streams; nothing for a folder that is not made from pieces."""
+        """Returns what all streams have lost; empty for a folder that isn't made from pieces."""
         streams = read_json(f"{folder}/{PIECES_STATE}")
         return {name: why for stream in streams for name, why in cls.read(Path(folder), stream).lost.items()}
 
@@ -332,15 +332,15 @@ class FolderState:
 
 
 def apply_piece(folder: Path, state: FolderState, piece: OpenPiece) -> None:
-    """Brings a folder to the state of a piece; `state` is changed, and not saved.
+    """Brings a folder to the state of a piece; updates `state` without saving it.
 
-    A piece that begins within what is there already continues it; applied again, it changes nothing. Files
-    that are appended to keep their inode. Where earlier pieces are lost (`FolderState.lost`), rows end before
-    them, an index lacks their lines, and a document that they brought is unreadable.
+    A piece may overlap with the folder; applying it again changes nothing. Files that are appended to keep
+    their inode. If earlier pieces are lost (`FolderState.lost`), rows end before them, an index lacks their
+    lines, and a document that they contained is unreadable.
 
     Raises:
-        PieceError: it does not continue what is there, or is damaged: begin again from nothing.
-        OSError: the folder cannot be written.
+        PieceError: the piece is damaged, or doesn't continue the folder; start over with an empty state.
+        OSError: the folder can't be written.
     """
     about = piece.about
     if (about.session, about.run) != (state.session, state.run) or about.first > state.last + 1:
@@ -370,9 +370,9 @@ def apply_piece(folder: Path, state: FolderState, piece: OpenPiece) -> None:
 
 
 def _in_order(folder: Path, state: FolderState, piece: OpenPiece) -> list[str]:
-    """Returns the files of a piece, checksums last; removes checksums that it replaces.
+    """Returns the files of a piece, checksums last, and removes checksums that it replaces.
 
-    So a reader of the folder never compares rows with the checksums of others.
+    So a reader of the folder never compares rows with checksums of other rows.
     """
     paths = sorted(piece.data, key=is_of_sums)
     for path in filter(is_of_sums, paths):
@@ -382,10 +382,10 @@ def _in_order(folder: Path, state: FolderState, piece: OpenPiece) -> list[str]:
 
 
 def place_inside(folder: Path, path: str) -> Path:
-    """Returns the place of a file that a piece names.
+    """Returns the path of a file that a piece names.
 
     Raises:
-        PieceError: no file of a run is there: outside the folder, hidden, or in the journal.
+        PieceError: the path is outside the folder, hidden, or in the journal.
     """
     if path.startswith(f"{JOURNAL_FOLDER}/") or any(part.startswith(".") for part in path.split("/")):
         raise PieceError(f"a piece names the file {path!r}, which is none of a run")
@@ -419,16 +419,16 @@ def _apply_file(
 
 
 def _skip(target: Path, state: FolderState, wanted: FileState, start: int, path: str) -> None:
-    """Notes that the bytes of a file up to `start` are lost, as far as they are not there."""
+    """Records that the missing bytes of a file before `start` are lost."""
     known = state.files.get(path)
     if known is not None and known.version == wanted.version:
         if start > known.size and state.skipped.get(path) != _ENDED:
-            # Each line of an index stands by itself; rows after a hole would seem to follow those before it.
+            # Lines of an index are independent, but rows after a gap would seem to follow those before it.
             is_index = path.endswith(".jsonl")
             state.skipped[path] = state.skipped.get(path, 0) + start - known.size if is_index else _ENDED
     else:
         state.skipped[path] = _ENDED
-        # Lines stay as they were before they were written anew; a document is another one by now.
+        # Lines keep their content from before they were rewritten; a document has changed by now.
         if known is None or not path.endswith(LINES):
             mark_unreadable(target, f"it is lost: {next(iter(state.lost.values()))}")
     if known is None or known < FileState(wanted.version, start):
@@ -440,7 +440,7 @@ def _append(target: Path, at: int, chunks: Iterable[bytes]) -> None:
     with os.fdopen(fd, "r+b", buffering=0) as file:
         if os.fstat(fd).st_size < at:
             raise PieceError(f"{target.name} is shorter than it was")
-        # A process that ended here may have written more than it noted.
+        # A process that was killed here may have written more than it recorded.
         file.truncate(at)
         end = at
         try:

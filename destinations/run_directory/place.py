@@ -1,7 +1,6 @@
-"""`Place`: where a run is, in a folder of this machine and in a store.
+"""`Place`: where a run is, in a local folder and in a store.
 
-A run that lives in a store is written to a folder here all the same, by which it survives its process and an
-outage of the store.
+A run in a store is also written to a local folder, so that it survives a crash and an unreachable store.
 """
 
 import hashlib
@@ -29,7 +28,7 @@ __all__ = ["Place", "check_fork", "check_template", "check_writer", "extended", 
 
 
 _MAX_WRITER = 100
-# A scheme of two letters at least: `C:/` is a drive.
+# A scheme has at least two letters: `C:/` is a drive.
 _LOST_SLASH = re.compile(r"[a-z][a-z0-9+.-]+:/(?!/)")
 
 
@@ -38,15 +37,15 @@ class Place:
     """Where one run is.
 
     Attributes:
-        folder: of this machine, absolute.
-        uri: of the run in a store; None where it is in the folder alone.
+        folder: the local folder, absolute.
+        uri: the URI of the run in a store; None without a store.
     """
 
     folder: Path
     uri: str | None = None
 
     def beside(self, number: int) -> "Place":
-        """Returns a place beside this one, of a name that has a number: `digits-2`."""
+        """Returns a place beside this one whose name has a number, such as `digits-2`."""
         if self.uri is None:
             return Place(self.folder.with_name(f"{self.folder.name}-{number}"))
         uri = extended(self.uri, f"-{number}")
@@ -61,16 +60,16 @@ class Place:
 def check_template(
     run_dir: str | os.PathLike[str], mirror: str | os.PathLike[str] | None, writer: str = ""
 ) -> tuple[str, str | None]:
-    """Returns the folder and the URI of a run, each with its placeholders; raises if they cannot be.
+    """Checks the folder and the URI of a run, and returns both with their placeholders.
 
     Args:
-        run_dir: the folder, or a URI, which stands for a folder of this machine too.
+        run_dir: the folder, or a URI, which also determines a local folder.
         mirror: the URI, or a folder as another store; None for none.
-        writer: the name of a writer, whose places are in those of the run; "" for the trainer.
+        writer: the name of a writer, whose places are below those of the run; "" for the trainer.
 
     Raises:
-        RunPathError: the folder is a file or not writable, or both are URIs.
-        TypeError: one is no path.
+        RunPathError: the folder is a file or isn't writable, or both are URIs.
+        TypeError: one of them isn't a path.
         ValueError: the URI has no store.
     """
     for name, given in (("run_dir", run_dir), ("mirror", run_dir if mirror is None else mirror)):
@@ -106,13 +105,13 @@ def _of_writer(place: str, writer: str) -> str:
 
 
 def extended(place: str, suffix: str) -> str:
-    """Returns a folder or a URI with a suffix; of a URI, options come last."""
+    """Returns a folder or a URI with a suffix, which precedes the options of a URI."""
     path, question, options = place.partition("?" if "://" in place else "\0")
     return f"{path.rstrip('/')}{suffix}{question}{options}"
 
 
 def check_writer(name: str) -> str:
-    """Returns the name of a writer; raises if it is none."""
+    """Returns the name of a writer, or raises if it is invalid."""
     if not isinstance(name, str):
         raise TypeError(f'writer must be a name, got {name!r}. Write writer="eval".')
     if not is_writer_name(name) or len(name) > _MAX_WRITER:
@@ -124,7 +123,7 @@ def check_writer(name: str) -> str:
 
 
 def check_fork(fork_from: object, template: str, writer: str) -> None:
-    """Raises ValueError if a run is to be a fork that has this URI, or is of this writer."""
+    """Raises ValueError if a fork is given a URI as its folder, or a writer."""
     if fork_from is not None and (writer or "://" in template):
         what = "a writer" if writer else f"the URI {template.partition('?')[0]!r}"
         raise ValueError(
@@ -139,10 +138,10 @@ def place_of(template: str, mirror: str | None, state: State) -> Place:
     Args:
         template: the folder or URI, with placeholders; see `check_template`.
         mirror: the URI, with placeholders.
-        state: of the run.
+        state: the state of the run.
 
     Raises:
-        RunPathError: the name of the run leads out of it.
+        RunPathError: the name of the run leads out of the folder.
     """
     try:
         check_run_name(template, state)
@@ -155,10 +154,10 @@ def place_of(template: str, mirror: str | None, state: State) -> Place:
 
 
 def local_folder(uri: str) -> Path:
-    """Returns the folder of this machine for a run that lives in a store.
+    """Returns the local folder for a run in a store.
 
-    In `$XDG_STATE_HOME/destinations/runs`, else `~/.local/state/destinations/runs`: it may have rows that the
-    store lacks.
+    It is in `$XDG_STATE_HOME/destinations/runs`, else in `~/.local/state/destinations/runs`, and not in a
+    cache, because it may have rows that the store lacks.
     """
     path = uri.partition("?")[0].rstrip("/")
     readable = re.sub(r"[^A-Za-z0-9._-]+", "-", path.rpartition("/")[2]).strip("-.")[:60] or "run"

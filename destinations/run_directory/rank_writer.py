@@ -1,6 +1,6 @@
-"""Writes the files of one rank: journal, CSV and summary; on rank 0 also the documents of the run.
+"""Writes the files of one rank: journal, CSV, and summary; on rank 0 also the documents of the run.
 
-The training thread opens, closes and logs to `journal`; `_tick` and what it calls run in the writer thread.
+The training thread opens, closes, and logs to `journal`; `_tick` and its callees run in the writer thread.
 """
 
 import contextlib
@@ -59,13 +59,13 @@ _APPENDED = "run folder %s %s: rows are written by system calls, some microsecon
 JournalKind = Literal["auto", "mapped", "appended"]
 
 _LAST_TRIES = 5
-# A sample takes a row through the slow path.
+# Timing a sample sends a row through the slow path.
 _SAMPLED_ROWS = 64
 _FLUSH_SECONDS = 10.0
 
 
 def loss_text(lost: Mapping[str, int]) -> str:
-    """Returns the counts of lost records as text, such as "2 files, 5 rows"; empty if nothing was lost.
+    """Returns the counts of lost records as text, such as "2 files, 5 rows", or "" if nothing was lost.
 
     Args:
         lost: counts by "rows", "media", "files", "uploads" and "early"; see `RankWriter.lost`.
@@ -74,14 +74,14 @@ def loss_text(lost: Mapping[str, int]) -> str:
 
 
 def _percentile(values: list[int], share: float) -> float | None:
-    """Returns a percentile of nanoseconds by nearest rank, in microseconds; None if there are no values."""
+    """Returns a percentile of nanoseconds by nearest rank, in microseconds; None without values."""
     if not values:
         return None
     return sorted(values)[min(len(values) - 1, int(len(values) * share))] / 1000
 
 
 def _statistics_of(csv: MetricsCsv, between: Callable[[], object], *, by_step: bool) -> Aggregate:
-    """Returns the statistics of all rows that belong; calls `between` after each chunk of them."""
+    """Returns the statistics of all rows that belong to the run; calls `between` after each chunk."""
     statistics = Aggregate(by_step=by_step)
     for part in csv.parts.present():
         try:
@@ -104,22 +104,22 @@ def _statistics_of(csv: MetricsCsv, between: Callable[[], object], *, by_step: b
 
 @attrs.frozen(kw_only=True)
 class RunOptions:
-    """How a run is written: arguments of `RunDirectory`, and what its subclasses replace.
+    """How a run is written: arguments of `RunDirectory`, and what its subclasses override.
 
     Attributes:
         run_id: the id of a new run; None for a random one.
         tags: added to the run's tags.
-        notes: of the run, if it has none.
-        is_trainer: whether it is the trainer's run; rows of a named writer come in any order of their steps.
+        notes: the notes of the run, if it has none.
+        is_trainer: whether it is the trainer's run; the steps of a named writer may come in any order.
         flush_seconds: the interval at which rows are drained to the CSV.
-        mirror_seconds: the interval at which what is new goes to a store.
+        mirror_seconds: the interval at which new data is uploaded to a store.
         journal: whether the journal is mapped.
         fork_from: the run that a new run continues, and where; see `forking.fork_place`.
-        keeping: what is done with the files of a user.
+        keeping: what to do with the files of a user.
         clock: the time of rows, in seconds since 1970.
         part_bytes: the size at which the CSV is closed as a part.
         make_segment: makes the segments of a mapped journal.
-        describe: takes the ranks, and returns the content of `environment.json`.
+        describe: returns the content of `environment.json`, given the ranks.
     """
 
     run_id: str | None = None
@@ -245,7 +245,7 @@ class RankWriter:
         self._csv = MetricsCsv(self._root / metrics_name(self._rank), first_part=first_part)
         remove_temporaries(self._csv.parts.folder)
         self.had_rows = os.path.lexists(self._csv.path) or bool(segment_paths(self._folder))
-        """Whether earlier sessions left rows."""
+        """Whether earlier sessions have left rows."""
         self.journal = self._open_journal()
         self.begin_session()
         self._drain = JournalDrain(
@@ -262,10 +262,10 @@ class RankWriter:
         self._is_open = False
         self._is_well = False
         self._sampled_at = 0
-        # Whether rows are gone that the statistics have.
+        # Whether the statistics have to be computed from the rows again.
         self._are_statistics_due = False
         self._deadline = math.inf
-        # Accepted rows that are not in the folder; set at the end.
+        # Accepted rows that aren't in the folder; set at the end.
         self._lost_rows = 0
         # Why writing has ended: another run has the folder.
         self._disowned = ""
@@ -295,7 +295,7 @@ class RankWriter:
         self._papers.are_due = True
 
     def write_now(self, write: Callable[[], object]) -> None:
-        """Writes a document in the calling thread, so that a kill right after it takes nothing along."""
+        """Writes a document in the calling thread, so that a kill right afterwards loses nothing."""
         try:
             write()
         except OSError as error:
@@ -304,14 +304,14 @@ class RankWriter:
         self.timer.wake()
 
     def flush(self) -> None:
-        """Waits until the rows logged so far are in the CSV, at most ten seconds."""
+        """Waits until the rows logged so far are in the CSV, for at most ten seconds."""
         self._papers.are_due = True
         self.timer.flush(_FLUSH_SECONDS)
 
     def close(self, timeout_seconds: float) -> None:
         """Drains everything and releases the run.
 
-        Rows that are not drained before the timeout stay in the journal, for readers and the next session.
+        Rows that aren't drained before the timeout stay in the journal for readers and the next session.
         """
         self._deadline = time.monotonic() + timeout_seconds
         self.journal.write_pending()
@@ -359,26 +359,26 @@ class RankWriter:
             return open_with(make_segment=AppendedSegment)
 
     def _open(self) -> None:
-        """Opens what earlier sessions left; in the writer thread, because it may read a lot."""
+        """Opens the files of earlier sessions; in the writer thread, because it may read a lot."""
         sync_journal(self._folder, self._run_dir)
         self._papers.keep_reserve()
-        self._drain.open(is_new=not self.had_rows)
+        self._drain.open()
         self._are_statistics_due |= self._csv.exists
         self._is_open = True
 
     def _report_rollback(self, rows: int) -> None:
-        """Says how many rows do not count any more; the statistics are to be those of the rest."""
+        """Logs how many rows no longer belong to the run, and schedules new statistics."""
         if rows:
             _log.warning(
-                "run folder %s: training continues from an earlier place; %d rows beyond it stay on disk, "
-                "and do not belong to the run any more.",
+                "run folder %s: training continues from an earlier place; %d later rows stay on disk as a "
+                "branch.",
                 self._run_dir,
                 rows,
             )
         self._are_statistics_due = True
 
     def _note_change(self) -> None:
-        """Notes that another program has changed the CSV, so that the statistics are computed anew."""
+        """Notes that another program has changed the CSV, and schedules new statistics."""
         self._failures.last_error = f"another program has changed {metrics_name(self._rank)}"
         self._are_statistics_due = self._papers.are_due = True
 
@@ -390,7 +390,7 @@ class RankWriter:
                 if is_last:
                     self._report_loss()
                 return
-            # What is deleted or cut while the rest is written is restored, unless that goes on and on.
+            # Restores what is deleted or cut while the rest is written, up to a number of tries.
             try:
                 self._write_all(is_last, is_final=not tries_left)
             except FileNotFoundError:
@@ -414,7 +414,7 @@ class RankWriter:
         except Exception as error:
             if is_last and not is_final and isinstance(error, FileNotFoundError):
                 raise
-            # The documents are still written: they report the error, also one of ours.
+            # The documents are still written, because they report the error, even one of our own.
             is_well = False
             self._failed(error)
         if is_last:
@@ -434,11 +434,11 @@ class RankWriter:
             self._open()
         drained = self._drain.run()
         if is_last and self.journal.counts.pending:
-            # Draining may have freed space.
+            # Draining may have freed disk space.
             self.journal.write_pending()
             drained += self._drain.run()
         if is_last:
-            # What another program changed since is mended.
+            # Repairs what another program has changed since.
             drained += self._drain.run()
         if self._are_statistics_due:
             self._drain.statistics = _statistics_of(
@@ -453,7 +453,7 @@ class RankWriter:
             self.journal.request_sample()
 
     def _disown(self, error: RunInUseError) -> None:
-        """Ends all writing: the folder belongs to another run now."""
+        """Stops writing, because the folder belongs to another run now."""
         self._disowned = str(error)
         self.journal.stop_accepting()
         _log.error("%s Writing has stopped; records logged since are lost, and counted at the end.", error)
@@ -466,7 +466,7 @@ class RankWriter:
             self.journal.files.retire()
 
     def _summary(self) -> tuple[Aggregate, dict[str, int]]:
-        """Returns the statistics of the rows, and the mark of the CSV that they are of."""
+        """Returns the statistics of the rows, and the mark of the CSV that they cover."""
         # A summary without a mark covers no rows; readers compute their own.
         mark: dict[str, int] = {}
         if self._csv.exists and not self._are_statistics_due:
@@ -476,7 +476,7 @@ class RankWriter:
         return self._drain.statistics, mark
 
     def counts(self) -> dict[str, int]:
-        """Returns the rows that wait for the disk, dropped rows, refused values and the sum of all losses."""
+        """Returns counts of waiting rows, dropped rows, refused values, and the sum of all losses."""
         found = attrs.asdict(self.journal.counts)
         waiting = found.pop("pending")
         return {**found, "waiting_rows": waiting, "lost": sum(self.lost().values())}
@@ -490,7 +490,7 @@ class RankWriter:
         return {kind: count for kind, count in lost.items() if count}
 
     def _report_loss(self) -> None:
-        """Compares accepted with written rows at the end, and reports a loss."""
+        """Compares accepted and written rows at the end, and reports a loss."""
         rows = self.journal.counts.dropped + self.journal.counts.pending + self._drain.lost_rows()
         reason = self._disowned or self._failures.last_error
         if rows:
@@ -507,7 +507,7 @@ class RankWriter:
         documents.sessions.current.update(status=documents.status, exception=documents.exception)
 
     def _report(self) -> dict[str, Any]:
-        """Returns what the sidecar says of this session: `lost` and `overhead`.
+        """Returns the sidecar's fields for this session: `lost` and `overhead`.
 
         `calls` counts the calls of `log_metrics` whose rows are in the CSV. About one call in 64 is timed,
         inside this destination, mostly while the writer thread is at work.
@@ -533,7 +533,7 @@ class RankWriter:
         return {"overhead": overhead, "lost": self.lost()}
 
     def _end(self) -> None:
-        """Removes a fully drained journal and releases the lock; the end of the writer thread.
+        """Removes a fully drained journal and releases the lock, at the end of the writer thread.
 
         Done here because the thread that closes the run may be interrupted while it waits.
         """

@@ -1,11 +1,11 @@
-"""What a session that continues a run takes back: the rows that training logs again, and no others.
+"""Decides which earlier rows a continuing session replaces: those that training logs again, and no others.
 
-A checkpoint that has the state of the destinations says when it was saved: what was logged before is part of
-it. A loop of one's own says at most after which batch it continues. Of the step that comes next, some was
-logged before that batch, such as an evaluation after an epoch, and some in it. So the metrics that training
-logs again at that step are taken back, once it is past; the others stay.
+A checkpoint that contains the state of the destinations says when it was saved; everything logged before
+belongs to it. A loop of your own says at most after which batch it continues. At the next step, some metrics
+were logged before that batch, such as an evaluation after an epoch, and some in it. So the metrics that
+training logs again at that step are replaced once the step is past, and the others stay.
 
-Its methods run in the threads that log.
+The methods run in the threads that log.
 """
 
 import contextlib
@@ -38,18 +38,18 @@ __all__ = ["Checkpoint", "Continuation", "Resumption", "rows_of_step"]
 _log = logging.getLogger("destinations")
 
 _MAX_ROWS = 1000
-# How many rows are compared with earlier sessions. Each comparison reads the earlier rows.
+# How many rows to compare with earlier sessions. Each comparison reads the earlier rows.
 _MAX_LOOKS = 20
 
 
 @attrs.frozen
 class Checkpoint:
-    """Where the run stood when the checkpoint was saved that was loaded last.
+    """Where the run stood when the most recently loaded checkpoint was saved.
 
     Attributes:
-        time: in seconds since 1970; None where that is unknown.
+        time: the time of the save, in seconds since 1970; None if unknown.
         session: the id of the session that saved it.
-        mark: of the boundary between the rows of that session.
+        mark: the mark of the boundary between that session's rows.
         records: how many other records that session had.
     """
 
@@ -60,7 +60,7 @@ class Checkpoint:
 
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> Self:
-        """Returns what a state says, as far as it does."""
+        """Returns the known fields of a state."""
         at, session, mark, records = (state.get(name) for name in ("time", "session", "mark", "records"))
         return cls(
             float(at) if isinstance(at, int | float) else None,
@@ -71,18 +71,18 @@ class Checkpoint:
 
 
 class Resumption:
-    """Takes note of a session's rows until it is clear which earlier ones they replace; then marks these.
+    """Watches a session's rows until it is clear which earlier rows they replace, then marks those.
 
     **Threading.** Any thread may call any method; one lock guards all of the state.
 
     Args:
         run_dir: the folder of the run.
-        rank: whose rows.
-        journal: to which they are written.
-        batches_done: returns the trainer's own count.
+        rank: the rank that logs the rows.
+        journal: the journal to which they are written.
+        batches_done: returns the trainer's count of batches.
         on_step: called with the step from which training continues, once it is known.
-        began_at: the time, in seconds since 1970: rows of earlier sessions have earlier times.
-        warns: whether rows that repeat earlier ones are reported, where training has not begun.
+        began_at: when the session began, in seconds since 1970; rows of earlier sessions have earlier times.
+        warns: whether to report rows that repeat earlier ones if nothing says where training begins.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Resumption:
         self._on_step = on_step
         self._began_at = began_at
         self._looks_left = _MAX_LOOKS if warns else 0
-        # The last step of earlier sessions, once it was read.
+        # The last step of earlier sessions, once read.
         self._last_step: int | None = None
         # Reentrant: a signal handler may log.
         self._lock = threading.RLock()
@@ -112,18 +112,18 @@ class Resumption:
         self.has_begun = False
         """Whether training has begun."""
         self._step: int | None = None
-        # The rows of the step from earlier sessions, once they were read.
+        # The rows of earlier sessions at that step, once read.
         self._earlier: list[MetricRow] | None = None
         self.is_done = False
-        """Whether the rows that come are of no interest any more."""
+        """Whether later rows no longer matter."""
 
     @property
     def is_decided(self) -> bool:
-        """Whether it is known what this session follows."""
+        """Whether it is known which place this session follows."""
         return self.is_done or (self.has_begun and self._step is None)
 
     def begin(self, checkpoint: Checkpoint) -> None:
-        """Training continues from the trainer's own count of batches, or where a checkpoint was saved."""
+        """Handles training that continues from the trainer's count of batches, or from a checkpoint."""
         with self._lock:
             self.has_begun = True
             step = self._step = self._batches_done()
@@ -139,13 +139,13 @@ class Resumption:
                 self._replace_if_clear(step)
 
     def follow_end(self) -> None:
-        """Training begins, and does not say where it continues: it adds to what is there."""
+        """Handles training that doesn't say where it continues; it appends to the run."""
         with self._lock:
             self.has_begun = True
             self.is_done = not self._looks_left
 
     def before(self, row: Mapping[str, float], step: int) -> None:
-        """Takes note of a row that will be written next."""
+        """Notes a row before it is written."""
         with self._lock:
             if self._step is None and self._looks_left:
                 with contextlib.suppress(OSError):
@@ -160,12 +160,12 @@ class Resumption:
                     self._replace_if_clear(self._step)
 
     def _notice_repeat(self, row: Mapping[str, float], step: int) -> None:
-        """Says once that an earlier session logged the same, if the loop has not said where it begins."""
+        """Warns once if an earlier session has logged the same metric and step."""
         if self._last_step is None:
             rows = last_rows(self._run_dir, 1, self._rank)
             self._last_step = -1 if not rows or rows[0].step is None else rows[0].step
         if step > self._last_step:
-            # Where training has begun, it goes on behind all that is there.
+            # Once training has begun, it continues after all existing rows.
             self._looks_left = 0 if self.has_begun else self._looks_left
             return
         self._looks_left -= 1
@@ -185,23 +185,23 @@ class Resumption:
             )
 
     def end(self) -> None:
-        """Decides now: no more rows will come."""
+        """Decides now, because no more rows will come."""
         with self._lock:
             if self._step is not None and not self.is_done:
                 self._replace(self._step)
 
     def _replace_if_clear(self, step: int) -> None:
-        """Replaces at once where every metric of the step was logged again, or there was none."""
+        """Replaces at once if every metric of the step was logged again, or there was none."""
         again = self._again(step)
         if all(name in again for row in self._of_step(step) for name in row.metrics):
             self._replace(step)
 
     def _replace(self, step: int) -> None:
-        """Marks the rows of later steps, and of this one the metrics that were logged again."""
+        """Marks the rows of later steps, and the metrics of this step that were logged again."""
         self.is_done = True
         again, earlier = self._again(step), self._of_step(step)
         if again.isdisjoint(name for row in earlier for name in row.metrics):
-            # Of the step itself, none was logged later.
+            # All earlier rows of the step itself stay.
             self._journal.mark_resume(step, float("inf"), self._began_at)
         else:
             self._journal.mark_resume(step, None, self._began_at)
@@ -215,7 +215,7 @@ class Resumption:
         return {column_of(name) for row, at in self._rows if at == step for name in row}
 
     def _of_step(self, step: int) -> list[MetricRow]:
-        """Returns the rows of a step from earlier sessions; none where they cannot be read: they stay."""
+        """Returns the rows of earlier sessions at a step; none if they can't be read, so that they stay."""
         if self._earlier is None:
             found: list[MetricRow] = []
             with contextlib.suppress(OSError):
@@ -225,14 +225,14 @@ class Resumption:
 
 
 class Continuation:
-    """What the sessions of a run follow: its end, a checkpoint that is loaded, or a batch that a loop names.
+    """Tracks what the sessions of a run follow: its end, a loaded checkpoint, or a batch that a loop names.
 
-    It is told of the events of training, and writes what it learns to journal, documents and media.
+    It receives the events of training, and writes what it learns to the journal, documents, and media.
 
     Args:
         clock: the current time in seconds since 1970.
-        is_trainer: whether it is the trainer's run: steps of a named writer do not tell where it goes on.
-        warns: whether rows that repeat earlier ones are reported, where nothing says where training begins.
+        is_trainer: whether it is the trainer's run; a named writer's steps don't say where it continues.
+        warns: whether to report rows that repeat earlier ones if nothing says where training begins.
     """
 
     def __init__(self, clock: Callable[[], float], *, is_trainer: bool, warns: bool) -> None:
@@ -245,13 +245,13 @@ class Continuation:
         self.leave()
 
     def leave(self) -> None:
-        """Forgets the folder: the run is not open any more, or goes to another one."""
+        """Forgets the folder, because the run was closed or moves to another folder."""
         self._run_dir: Path | None = None
         self._state: State | None = None
         self._writer: RankWriter | None = None
         self._documents: Documents | None = None
         self._media: MediaWriter | None = None
-        # None where this session continues nothing, or what it replaces is marked.
+        # None if this session continues nothing, or has marked what it replaces.
         self._resumption: Resumption | None = None
 
     def enter(
@@ -262,7 +262,7 @@ class Continuation:
         documents: Documents | None,
         media: MediaWriter | None,
     ) -> None:
-        """Takes the folder that is written from here on."""
+        """Sets the folder that is written from now on."""
         self._run_dir, self._state = run_dir, state
         self._writer, self._documents, self._media = writer, documents, media
         if writer.had_rows and self._is_trainer:
@@ -270,29 +270,29 @@ class Continuation:
 
     @property
     def is_watching(self) -> bool:
-        """Whether `before` is to be called with each row."""
+        """Whether `before` must be called with each row."""
         return self._resumption is not None
 
     def before(self, row: Mapping[str, float], step: int | None) -> None:
-        """Takes note of a row that will be written next."""
+        """Notes a row before it is written."""
         if self._resumption is not None and step is not None:
             self._resumption.before(row, step)
             self._forget_if_done()
 
     def before_load(self) -> None:
-        """A checkpoint may be loaded: rows from here on are of the training that begins."""
+        """Handles the event before a load; later rows belong to the training that begins."""
         self._checkpoint = Checkpoint()
-        # Otherwise what it follows is not known yet, and its own rows stay.
+        # Otherwise it isn't known yet what the session follows, and its own rows stay.
         self._goes_back = self._has_trained and (self._resumption is None or self._resumption.is_decided)
         if self._has_trained:
             self._watch()
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Takes what `checkpoint` returned."""
+        """Loads what `checkpoint` has returned."""
         self._checkpoint = Checkpoint.of(state)
 
     def after_load(self, batch: int) -> None:
-        """A checkpoint is loaded, which may be older than what was logged so far."""
+        """Handles a loaded checkpoint, which may be older than the rows logged so far."""
         writer = self._writer
         is_own = writer is not None and self._checkpoint.session == writer.session
         if self._goes_back or is_own:
@@ -303,7 +303,7 @@ class Continuation:
             self._continue_from(batch)
 
     def begin_session(self) -> None:
-        """Begins a session of this process again, which goes back to an earlier place."""
+        """Begins another session in this process, which goes back to an earlier place."""
         if self._writer is not None:
             if self._documents is not None:
                 self._documents.begin_session(self._clock())
@@ -312,7 +312,7 @@ class Continuation:
                 self._media.begin_session(session)
 
     def fit_start(self, *, continues: bool) -> None:
-        """Training begins: decides what it follows, or that the rows of its first step do.
+        """Handles the start of training: decides what it follows, or waits for the rows of its first step.
 
         Args:
             continues: whether the trainer has said that the run continues.
@@ -333,11 +333,11 @@ class Continuation:
         elif (
             is_named and is_first and self._is_trainer and documents is not None and documents.sessions.before
         ):
-            # Without rows, but maybe with other records.
+            # The run has no rows, but may have other records.
             self._continue_from(int(state.timestamp.batch))
 
     def checkpoint(self) -> dict[str, Any]:
-        """Returns the place of a checkpoint: what this session had logged by now belongs to it."""
+        """Returns the place of a checkpoint: everything this session has logged so far belongs to it."""
         place: dict[str, Any] = {"time": self._clock()}
         if self._writer is not None:
             place |= {"session": self._writer.session, "mark": self._writer.journal.mark_boundary()}
@@ -349,7 +349,7 @@ class Continuation:
         return place
 
     def end(self) -> None:
-        """Decides now: no more rows will come."""
+        """Decides now, because no more rows will come."""
         if self._resumption is not None:
             self._resumption.end()
             self._forget_if_done()
@@ -380,7 +380,7 @@ class Continuation:
         if saved.session is not None:
             follows = Follows(saved.session, saved.records, step, mark=saved.mark, time=saved.time)
         if documents.continue_from(step, follows):
-            # None of the rows here.
+            # None of this run's rows belong.
             self._checkpoint = attrs.evolve(saved, session="", mark=0)
         self._writer.write_now(lambda: documents.write_history(durable=False))
 
@@ -390,7 +390,7 @@ class Continuation:
 
 
 def rows_of_step(run_dir: Path, rank: int, step: int) -> list[MetricRow]:
-    """Returns the rows of a step; of other rows no cell is parsed."""
+    """Returns the rows of a step, without parsing the cells of other rows."""
     found: list[MetricRow] = []
     with take_snapshot(run_dir, rank) as snapshot:
         for file, index in indexed_files(snapshot, ()):
@@ -405,7 +405,7 @@ def rows_of_step(run_dir: Path, rank: int, step: int) -> list[MetricRow]:
 
 
 def _lines_of(file: CsvSnapshot, step: int) -> Iterator[MetricRow]:
-    """Yields the rows of a step of a file that our writer made: its lines begin with the step."""
+    """Yields the rows of a step in a file by our writer, whose lines begin with the step."""
     mark = b"\n%d," % step
     for chunk in file.chunks():
         text, at = b"\n" + chunk, 0

@@ -1,7 +1,7 @@
-"""`RowFile`: `metrics.csv` with its position, its closed parts and its history, which change together.
+"""`RowFile`: `metrics.csv` with its position, closed parts, and history, which change together.
 
-Whatever changes more than the end of the CSV is announced in `position.json` first, so that a reader and the
-next session know which version is there. Runs in the writer thread.
+A change of more than the end of the CSV is announced in `position.json` first, so that readers and the next
+session know which version is there. Runs in the writer thread.
 """
 
 import uuid
@@ -23,22 +23,23 @@ __all__ = ["RowFile"]
 
 @attrs.define(eq=False, slots=False, repr=False)
 class RowFile:
-    """The rows of one rank on disk, up to the place that a position says.
+    """The rows of one rank on disk, up to the place that a position names.
 
     Args:
         csv: the open end of the rows.
-        source: the journal that they come from.
-        path: of `position.json`.
-        on_commit: called once a position covers what the CSV has; returns the step of the last row since.
-        on_rollback: called once a session follows an earlier place, with the number of rows that do not count
-            any more.
-        between: called after each piece of rows that are read or written again.
+        source: the journal that the rows come from.
+        path: the path of `position.json`.
+        on_commit: called once a position covers the CSV; returns the step of the last row since the last
+        call.
+        on_rollback: called when a session follows an earlier place, with the number of rows that no longer
+            count.
+        between: called after each piece of rows that is read or written.
         disk: the disk operations.
         part_bytes: the size at which the CSV is closed as a part.
 
     Attributes:
-        has_position: whether `position.json` is of the present file alone.
-        rewrites: the number of replacements of the CSV.
+        has_position: whether `position.json` describes only the current file.
+        rewrites: how often the CSV was replaced.
         closed: the parts that this object has closed.
         durable_step: the step of the last synced row.
     """
@@ -56,7 +57,7 @@ class RowFile:
     closed: list[SealedPart] = attrs.field(factory=list, init=False)
     durable_step: int | None = attrs.field(default=None, init=False)
     _generation: int = attrs.field(default=0, init=False)
-    # What was committed last: a place of the journal, then bytes and rows of the CSV.
+    # The last commit: segment and offset of the journal, bytes and rows of the CSV.
     _place: tuple[int, int, int, int] = attrs.field(default=(0, 0, 0, 0), init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -71,16 +72,16 @@ class RowFile:
         return self._here() == self._place
 
     def rewind(self) -> None:
-        """Returns to the last position after an error; everything since is read again.
+        """Returns to the last position after an error, so that everything since is read again.
 
-        The CSV stays open: if it was deleted meanwhile, its rows are nowhere else.
+        The CSV stays open: if it was deleted meanwhile, its rows exist nowhere else.
         """
         self.source.segment, self.source.offset, size, rows = self._place
         if self.csv.exists:
             self.csv.rewind(size, rows)
 
     def open(self) -> None:
-        """Opens what the last writer left, without what it did not finish."""
+        """Opens the files of the last writer, without unfinished writes."""
         position = Position.read(self.path)
         state = self.csv.open(position)
         if position is not None:
@@ -98,7 +99,7 @@ class RowFile:
         self.write_position()
 
     def write_position(self, *following: CsvState) -> None:
-        """Says how far the rows of the journal are in the CSV, and in the version that will follow it."""
+        """Writes how much of the journal is in the CSV, and in the version that will follow it."""
         self.csv.sync_name()
         states = (self.csv.state(self.source.segment, self.source.offset), *following)
         position = Position(self._generation, states)
@@ -107,10 +108,10 @@ class RowFile:
                 self.disk.write(fd, position.to_json().encode(), 0)
                 self.disk.sync(fd)
         except OSError:
-            # A network file system may say that it has failed when the file has its name.
+            # A network file system may report a failure although the rename succeeded.
             if Position.read(self.path) != position:
                 raise
-        # These rows are committed, also where the folder cannot be synced: who reads it next finds them.
+        # These rows are committed even if the folder can't be synced, because the next reader finds them.
         self.has_position, self._place = not following, self._here()
         step = self.on_commit()
         self.disk.sync_folder(self.path.parent)
@@ -121,7 +122,7 @@ class RowFile:
 
         Args:
             new: the new version.
-            history: lines that count with it.
+            history: lines of the history that count with the new version.
         """
         csv, source = self.csv, self.source
         size = csv.parts.chain.size + sum(map(len, history))
@@ -143,15 +144,15 @@ class RowFile:
         csv.write_sums()
 
     def add_history(self, *lines: bytes) -> None:
-        """Adds lines to the history, which count with the next position."""
+        """Adds lines to the history; they count with the next position."""
         self.csv.parts.write_history(*lines)
         for line in lines:
             self.csv.parts.chain.add(line)
 
     def close_part(self, columns: Iterable[str]) -> None:
-        """Closes the rows of this session in the file as a part, and begins the next file."""
+        """Closes this session's rows in the file as a part, and begins the next file."""
         chain, lines = self.csv.parts.chain, self._seal()
-        # Where there are none, the file has rows of earlier sessions alone, which are in parts.
+        # Without such rows, the file has only rows of earlier sessions, which are in parts.
         lines = lines or [chain.session(chain.newest, chain.before, None)]
         self.replace(
             self.csv.prepare_history(columns, (), with_own=False), *self.csv.parts.count_format2(), *lines
@@ -165,7 +166,7 @@ class RowFile:
         return [self.csv.parts.chain.part(sealed)]
 
     def mend(self) -> int:
-        """Makes the rows blank that are damaged or cut; returns how many no closed part has."""
+        """Blanks damaged and missing rows; returns how many of them aren't in a closed part."""
         new, lost = self.csv.prepare_mended()
         lines = [self.csv.parts.chain.loss(lost)] if lost else []
         self.replace(new, *(self.csv.parts.count_format2() if lines else ()), *lines)
@@ -174,7 +175,7 @@ class RowFile:
     # Sessions.
 
     def apply(self, record: Begin | Rewind | Resume | Boundary) -> None:
-        """Applies a mark of the journal once the calls before it are in the CSV."""
+        """Applies a mark of the journal, after the calls before it are in the CSV."""
         chain = self.csv.parts.chain
         match record:
             case Begin():
@@ -190,10 +191,10 @@ class RowFile:
                 self.add_history(chain.mark(mark, rows))
 
     def _begin_session(self, session: str) -> None:
-        """Begins a session that follows all before it, whose rows are closed as a part."""
+        """Begins a session that follows everything before it, and closes those rows as a part."""
         csv, chain = self.csv, self.csv.parts.chain
         if chain.knows(session):
-            return  # It is read again after an error.
+            return  # The mark is read again after an error.
         if not csv.exists:
             before = RowPlace(chain.newest) if chain.newest or chain.parts else None
             self.add_history(chain.session(session, before, None if chain.parts else 0))
@@ -207,7 +208,7 @@ class RowFile:
             self.replace(csv.prepare_history((), (), with_own=False), *lines)
 
     def _resume(self, resume: Resume) -> None:
-        """Makes this session follow what a loop that has named its batch leaves of the rows before."""
+        """Makes this session follow the earlier rows that remain after a loop has named its batch."""
         if self.csv.exists and not self.csv.parts.chain.newest:
             self._begin_session(uuid.uuid4().hex[:12])
         before = self.csv.parts.chain.before
@@ -215,7 +216,7 @@ class RowFile:
             self._follow(attrs.evolve(before, limit=resume.limit))
 
     def _follow(self, place: RowPlace) -> None:
-        """Makes this session follow a place of an earlier one, and writes the CSV anew."""
+        """Makes this session follow a place in an earlier one, and rewrites the CSV."""
         csv, chain = self.csv, self.csv.parts.chain
         if chain.before == place:
             return

@@ -1,7 +1,7 @@
 """`RunDirectory`: a run as a folder of plain files.
 
-Its methods run in the training thread and hand over: metrics to a memory-mapped journal, everything else to
-a lane (one background thread). A writer thread moves rows from the journal to `metrics.csv` and keeps the
+Its methods run in the training thread. They pass metrics to a memory-mapped journal, and everything else to a
+lane (one background thread). A writer thread moves rows from the journal to `metrics.csv` and keeps the
 documents of the run up to date.
 """
 
@@ -46,87 +46,86 @@ _NAMES_SHOWN = 3
 
 
 class RunDirectory(RecordDestination):
-    """Writes a run as a folder: `metrics.csv`, `sidecar.json`, media, tables and all else, as plain files.
+    """Writes a run as a folder of plain files: `metrics.csv`, `sidecar.json`, media, tables, and more.
 
     ```python
     trainer = Trainer(model, train_dataloader, max_duration="5ep", loggers=[RunDirectory("runs/mine")])
     ```
 
-    **Metrics.** A call packs one row into a memory-mapped journal, in about a microsecond, without a lock or
-    a system call. A row whose call has returned survives `kill -9` of the process. A power loss costs at most
-    the rows of the last `flush_seconds`. A writer thread moves rows to `metrics.csv`.
+    **Metrics.** A call packs one row into a memory-mapped journal in about a microsecond, without a lock or a
+    system call. A row whose call has returned survives `kill -9`. A power loss loses at most the rows of the
+    last `flush_seconds`. A writer thread moves rows to `metrics.csv`.
 
-    **Everything else** is copied at the call and written by a second thread. When its queue is full (1,000
-    records or 256 MiB), a call waits one second at most, then the record is dropped, counted and reported.
+    **Everything else** is copied during the call and written by a second thread. When its queue is full
+    (1,000 records or 256 MiB), a call waits at most one second; then the record is dropped, counted, and
+    reported.
 
-    **Resume.** A run is continued with a proof that this is the same run, see `if_exists`: what was logged
-    before the checkpoint was saved belongs to it, and what came after is left behind as a branch, which stays
-    on disk. Without a proof, the run in the folder stays as it is: a script or a notebook cell that is run
-    again gets a free name beside it, "digits-2", and a warning that says so. A proof may come after `init`:
-    what was logged by then is in the run that it names. One process writes at a time, and a second one is
-    refused.
+    **Resume.** A run is continued if there is proof that it is the same run, see `if_exists`. What was logged
+    before the checkpoint was saved belongs to the run; what came later stays on disk as a branch. Without
+    proof, the run in the folder is left unchanged, and the new run gets a free name beside it, such as
+    "digits-2", with a warning. The proof may come after `init`: records logged by then move to the run that
+    it names. One process writes at a time; a second one gets a `RunInUseError`.
 
-    **Several processes.** With `writer="eval"`, another process adds to the run while, before or after its
-    trainer writes: in a folder of its own, `writers/eval` of the run, so that neither waits for the other.
-    Readers see one run. Steps may be late and in any order; a session adds to those before it, and only a
-    `Trainer` that loads a checkpoint and trains replaces rows, those of this writer.
+    **Several processes.** With `writer="eval"`, another process adds to the run before, while, or after its
+    trainer writes. It has its own folder, `writers/eval` of the run, so neither waits for the other, and
+    readers see one run. Steps may be late and in any order. Each session appends to those before it; only a
+    `Trainer` that loads a checkpoint and trains replaces rows, and only those of this writer.
 
-    **Disk failures** do not reach training: rows are buffered in memory, up to 64 MiB, and written when the
+    **Disk failures** don't reach training: rows are buffered in memory, up to 64 MiB, and written once the
     disk works again.
 
-    **In a store.** With a URI in the place of the folder, or beside it as `mirror`, what is new goes there
-    every `mirror_seconds`, by a process of its own. A machine that is lost takes so much along. The same line
-    on another machine continues the run: its rows and documents are fetched first. While a machine writes the
-    run, another one is refused; one that was thought dead and comes back cannot change what its successor
-    wrote, and its rows are kept as an abandoned branch. Files of `upload_file` go there too. docs/buckets.md
-    tells how.
+    **In a store.** If you pass a URI instead of the folder, or as `mirror`, a separate process uploads what
+    is new every `mirror_seconds`. If the machine is lost, up to `mirror_seconds` of data are lost with it.
+    The same line on another machine fetches the run's rows and documents and continues it. While one machine
+    writes the run, another one gets a `RunInUseError`. A machine that was wrongly taken for dead can't change
+    what its successor wrote; its rows are kept as a branch. Files given to `upload_file` go to the store too.
 
-    docs/format.md describes every file.
+    The documentation has a page on buckets, and one that specifies every file.
 
     Args:
         run_dir: the folder; may contain placeholders that are constant during a run, such as `{run_name}`. A
-            URI, such as "s3://bucket/runs/{run_name}", is a run that lives in a store: see **In a store**.
-        run_id: the id of a new run; the run of this id is continued. Default: twelve random hexadecimal
-            digits.
+            URI, such as "s3://bucket/runs/{run_name}", keeps the run in a store: see **In a store**.
+        run_id: the id of a new run. A run in the folder with this id is continued. Default: twelve random
+            hexadecimal digits.
         tags: added to the tags of the run.
         notes: the notes of the run, if it has none.
-        flush_seconds: the interval at which rows are written to `metrics.csv`; bounds what a power loss
-            costs.
-        if_exists: what to do if the folder holds a run: "resume" continues it, "error" refuses it, "new"
-            takes a free name beside it, "digits-2"; `run_dir` tells which. "new" needs a single writing rank.
-            Default, "auto": it is continued with a proof, and otherwise a free name is taken. Proofs are the
-            `run_id` of that run, `state.continues_run`, which trainers set that load a checkpoint, as does
-            `Run.fit_start(batch=...)`, and a scheduler's word that it restarts the job, for a run that did
-            not complete.
+        flush_seconds: the interval at which rows are written to `metrics.csv`; limits what a power loss can
+            lose.
+        if_exists: what to do if the folder holds a run: "resume" continues it, "error" raises, and "new"
+            takes a free name beside it, such as "digits-2", which `run_dir` returns. "new" needs a single
+            writing rank. The default, "auto", continues the run if there is proof, and otherwise takes a free
+            name. Proof is the `run_id` of that run; `state.continues_run`, which is set by trainers that load
+            a checkpoint and by `Run.fit_start(batch=...)`; or, for a run that did not complete, a scheduler
+            that restarts the job.
         fork_from: the run that a new run continues, and where: a path or the name of a folder beside the
             new one, then "@" and the step or name of a checkpoint, as in "digits@ba120". Default: the
-            checkpoint that is loaded, or its end. A run that is continued has its parent already.
+            checkpoint that is loaded, else the end of that run. Ignored for a run that is continued.
         writer: the name of another process that adds to the run; letters, digits, ".", "_" and "-". It has
-            files, tags, status and heartbeat of its own, and is continued with `if_exists="auto"` also where
-            it was completed. Default: the trainer, whose status is that of the run.
+            its own files, tags, status, and heartbeat. With `if_exists="auto"`, it is continued even if it
+            was completed. Default: the trainer, which sets the status of the run.
         all_ranks: also writes the metrics of ranks other than 0, one CSV per rank. Without it, a rank that
-            has logged a metric which rank 0 has not says so at its end.
-        keep_files: what to do with files given to `upload_file`: "copy", "link" (hard links; do not modify
+            logs a metric that rank 0 doesn't have warns at its end.
+        keep_files: what to do with files given to `upload_file`: "copy", "link" (hard links; don't modify
             the file in place), "off", or "auto": "copy", but "off" if another destination takes files.
         journal: "mapped", "appended" (one system call per row), or "auto": mapped, except on network file
             systems.
         close_seconds: the timeout for writing the rest at close.
-        mirror: the URI of a store, or a folder, that has the run too; with placeholders as in `run_dir`.
-        mirror_seconds: the interval at which what is new goes there.
+        mirror: the URI of a store, or a folder, that also gets the run; with placeholders as in `run_dir`.
+        mirror_seconds: the interval at which new data is uploaded there.
         write_rate: limits how often metrics are taken. Default: every call.
         clock: the current time in seconds since 1970; called in the thread that logs. For replayed runs.
-        unknown: none: an argument that is not known is a `TypeError` that names the nearest one.
+        unknown: not allowed; an unknown argument raises a `TypeError` that names the nearest known one.
 
     Raises:
-        RunPathError: the path is a file, is not writable, or the run name leads out of the folder; the store
-            cannot be read, or a newer release wrote the run. Raised by the constructor if it can tell, else
-            at `init`.
-        RunExistsError: at `init`, the folder holds a run, and `if_exists` is "error"; or "auto", without a
-            proof, where several ranks write.
+        RunPathError: the path is a file or isn't writable, the run name leads out of the folder, the store
+            can't be read, or a newer release wrote the run. Raised by the constructor if possible, else at
+            `init`.
+        RunExistsError: at `init`, the folder holds a run, and `if_exists` is "error"; or it is "auto" without
+            proof, and several ranks write.
         RunInUseError: at `init`, another process writes to the folder, or another machine to the store.
-        ValueError: the URI has no store; an argument has none of the values above, `if_exists="new"` with
-            `all_ranks`, or the name of a writer is none.
-        TypeError: tags are one string.
+        ValueError: the URI has no store, an argument has a value that isn't listed above, `if_exists="new"`
+            is combined with `all_ranks`, or the name of the writer is invalid.
+        TypeError: `tags` is a string.
     """
 
     _warns_of_repeats = True
@@ -187,44 +186,45 @@ class RunDirectory(RecordDestination):
         self._state: State | None = None
         self._opening: Opening | None = None
         self._run: OpenRun | None = None
-        # Called in the place of `log_metrics`. An attribute: a call more would cost it some microseconds.
+        # The logger calls this instead of `log_metrics`. An attribute, since another call would take
+        # microseconds.
         self.try_log_metrics: Callable[[Mapping[str, Any], int], bool] = _takes_none
-        # Records that were logged before `init`, or while it is not known which folder the run has.
+        # Records logged before `init`, or before the folder is decided.
         self._early = EarlyRecords(self._template)
         self._continuation = Continuation(
             self._clock, is_trainer=self._options.is_trainer, warns=self._warns_of_repeats
         )
         self._keeping: FileKeeping = "copy" if self._keep_files == "auto" else self._keep_files
         self.cannot_open = False
-        # Where this process writes nothing, or its children do not.
+        # Set if this process, or its forked children, write nothing.
         self._silence: Silence | None = None
 
     # Properties.
 
     @property
     def template(self) -> str:
-        """The folder as given, with its placeholders; that of the writer, where one was named."""
+        """The folder as given, with its placeholders; with `writer=`, the folder of the writer."""
         return self._template
 
     @property
     def writer(self) -> str:
         """The name of the writer; "" for the trainer of the run."""
-        # The one asked for may have been taken.
+        # The requested name may have been taken.
         return self._writer_name if self._run is None or self._options.is_trainer else self._run.run_dir.name
 
     def move_to(self, run_dir: str | os.PathLike[str], *, tags: Sequence[str] = ()) -> None:
-        """Makes the next run use another folder; for trainers that make several runs with one destination.
+        """Sets the folder of the next run; for trainers that make several runs with one destination.
 
         Args:
             run_dir: the folder, as in the constructor.
-            tags: tags of the next run, beside those of the constructor.
+            tags: tags of the next run, in addition to those of the constructor.
 
         Raises:
             RunPathError: a run is open, or the path is a file or not writable.
         """
         if self._run is not None:
             raise RunPathError(f"run folder {str(self._run.run_dir)!r} is open. Close its run first.")
-        # That of a writer is given as `template` has it.
+        # The folder of a writer is given as `template` returns it.
         self._template, uri = check_template(run_dir, None)
         self._mirror_template = uri or self._mirror_template
         self._more_tags = tuple(redact_text(str(tag)) for tag in tags)
@@ -233,36 +233,36 @@ class RunDirectory(RecordDestination):
     def run_dir(self) -> Path | None:
         """The folder of the open run, or None.
 
-        While the folder holds a run, and it is not known whether this one continues it, asking decides: this
-        one is beside it.
+        If the folder holds a run and it isn't known yet whether this one continues it, reading the property
+        decides: this run gets a folder beside it.
         """
         self._choose(for_good=True)
         return None if self._run is None else self._run.run_dir
 
     @property
     def is_undecided(self) -> bool:
-        """Whether the folder holds a run, and it is not known yet whether this one continues it."""
+        """Whether the folder holds a run, and it isn't known yet whether this run continues it."""
         return self._opening is not None and self._opening.earlier is not None
 
     @property
     def run_id(self) -> str | None:
-        """The id of the open run, or None; known to rank 0 only."""
+        """The id of the open run, or None; only rank 0 knows it."""
         return None if self._run is None or self._run.documents is None else self._run.documents.run_id
 
     @property
     def keeps_files_here(self) -> bool:  # type: ignore[override]  # an attribute of others
-        """Whether files that are uploaded stay on this machine: not those of a run in a store."""
+        """Whether uploaded files stay on this machine; False for a run in a store."""
         return self._mirror_template is None
 
     def folder_of(self, state: State, run_dir: str | None = None) -> Path:
-        """Returns the folder of this machine that a run of this state has, whether or not it is open.
+        """Returns the local folder of a run with this state, whether or not it is open.
 
         Args:
-            state: of the run.
-            run_dir: as `move_to` would be given it. Default: as it is.
+            state: the state of the run.
+            run_dir: a folder as given to `move_to`. Default: the present one.
 
         Raises:
-            RunPathError: the name of the run leads out of it.
+            RunPathError: the name of the run leads out of the folder.
         """
         template = self._template if run_dir is None else run_dir
         return place_of(template, template if "://" in template else self._mirror_template, state).folder
@@ -277,7 +277,7 @@ class RunDirectory(RecordDestination):
     # Events.
 
     def init(self, state: State, logger: Any) -> None:
-        """Opens the folder, then writes what was logged before."""
+        """Opens the folder, then writes the records that were logged before."""
         self._state = state
         self._run_begins()
         if state.rank and not self._all_ranks:
@@ -307,7 +307,7 @@ class RunDirectory(RecordDestination):
         self._choose_packer()
 
     def before_load(self, state: State, logger: Any) -> None:
-        """Clears the place of the last checkpoint; rows from here on are of the training that begins."""
+        """Forgets the last checkpoint; later rows belong to the training that begins."""
         self._tell(state, self._continuation.before_load)
 
     def after_load(self, state: State, logger: Any) -> None:
@@ -315,13 +315,13 @@ class RunDirectory(RecordDestination):
         self._tell(state, lambda: self._continuation.after_load(int(state.timestamp.batch)))
 
     def fit_start(self, state: State, logger: Any) -> None:
-        """Abandons the rows that training will repeat, now or once it has repeated the first step."""
+        """Drops the rows that training will repeat, now or once it has repeated the first step."""
         self._tell(state, lambda: self._continuation.fit_start(continues=bool(state.continues_run)))
         if self._opening is not None and not state.is_done:
             self._opening.train()
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the place of the checkpoint: what this session had logged by now belongs to it."""
+        """Returns the place of the checkpoint: everything this session has logged so far belongs to it."""
         return self._continuation.checkpoint()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -330,11 +330,11 @@ class RunDirectory(RecordDestination):
 
     @property
     def counts(self) -> dict[str, int]:
-        """Rows that wait for the disk, dropped rows, refused values and the sum of all losses."""
+        """Rows that wait for the disk, dropped rows, refused values, and the sum of all losses."""
         return {} if self._run is None else self._run.writer.counts()
 
     def close(self, state: State, logger: Any) -> None:
-        """Records how the run ended; what is logged until `post_close` is still written."""
+        """Records how the run ended; records logged until `post_close` are still written."""
         self._choose(for_good=True)
         if self._opening is not None:
             self._opening.end()
@@ -346,7 +346,7 @@ class RunDirectory(RecordDestination):
     def post_close(self) -> None:
         """Writes the rest and releases the folder.
 
-        After a second Ctrl-C it returns at once; the threads finish on their own and release the folder then.
+        A second Ctrl-C makes it return at once. The threads then finish on their own and release the folder.
         """
         self._run_begins()
         if self._silence is not None and self._silence.names and self._state is not None:
@@ -371,25 +371,25 @@ class RunDirectory(RecordDestination):
     # Which folder.
 
     def _choose(self, *, for_good: bool = False) -> None:
-        """Decides which folder the run has, as far as that is known; see `Opening`."""
+        """Decides which folder the run gets, if that is known by now; see `Opening`."""
         if self._opening is not None and self._opening.earlier is not None:
             try:
                 self._opening.choose(is_written=self._run is not None, for_good=for_good)
             except RunDirectoryError:
-                # Another process has taken the run in the store meanwhile.
+                # Another process has taken the run in the store.
                 self.cannot_open = True
                 raise
             self._choose_packer()
 
     def _tell(self, state: State, call: Callable[[], None]) -> None:
-        """Tells what the run follows of an event."""
+        """Passes an event to the continuation."""
         if state.continues_run is not None:
             self._choose()
         call()
         self._choose_packer()
 
     def _start(self, state: State, taken: TakenPlace) -> None:
-        """Begins to write a place."""
+        """Starts writing to a place."""
         options = attrs.evolve(
             self._options,
             tags=(*self._options.tags, *self._more_tags),
@@ -405,7 +405,7 @@ class RunDirectory(RecordDestination):
         call_in_forked_children(self.forget_in_child)
 
     def _leave(self) -> None:
-        """Closes the folder that was opened beside the earlier run, and removes it: its records go there."""
+        """Closes and removes the folder beside the earlier run; its records go to the earlier run."""
         run, self._run, self._silence = self._run, None, None
         self._continuation.leave()
         stop_calling_in_forked_children(self.forget_in_child)
@@ -431,7 +431,7 @@ class RunDirectory(RecordDestination):
         # A completed run keeps its own until it is trained again.
         is_reopened = self._opening is not None and self._opening.is_reopened
         if self._run is None or is_reopened or self.is_undecided:
-            # They open no folder: what continues the run is often known only after them.
+            # Hyperparameters open no folder, because proof often comes after them.
             again = functools.partial(self.log_hyperparameters, own_copy(hyperparameters))
             self._keep_for_init("hyperparameters", again)
         if self._run is not None and not is_reopened:
@@ -456,7 +456,7 @@ class RunDirectory(RecordDestination):
     ) -> None:
         """Copies or links a file into `artifacts/`, according to `keep_files`; `link` allows it to link.
 
-        A file that may be linked, or a pointer, is one of the checkpoint that was saved last.
+        A file that may be linked, or a pointer, belongs to the checkpoint that was saved last.
         """
 
         def again() -> Callable[[], None]:
@@ -496,7 +496,7 @@ class RunDirectory(RecordDestination):
         return None if self._run is None else self._run.files.uri(remote_file_name)
 
     def can_upload_files(self) -> bool:
-        """Returns whether files may be kept; `init` decides if another destination takes files too."""
+        """Returns whether files may be kept; with "auto", `init` decides."""
         return self._keep_files != "off"
 
     def flush(self) -> None:
@@ -509,11 +509,11 @@ class RunDirectory(RecordDestination):
     def _open_for(self, what: str, again: Callable[[], Callable[[], None]]) -> OpenRun | None:
         """Returns the run that takes a record now.
 
-        Keeps the record while there is none, and while it may have to go to another folder.
+        Keeps the record if no run is open, or if the record may have to move to another folder.
 
         Args:
             what: the record, for messages.
-            again: returns a call that logs it again, with values of its own.
+            again: returns a call that logs a copy of the record.
         """
         if self._run is None or (self._state is not None and self._state.continues_run is not None):
             self._choose()
@@ -536,7 +536,7 @@ class RunDirectory(RecordDestination):
             self._early.drop()
 
     def _choose_packer(self) -> None:
-        """Sets what packs rows into the journal; `log_metrics` where each must be looked at."""
+        """Sets the function that packs rows; `log_metrics` handles them while each must be inspected."""
         is_ours = type(self).log_metrics is RunDirectory.log_metrics
         run = None if self.is_undecided or self._continuation.is_watching else self._run
         self.try_log_metrics = run.writer.journal.try_append if is_ours and run is not None else _takes_none
@@ -589,9 +589,9 @@ def _check_arguments(
 
 
 def _say_unwritten(names: Iterable[str], folder: Path, state: State) -> None:
-    """Names the metrics that this rank alone has logged; rank 0 may be about to log them too."""
+    """Warns about metrics that only this rank has logged; rank 0 may be about to log them too."""
     if state.node_rank and not folder.exists():
-        # On a machine without the files of rank 0, which has written them or not.
+        # Rank 0's files aren't on this machine.
         return
     try:
         with take_snapshot(folder, 0) as snapshot:

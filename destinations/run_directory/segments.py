@@ -1,6 +1,6 @@
-"""The segment files of a journal: fixed-size and memory-mapped, or appended to where mapping is unreliable.
+"""The segment files of a journal: fixed-size and memory-mapped, or appended to if mapping is unreliable.
 
-The training thread writes to a segment; the writer thread makes, prepares and removes segments.
+The training thread writes to a segment; the writer thread creates, prepares, and removes segments.
 """
 
 import bisect
@@ -57,20 +57,20 @@ class Segment:
 
     Args:
         path: the path of the new file.
-        number: its number; 0 for one that is prepared in advance.
+        number: its number; 0 for a segment that is prepared in advance.
         size: the maximum size in bytes.
         disk: the disk operations.
     """
 
     is_abandoned = False
-    """Whether the next segment does not depend on this one."""
+    """Whether the next segment is independent of this one."""
 
     write: Callable[[bytes], object]
-    """Appends all bytes or none; any thread may call.
+    """Appends all bytes or none. Thread-safe.
 
     Raises:
         ValueError: the segment is full or sealed.
-        BlockingIOError: called by a signal handler that interrupted a write.
+        BlockingIOError: a signal handler that interrupted a write calls it.
         OSError: the disk is full.
     """
 
@@ -85,14 +85,14 @@ class Segment:
         """Prepares the file for writing."""
 
     def end(self) -> int:
-        """Returns up to where there may be frames."""
+        """Returns the offset before which there may be frames."""
         raise NotImplementedError
 
     def seal(self) -> int:
-        """Ends writing: later calls of `write` fail.
+        """Ends writing; later calls of `write` fail.
 
         Returns:
-            The end of the frames; the same at each call.
+            The end of the frames, the same for each call.
         """
         raise NotImplementedError
 
@@ -133,9 +133,9 @@ class Segment:
 
 
 class MappedSegment(Segment):
-    """A memory-mapped segment: what is written survives the process at once.
+    """A memory-mapped segment, whose content survives the process immediately.
 
-    Its blocks are allocated in advance: a mapped write to a full disk raises SIGBUS instead of an error.
+    Its blocks are allocated in advance, because a mapped write to a full disk raises SIGBUS.
     """
 
     def __init__(self, path: Path, number: int, size: int, disk: Disk = DISK) -> None:
@@ -153,7 +153,7 @@ class MappedSegment(Segment):
         self.write(MAGIC)
 
     def populate(self) -> None:
-        """Faults the pages in for the training thread; in steps, as `madvise` holds the interpreter lock."""
+        """Faults the pages in for the training thread, in steps: `madvise` holds the interpreter lock."""
         for start in range(0, self.size, _POPULATE_STEP_BYTES):
             try:
                 self._map.madvise(_MADV_POPULATE_WRITE, start, min(_POPULATE_STEP_BYTES, self.size - start))
@@ -172,8 +172,7 @@ class MappedSegment(Segment):
                 if at < self.size:
                     self._boundary = at
                 self._map.seek(self.size)
-            # Between the two calls another thread or a signal handler may have written a row: found by
-            # scanning.
+            # Another thread or a signal handler may have written a row between the two calls. Scan for it.
             end = self._boundary
             data = b"" if self._fd < 0 else read_at(self._fd, self.size - end, end)
             for offset, _ in iter_frames(data):
@@ -187,7 +186,7 @@ class MappedSegment(Segment):
 
 
 class AppendedSegment(Segment):
-    """A segment written by system calls, for file systems where mappings are unreliable."""
+    """A segment written by system calls, for file systems on which mappings are unreliable."""
 
     def __init__(self, path: Path, number: int, size: int, disk: Disk = DISK) -> None:
         super().__init__(path, number, size, disk)
@@ -202,7 +201,7 @@ class AppendedSegment(Segment):
             raise
 
     def write(self, data: bytes) -> None:
-        """Adds bytes, all or none."""
+        """Appends all bytes or none."""
         if self._lock._is_owned():  # type: ignore[attr-defined]  # noqa: SLF001  # as Condition asks it
             raise BlockingIOError(errno.EWOULDBLOCK, "this thread writes to the segment already")
         with self._lock:
@@ -236,16 +235,16 @@ JournalPlace = tuple[int, int]
 """The number of a segment and an offset in it."""
 
 JournalRecord = Call | Begin | Rewind | Resume | Boundary
-"""A call, or what stands between calls."""
+"""A call, or a mark between calls."""
 
 FIRST_BYTES = 128
-"""An upper bound of the size of the magic bytes and a `Follows` frame."""
+"""An upper bound on the size of the magic bytes plus a `Follows` frame."""
 
 # A segment is as large as its largest row needs.
 _MAX_SEGMENT_BYTES = 1 << 30
-# More are only there while the disk is full or very slow.
+# There are more segments only while the disk is full or very slow.
 _MOST_DECODED = 32
-# How the payload of each frame of names begins.
+# The first bytes of the payload of each frame of names.
 _KEYS_START = keys_frame(0, ()).partition(b"keys")[0][HEADER.size :] + b"keys"
 
 
@@ -276,11 +275,11 @@ def iter_records(
 
 
 def continues_from(data: bytes, place: JournalPlace) -> bool:
-    """Returns whether a segment continues the journal from a place.
+    """Returns whether a segment continues the journal at a place.
 
     Args:
         data: the segment, or its first `FIRST_BYTES`.
-        place: the end of what was read before.
+        place: where reading ended before.
     """
     if not data.startswith(MAGIC):
         return False
@@ -289,7 +288,7 @@ def continues_from(data: bytes, place: JournalPlace) -> bool:
 
 
 def end_of_journal(folder: Path) -> JournalPlace | None:
-    """Returns where reading of an idle journal ends; None if that depends on the CSV."""
+    """Returns where an idle journal ends, or None if that depends on the CSV."""
     position = Position.read(folder / POSITION)
     starts = [(0, len(MAGIC))] if position is None else [(one.segment, one.offset) for one in position.states]
     try:
@@ -301,13 +300,13 @@ def end_of_journal(folder: Path) -> JournalPlace | None:
 
 @attrs.define
 class DecodedSegment:
-    """The records of a segment that were decoded so far; a reader that looks again decodes only new ones.
+    """The records of a segment that a reader has decoded; when it looks again, it decodes only new ones.
 
     Attributes:
-        start: the offset of the first of them.
-        data: the bytes of the segment up to their end, which tell another segment of the same name.
-        names: of each schema.
-        records: what was decoded.
+        start: the offset of the first record.
+        data: the decoded bytes of the segment, to recognize another segment of the same name.
+        names: the names of each schema.
+        records: the decoded records.
         ends: the offset after each record.
     """
 
@@ -319,7 +318,7 @@ class DecodedSegment:
 
     @classmethod
     def of(cls, data: bytes, start: int, before: "DecodedSegment | None" = None) -> "DecodedSegment":
-        """Decodes a segment from an offset on; continues `before`, what was decoded of it earlier."""
+        """Decodes a segment from an offset on, continuing an earlier result if it matches."""
         if (
             before is None
             or not before.start <= start <= len(before.data)
@@ -351,13 +350,13 @@ def journal_records(
     *,
     are_kept: bool = True,
 ) -> tuple[list[JournalRecord], JournalPlace, bool]:
-    """Returns the records from a place on, the place where they end, and whether no segment was missing.
+    """Returns the records from a place on, the place where they end, and whether all segments were there.
 
     Args:
         folder: the journal of a rank.
         place: where to begin.
-        decoded: what earlier calls decoded of each segment; updated. Segments that are gone are dropped,
-            and the oldest of more than 32.
+        decoded: what earlier calls have decoded of each segment; updated. It keeps at most the newest 32
+            segments, and only those that still exist.
         are_kept: whether the records are needed.
     """
     decoded = {} if decoded is None else decoded
@@ -370,13 +369,13 @@ def journal_records(
         paths = [path for path in segment_paths(folder) if segment_number(path) >= least]
         if not paths:
             return records, place, False
-        # Checked before reading: a segment with a successor does not grow any more.
+        # Checked before reading: a segment with a successor doesn't grow any more.
         has_successor = len(paths) > 1
         number = segment_number(paths[0])
         data = _segment_data(paths[0])
         is_whole = is_whole and number == least and data is not None
-        # Where it does not follow, rows before it are missing: of a power loss, or drained meanwhile, which
-        # the caller finds out.
+        # If it doesn't follow, rows before it are missing, either because of a power loss, or because they
+        # were drained meanwhile. The caller finds out which.
         if data and (number == place[0] or continues_from(data, place)):
             start = place[1] if number == place[0] else len(MAGIC)
             segment = DecodedSegment.of(data, start, decoded.pop(number, None))
@@ -385,7 +384,7 @@ def journal_records(
                 if len(decoded) > _MOST_DECODED:
                     del decoded[min(decoded)]
                 found = segment.records_from(start)
-                # The writer ends a row where a segment ends.
+                # A row of the CSV never spans two segments.
                 records += [*([Boundary()] if records and found else []), *found]
             place = number, len(segment.data)
         if not has_successor:
@@ -394,7 +393,7 @@ def journal_records(
 
 
 def _segment_data(path: Path) -> bytes | None:
-    """Returns the content of a segment, empty if it is not one; None if it was removed."""
+    """Returns the content of a segment, b"" if it isn't a segment, or None if it was removed."""
     try:
         data = read_regular(path, _MAX_SEGMENT_BYTES)
     except (FileNotFoundError, NotADirectoryError):
@@ -403,11 +402,11 @@ def _segment_data(path: Path) -> bytes | None:
 
 
 def journal_extent(folder: Path, place: JournalPlace | None) -> JournalPlace:
-    """Returns another value when rows were added; reads and checks none of them.
+    """Returns a value that changes when rows are added, without reading or checking the rows.
 
     Args:
         folder: the journal of a rank.
-        place: where to begin, not beyond the end; None for the beginning.
+        place: where to begin, at most the end; None for the beginning.
     """
     paths = segment_paths(folder)
     if not paths:
@@ -429,14 +428,14 @@ def journal_extent(folder: Path, place: JournalPlace | None) -> JournalPlace:
 
 
 def names_before(data: bytes, start: int) -> dict[int, tuple[str, ...]]:
-    """Returns the names of schemas before an offset; does not decode the rows, which may be thousands.
+    """Returns the names of the schemas before an offset, without decoding the rows, which may be thousands.
 
-    A power loss may have damaged frames before them, of rows that the CSV has.
+    A power loss may have damaged frames before them, whose rows are in the CSV.
     """
     names = {}
     at = data.find(_KEYS_START, len(MAGIC), start)
     while at >= 0:
-        # The same bytes in a row have no fitting header before them.
+        # The same bytes inside a row have no matching header before them.
         end, record = next(iter_frames(data, at - HEADER.size), (0, None))
         if isinstance(record, Keys) and end <= start:
             names[record.schema] = record.names

@@ -1,13 +1,14 @@
-"""`StoredRun`: a run in a store, as pieces and objects, and how its folder is made from them.
+"""`StoredRun`: a run in a store, as pieces and objects, and how they become a folder.
 
 Below the name of a run, `live/rank0/0004/` has the session of its fourth writer: `session.json`, which is put
-there first and only once, and the pieces (`pieces`). All other objects are plain files of the run. Only the
-newest session that has pieces counts: a writer that was superseded cannot change what is read.
+first and only once, and the pieces (`pieces`). All other objects are plain files of the run. Only the newest
+session that has pieces is read, so a superseded writer can't change the run.
 """
 
 import contextlib
 import json
 import logging
+import os
 import re
 import shutil
 import tempfile
@@ -57,7 +58,7 @@ SESSION_FILE = "session.json"
 SIGN_FILE = "sign.json"
 SUCCESSOR_FILE = "successor.json"
 _TRIES = 3
-# What a table of runs shows is in these.
+# These contain everything that a table of runs shows.
 _LISTED = {SIDECAR, SUMMARY}
 _MAX_SESSION_BYTES = 1 << 20
 _IN_MEMORY_BYTES = 4 << 20
@@ -65,7 +66,7 @@ _LIVE = re.compile(rf"{LIVE_FOLDER}/([^/]+)/(\d{{4,}})/([^/]+)")
 
 
 def stream_of(rank: int) -> str:
-    """Returns the name of what a rank writes."""
+    """Returns the name of a rank's stream."""
     return f"rank{rank}"
 
 
@@ -75,13 +76,13 @@ def session_folder(stream: str, session: int) -> str:
 
 
 def live_place(name: str) -> str | None:
-    """Returns what the names of a run begin with, by the name of an object of a session; None for others."""
+    """Returns the prefix of a run's names, given the name of a session's object; None for other objects."""
     found = re.search(rf"(^|/){_LIVE.pattern}$", name)
     return None if found is None else name[: found.start()] + found[1]
 
 
 def session_text(about: Mapping[str, Any]) -> bytes:
-    """Returns the content of a `session.json`, with a checksum: a store may compare none."""
+    """Returns the content of a `session.json`, with a checksum, since a store may not compare any."""
     return strict_json({**about, "crc32": _crc32_of_about(about)}, indent=2).encode()
 
 
@@ -91,14 +92,14 @@ def _crc32_of_about(about: Mapping[str, Any]) -> int:
 
 @attrs.define
 class StoredSession:
-    """A session as its objects tell.
+    """A session, as its objects describe it.
 
     Attributes:
-        number: counted from 1.
+        number: its number, from 1.
         pieces: first and last interval of each piece, in order.
         is_claimed: whether it has its `session.json`.
         is_over: whether it has its `successor.json`.
-        moved: the names of files that it sent when it had a successor, each the quoted path of one.
+        moved: the names of files that it sent after its successor began, each a quoted path.
         versions: the version of each piece, by name.
     """
 
@@ -111,22 +112,22 @@ class StoredSession:
 
     @property
     def newest_piece(self) -> str:
-        """The name of the newest piece: among the pieces that end last, the one that covers least."""
+        """The name of the newest piece: the one that covers the fewest intervals of those that end last."""
         last = self.last
         return piece_name(max(first for first, end in self.pieces if end == last), last)
 
     @property
     def last(self) -> int:
-        """The last interval that is there; 0 if there is none."""
+        """The last interval; 0 if there is none."""
         return max((last for _, last in self.pieces), default=0)
 
 
 class _GoneError(Exception):
-    """A piece is not there any more."""
+    """A piece no longer exists."""
 
 
 class _LostBytesError(PieceError):
-    """Bytes that were whole once are lost or damaged: those of an earlier piece, or of a plain file."""
+    """An earlier piece or a plain file, once complete, is lost or damaged."""
 
 
 class StoredRun:
@@ -134,13 +135,13 @@ class StoredRun:
 
     **Threading.** One thread at a time.
 
-    **Blocking.** Every method asks the store, and raises `UploadError` where it does not answer.
+    **Blocking.** Every method asks the store, and raises `UploadError` if it doesn't respond.
 
     Args:
-        store: which has the run.
-        prefix: what the names of its objects begin with: empty, or with a slash at its end.
-        folder: where its files go.
-        stream: whose pieces, see `stream_of`.
+        store: the store that has the run.
+        prefix: the prefix of its object names: empty, or ending with a slash.
+        folder: the folder for its files.
+        stream: the stream to read, see `stream_of`.
     """
 
     def __init__(self, store: Store, prefix: str, folder: Path, stream: str = stream_of(0)) -> None:
@@ -150,9 +151,9 @@ class StoredRun:
         self.stream = stream
         self.sessions: dict[int, StoredSession] = {}
         self.newest: Piece | None = None
-        """What the newest piece that was read says; None before the first."""
+        """The description of the newest piece that was read; None before the first."""
         self._is_partial = False
-        # In the last try, the pieces that the folder does without, with the reason; None before.
+        # In the last try, the pieces that the folder goes without, with the reason; None before that.
         self._lost: dict[str, str] | None = None
 
     # What there is.
@@ -161,10 +162,10 @@ class StoredRun:
         """Finds out which sessions and pieces there are.
 
         Args:
-            listed: the objects of the run, where they are known.
+            listed: the objects of the run, if known.
 
         Returns:
-            The objects that are plain files, with their names below that of the run.
+            The objects that are plain files, with their names relative to the run.
         """
         listed = self._store.list(self.prefix) if listed is None else listed
         self.sessions, plain = {}, []
@@ -186,21 +187,21 @@ class StoredRun:
 
     @property
     def newest_session(self) -> StoredSession | None:
-        """The session that was claimed last."""
+        """The most recently claimed session."""
         return self.sessions[max(self.sessions)] if self.sessions else None
 
     @property
     def read_session(self) -> StoredSession | None:
-        """The newest session that has pieces: the one that is read."""
+        """The newest session that has pieces, which is the one to read."""
         return next(
             (self.sessions[one] for one in sorted(self.sessions, reverse=True) if self.sessions[one].pieces),
             None,
         )
 
     def branches(self) -> "list[StoredRun]":
-        """Returns the sessions that went on when another machine had continued the run, each as a run.
+        """Returns, as runs, the sessions that kept writing after another machine had continued the run.
 
-        Their folders are below the run's folder, under the same names as in the store. Call `fetch` before.
+        Their folders are below the run's folder, with the same names as in the store. Call `fetch` first.
         """
         found: list[StoredRun] = []
         if (newest := self.newest) is None:
@@ -216,15 +217,15 @@ class StoredRun:
 
     @property
     def place(self) -> str:
-        """What the run is called in messages."""
+        """The name of the run for messages."""
         return self.prefix.rstrip("/") or self._store.uri()
 
     def name_of(self, session: int, name: str) -> str:
-        """Returns the name of an object of a session, below that of the run."""
+        """Returns the name of a session's object, relative to the run."""
         return f"{session_folder(self.stream, session)}/{name}"
 
     def about_session(self, session: int, name: str = SESSION_FILE) -> dict[str, Any]:
-        """Returns what such an object of a session says; nothing if it is missing or damaged."""
+        """Returns the content of a session's JSON object, or {} if it is missing or damaged."""
         with contextlib.suppress(FileNotFoundError, ValueError, RecursionError):
             found = json.loads(self._read(self.name_of(session, name), _MAX_SESSION_BYTES))
             if isinstance(found, dict) and found.pop("crc32", None) == _crc32_of_about(found):
@@ -232,7 +233,7 @@ class StoredRun:
         return {}
 
     def peek(self) -> Piece | None:
-        """Returns what the newest piece says; None if there is none that is whole. Call `look` before."""
+        """Returns the newest piece's description, or None if it is missing or damaged. Call `look` first."""
         session = self.read_session
         if session is None:
             return None
@@ -243,23 +244,25 @@ class StoredRun:
     # Reading.
 
     def fetch(self, *, with_plain: bool = True, is_partial: bool = False) -> Piece | None:
-        """Brings the files that pieces hold, and the closed parts, to the newest state; call `look` before.
+        """Brings the files from pieces, and the closed parts, to the newest state. Call `look` first.
+
+        On its way to a store that compares no checksums, the newest piece may be damaged until it is put
+        again. The result is then the state of the pieces before it.
 
         Args:
-            with_plain: whether to bring more of a run that has ended than what a table of runs shows.
-            is_partial: whether to do without what is lost or damaged in the store, once it was asked for
-                again. `FolderState.lost` says what that is.
-
-        The newest piece may be damaged by its way to a store that compares no sum, until it is put again.
-        Then the run is as the pieces before it say, as if it had not come yet.
+            with_plain: whether to fetch everything of a run that has ended, and not only what a table of runs
+                shows.
+            is_partial: whether to go without objects that are still lost or damaged in the store after
+            another
+                try. `FolderState.lost` lists them.
 
         Returns:
-            What the newest piece says; None if there is none.
+            The description of the newest piece, or None if there is none.
 
         Raises:
-            UploadError: the store does not answer, or pieces kept vanishing.
+            UploadError: the store doesn't respond, or pieces kept vanishing.
             PieceError: pieces are damaged.
-            OSError: the folder cannot be written.
+            OSError: the folder can't be written.
         """
         failure: Exception | None = None
         late: dict[str, str] = {}
@@ -273,12 +276,12 @@ class StoredRun:
             try:
                 self.newest = self._fetch(session, with_plain=with_plain)
             except _GoneError:
-                # Replaced by a larger piece since the look.
+                # A merged piece has replaced it since the look.
                 failure = PieceError("pieces kept being replaced by others while they were read")
                 self.look()
             except PieceError as error:
                 if failure is not None:
-                    # It was no bad answer alone.
+                    # It wasn't just one bad response.
                     FolderState(session.number).save(self.folder, self.stream)
                     if not isinstance(error, _LostBytesError):
                         _log.warning("%s: the newest piece is left out: %s", redact_text(self.place), error)
@@ -292,10 +295,10 @@ class StoredRun:
         return None
 
     def poll(self) -> Piece | None:
-        """Asks for the piece that comes next, and brings the folder to its state; None if it is not there.
+        """Asks for the next piece and brings the folder to its state; returns None if it doesn't exist yet.
 
         Raises:
-            UploadError: as `fetch`.
+            UploadError: see `fetch`.
             PieceError: the piece is damaged.
         """
         state = FolderState.read(self.folder, self.stream)
@@ -319,7 +322,7 @@ class StoredRun:
                 self._forget(before)
                 before.clear()
             if (state.session, state.run) != (session.number, about.run) or state.lost:
-                # What was lost may have been put again.
+                # Lost objects may have been put again.
                 state = FolderState(session.number, run=about.run)
             state.lost |= self._lost or {}
             state.version = session.versions.get(about.name)
@@ -336,7 +339,7 @@ class StoredRun:
                     state.lost[self.name_of(session.number, name)] = reason
                     state.last = end
                 if state.session == known or not before:
-                    # Who is interrupted goes on from here.
+                    # If interrupted, the next attempt resumes here.
                     state.save(self.folder, self.stream)
             self._apply(state, piece, with_plain=with_plain)
         self._remove(before.keys() - about.files.keys())
@@ -348,7 +351,7 @@ class StoredRun:
                 place_inside(self.folder, path).unlink(missing_ok=True)
 
     def _forget(self, files: Iterable[str]) -> None:
-        """Removes these files, parts and media: they are of another run, which was deleted and begun anew."""
+        """Removes these files, parts, and media of another run, which was deleted and begun anew."""
         self._remove(files)
         _, _, rank = self.stream.partition("rank")
         names = [parts_path(Path(metrics_name(int(rank))))]
@@ -367,18 +370,18 @@ class StoredRun:
             raise _LostBytesError(str(error)) from error
 
     def _apply(self, state: FolderState, piece: OpenPiece, *, with_plain: bool) -> None:
-        """Applies a piece once the parts that it names are there."""
+        """Fetches the parts that a piece names, then applies the piece."""
         about = piece.about
         for path in about.parts if with_plain or not about.has_ended else ():
             if not place_inside(self.folder, path).exists():
                 self._take(path, None, state)
         if about.has_ended and not about.needs:
-            # It has everything, or names the objects that do.
+            # It has everything, or names the objects that have it.
             state.last = max(state.last, about.first - 1)
         if about.has_ended and not with_plain:
             listed = {path: span for path, span in piece.data.items() if path in _LISTED}
             piece = attrs.evolve(piece, data=listed)
-        # Before the piece, which may have the checksums of these rows.
+        # Fetched before the piece is applied, which may contain the checksums of these rows.
         for path, crc32 in (about.plain or {}).items():
             if state.files.get(path) == about.files.get(path) and path not in state.skipped:
                 continue
@@ -387,14 +390,16 @@ class StoredRun:
                 state.files[path] = about.files[path]
                 state.skipped.pop(path, None)
             else:
-                # Rows of before would be taken for all of them.
+                # Earlier rows would be mistaken for all of them.
                 state.files.pop(path, None)
-                place_inside(self.folder, path).unlink(missing_ok=True)
+                # Hardly ever there, and a check of each path takes a tenth of a cold listing.
+                if os.path.lexists(f"{self.folder}/{path}"):
+                    place_inside(self.folder, path).unlink()
         apply_piece(self.folder, state, piece)
         state.save(self.folder, self.stream)
 
     def _take(self, path: str, crc32: int | None, state: FolderState) -> None:
-        """Downloads a file that is an object of its own, and compares it with what the last piece says."""
+        """Downloads a file that is an object of its own, and compares its checksum with the last piece's."""
         target = place_inside(self.folder, path)
         try:
             self.download(path)
@@ -409,7 +414,7 @@ class StoredRun:
             mark_unreadable(target, state.lost[path])
 
     def download(self, path: str) -> None:
-        """Downloads an object that is a plain file of the run to its place in the folder."""
+        """Downloads a plain file of the run to its place in the folder."""
         target = place_inside(self.folder, path)
         target.parent.mkdir(parents=True, exist_ok=True)
         name, session = path, self.read_session
@@ -419,7 +424,7 @@ class StoredRun:
 
     @contextlib.contextmanager
     def _piece(self, session: int, name: str) -> Iterator[OpenPiece | None]:
-        """Downloads and opens a piece, a large one in a file of the folder; None if it is not there."""
+        """Downloads and opens a piece, using a temporary file if it is large; yields None if it is gone."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with tempfile.SpooledTemporaryFile(
             max_size=_IN_MEMORY_BYTES, dir=str(self.folder), prefix=".piece.", suffix=".tmp"

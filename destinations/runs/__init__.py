@@ -1,4 +1,4 @@
-"""Reading runs back: `open_runs` finds them, filters them, compares them, and opens each as a `Run`."""
+"""Reads runs back: `open_runs` finds, filters and compares them, and opens each as a `RecordedRun`."""
 
 from .errors import (
     AmbiguousRunError,
@@ -15,7 +15,7 @@ from .errors import (
 from .index.scan import ScanReport
 from .open import open_runs
 from .record import HEARTBEAT_SECONDS, RunRecord, is_alive
-from .run import Run
+from .run import RecordedRun, Run
 from .runs import BestRun, Runs
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "EditError",
     "FilterError",
     "MetricNotFoundError",
+    "RecordedRun",
     "RootError",
     "Run",
     "RunNotFoundError",

@@ -1,7 +1,7 @@
-"""Exports runs, all their metrics, or the rows of one run to one file: CSV, JSON lines, or Parquet.
+"""Exports runs, their metrics, or the rows of one run to a single CSV, JSON lines or Parquet file.
 
 Runs are read one at a time, in blocks, so memory does not grow with the export. A file is written under a
-temporary name and renamed when it is complete.
+temporary name and renamed once it is complete.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from destinations.run_directory.layout import OWN_COLUMNS, header_line, strict_j
 
 from .files import clean_text, number_of, written_beside
 from .record import FIELDS, flat_record
-from .run import Branch, Run
+from .run import Branch, RecordedRun
 from .streams import Stream
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ Destination = str | PathLike[str] | IO[str] | IO[bytes]
 
 
 def export_runs(
-    runs: "Iterable[Run | RunRecord]",
+    runs: "Iterable[RecordedRun | RunRecord]",
     destination: Destination,
     *,
     format: ExportFormat | None = None,  # the word
@@ -68,17 +68,17 @@ def export_runs(
         print(export_runs(runs, "runs.jsonl"))  # 1
     ```
 
-    Columns are those of all runs. In CSV, missing values are empty, and tags are a JSON list. In JSON lines,
-    NaN and infinities are texts. In Parquet, a column has the narrowest type that holds all its values, or
-    else is JSON text.
+    The file has the columns of all runs. In CSV, missing values are empty, and tags are a JSON list. In JSON
+    lines, NaN and infinities are strings. In Parquet, a column has the narrowest type that holds all its
+    values, or else is JSON text.
 
     Args:
         runs: the runs to export; their records are held in memory.
         destination: a path, or a stream open for writing; it is not closed.
         format: "csv", "jsonl" or "parquet". Default: by the suffix of the path.
         overwrite: whether to replace an existing file.
-        clock: returns the time in seconds since 1970: a run without a heartbeat is "killed", as where it is
-            shown.
+        clock: returns the time in seconds since 1970. A running run with an old heartbeat has the status
+            "killed", as in listings.
 
     Raises:
         ValueError: the format is unknown.
@@ -89,7 +89,7 @@ def export_runs(
     from destinations.run_directory.parquet import distinct_names
 
     now = clock()
-    rows = [flat_record(run.record if isinstance(run, Run) else run, now) for run in runs]
+    rows = [flat_record(run.record if isinstance(run, RecordedRun) else run, now) for run in runs]
     names = dict.fromkeys(name for name, field in FIELDS.items() if field.is_recorded)
     for group in ("hparams.", "summary."):
         names.update(dict.fromkeys(name for row in rows for name in row if name.startswith(group)))
@@ -103,18 +103,18 @@ def export_runs(
 
 
 def export_metrics(
-    runs: Iterable[Run],
+    runs: Iterable[RecordedRun],
     destination: Destination,
     *,
     format: ExportFormat | None = None,  # the word
     metrics: Collection[str] | None = None,
     rank: int = 0,
     overwrite: bool = False,
-    on_damaged: Callable[[Run, Exception], object] | None = None,
+    on_damaged: Callable[[RecordedRun, Exception], object] | None = None,
 ) -> int:
     """Writes a row for each value: `run_id`, `metric`, `step`, `time`, `value`. Returns the number of rows.
 
-    Where several writers have added to one of the runs, `writer` is the last column: the name of the writer,
+    If several writers have added to one of the runs, the last column is `writer`: the name of the writer, or
     "" for the trainer.
 
     ```python
@@ -122,8 +122,8 @@ def export_metrics(
         print(export_metrics(runs, "metrics.csv", metrics=["loss"]))  # 4
     ```
 
-    Rows are ordered by run, by writer, then in the order of logging, then by column. A missing step or time
-    is empty, or null. Values are exact; integers become floats.
+    Rows are ordered by run, writer, order of logging, and column. A missing step or time is empty or null.
+    Values are exact; integers become floats.
 
     Args:
         runs: the runs to export.
@@ -132,7 +132,7 @@ def export_metrics(
         metrics: columns to export; None for all.
         rank: of the rows.
         overwrite: whether to replace an existing file.
-        on_damaged: called with a run whose rows cannot be read completely, and the error; the export
+        on_damaged: called with each run whose rows can't be read completely, and the error. The export
             continues. Default: logs a warning to "destinations".
 
     Raises:
@@ -162,24 +162,25 @@ def export_metrics(
 
 
 def export_rows(
-    run: Run,
+    run: RecordedRun,
     destination: Destination,
     *,
     format: ExportFormat | None = None,  # the word
     rank: int = 0,
     overwrite: bool = False,
 ) -> int:
-    """Writes the rows of a run as one `metrics.csv` would have them: a column for each metric.
+    """Writes the rows of a run with a column for each metric, like one complete `metrics.csv`.
 
     ```python
-    from destinations.runs import Run
+    from destinations.runs import RecordedRun
     from destinations.runs.export import export_rows
 
-    print(export_rows(Run.open("runs/digits"), "digits.csv"))  # 4
+    print(export_rows(RecordedRun.open("runs/digits"), "digits.csv"))  # 4
     ```
 
-    The rows of closed parts, of the CSV and of the journal, in this order; CSV and JSON lines have every
-    number as it was logged. In Parquet steps are integers and all else floats, and a missing value is null.
+    The file has the rows of closed parts, of the CSV and of the journal, in this order. CSV and JSON lines
+    have every number as it was logged. In Parquet, steps are integers, everything else is a float, and a
+    missing value is null.
 
     Args:
         run: the run; memory does not grow with it.
@@ -192,12 +193,12 @@ def export_rows(
         The number of rows.
 
     Raises:
-        ValueError: the format is unknown, or the run is one of a dataset, which has values and no rows.
+        ValueError: the format is unknown, or the run belongs to a dataset, which has values but no rows.
         FileExistsError: the file exists, and `overwrite` is False.
         OSError: a file of the run cannot be read.
     """
-    if type(run) not in {Run, Branch}:
-        raise ValueError(f"run {run.run_id} is of a dataset, which has no rows. Use export_metrics.")
+    if type(run) not in {RecordedRun, Branch}:
+        raise ValueError(f"run {run.run_id} belongs to a dataset, which has no rows. Use export_metrics.")
     import pyarrow as pa
 
     from destinations.history.snapshot import metric_columns, take_snapshot
@@ -242,9 +243,9 @@ def _cells_of(row: "MetricRow") -> dict[str, Any]:
 
 
 def _blocks_of(
-    runs: Iterable[Run], rank: int, on_damaged: Callable[[Run, Exception], object] | None
-) -> "Iterator[tuple[Run, Block]]":
-    """Yields the blocks of runs. A writer that cannot be read does not hide the others."""
+    runs: Iterable[RecordedRun], rank: int, on_damaged: Callable[[RecordedRun, Exception], object] | None
+) -> "Iterator[tuple[RecordedRun, Block]]":
+    """Yields the blocks of runs. If a writer can't be read, the others still are."""
     for run in runs:
         for writer in ("", *run.writers):
             try:
@@ -253,11 +254,11 @@ def _blocks_of(
                 (on_damaged or _warn_of)(run, error)
 
 
-def _warn_of(run: Run, error: Exception) -> None:
+def _warn_of(run: RecordedRun, error: Exception) -> None:
     _log.warning("metrics of run %s in %s cannot be read completely: %s", run.run_id, run.path, error)
 
 
-def _points_of(schema: Any, run: Run, block: "Block", metrics: Collection[str] | None) -> Any:
+def _points_of(schema: Any, run: RecordedRun, block: "Block", metrics: Collection[str] | None) -> Any:
     """Returns the values of a block as a table of points, row by row."""
     import numpy as np
     import pyarrow as pa
@@ -301,7 +302,7 @@ def _text_of_batch(points: Any, *, is_json: bool) -> str:
         elif name == "value":
             texts = _number_texts(column, is_json=is_json)
         else:
-            # All values of a row have its step and time.
+            # All values of a row share its step and time, so each text is made once.
             runs = compute.run_end_encode(column)
             texts = _number_texts(runs.values, is_json=is_json)
             texts = compute.run_end_decode(pa.RunEndEncodedArray.from_arrays(runs.run_ends, texts))
@@ -334,7 +335,7 @@ def _csv_text(text: str) -> str:
 
 
 def _arrow_column(name: str, values: list[Any]) -> Any:
-    """Returns a column of the narrowest type that has room for all values, or else of JSON texts."""
+    """Returns a column of the narrowest type that holds all values, or else of JSON texts."""
     import pyarrow as pa
 
     if name in FIELDS and FIELDS[name].type == "texts":
@@ -379,7 +380,7 @@ class _Table:
 
     Attributes:
         format: its format.
-        stream: of bytes or text, open for writing.
+        stream: a stream of bytes or text, open for writing.
     """
 
     format: ExportFormat
@@ -395,15 +396,15 @@ class _Table:
         text_of: Callable[..., str] | None = None,
         **options: Any,
     ) -> int:
-        """Writes rows, chunk by chunk, and returns how many.
+        """Writes rows chunk by chunk, and returns their number.
 
         Args:
-            names: of the columns.
-            chunks: at least one, which may be empty; each has a length.
-            rows_of: returns the rows of a chunk by column; a column may be missing.
+            names: the names of the columns.
+            chunks: at least one chunk, which may be empty; each has a length.
+            rows_of: returns the rows of a chunk as mappings; columns may be missing.
             arrow_of: returns a chunk as a `pyarrow.Table`.
-            text_of: returns the lines of a chunk, where that is faster than row by row.
-            options: of `pyarrow.parquet.ParquetWriter`.
+            text_of: returns the lines of a chunk, if that is faster than row by row.
+            options: options of `pyarrow.parquet.ParquetWriter`.
         """
         if self.format == "parquet":
             # The buffer of a text stream such as sys.stdout.
@@ -429,7 +430,7 @@ class _Table:
 def _json_line(row: Mapping[str, Any]) -> str:
     with contextlib.suppress(TypeError):
         line: bytes = orjson.dumps(row)
-        # Also for NaN, which `strict_json` writes as a text.
+        # orjson writes null for NaN, too; `strict_json` writes "NaN".
         if b"null" not in line:
             return line.decode() + "\n"
     return strict_json(row) + "\n"
@@ -441,7 +442,7 @@ def _csv_cell(value: Any) -> Any:
 
 @contextlib.contextmanager
 def _text_of(stream: Any) -> Iterator[IO[str]]:
-    """Yields a stream of text, which writes to a stream of text or bytes."""
+    """Yields a text stream that writes to a stream of text or bytes."""
     if isinstance(stream, io.TextIOBase) or not hasattr(stream, "readinto"):
         yield stream
         return
@@ -455,7 +456,7 @@ def _text_of(stream: Any) -> Iterator[IO[str]]:
 
 
 def _write_parquet(tables: Iterable[Any], stream: Any, options: Mapping[str, Any]) -> int:
-    """Writes tables in row groups of a million rows, or of some million values."""
+    """Writes tables in row groups of at most a million rows or a few million values."""
     import pyarrow as pa
     import pyarrow.parquet
 

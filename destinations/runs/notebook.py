@@ -75,8 +75,8 @@ def run_html(record: RunRecord, status: str, summary: Mapping[str, Any], sparks:
 
     Args:
         record: of the run.
-        status: `Run.shown_status`.
-        summary: statistics by metric, as `Run.summary`.
+        status: `RecordedRun.shown_status`.
+        summary: statistics by metric, as `RecordedRun.summary`.
         sparks: SVG by metric.
     """
     title = f"<b>{_text(record.name)}</b> {_text(status)} <small>{_text(str(record.path))}</small>"
@@ -116,7 +116,7 @@ def sparks_of(folders: Iterable[Path], blocks: Iterable[Any], names: Iterable[st
 
     Args:
         folders: of the run, with those of its writers.
-        blocks: its rows, as `Run.blocks`.
+        blocks: its rows, as `RecordedRun.blocks`.
         names: of the metrics.
     """
     import numpy as np
@@ -280,7 +280,7 @@ def plot_run(
     x: str = "step",
     is_logarithmic: bool = False,
 ) -> Any:
-    """Returns a figure of metrics of a run, see `Run.plot`; `read` returns the `Series` of a name."""
+    """Returns a figure of metrics of a run, see `RecordedRun.plot`; `read` returns the `Series` of a name."""
     require_matplotlib()
     label = label_of(record)
     lines: list[tuple[str, Any, Any]] = []

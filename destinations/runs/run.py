@@ -1,4 +1,4 @@
-"""`Run`: reads one run, its record as of the last scan and the content of its folder as of now.
+"""`RecordedRun`: reads one run, its record as of the last scan and everything else as of now.
 
 Readers never write into a run, and keep no file open. Importing this module does not import numpy; reading
 metrics does.
@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, overload
 
 import attrs
 
+from destinations.history.chain import Chain
+from destinations.history.fork import Parent, find_parents, parents_of
 from destinations.history.sessions import SESSIONS, read_lines, read_sessions, session_path
 from destinations.kinds import RecordAccess
 from destinations.run_directory.layout import (
@@ -40,7 +42,6 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Collection, Iterator, Mapping
 
-    from destinations.history.fork import Parent
     from destinations.history.rows import MetricRow
     from destinations.kinds.tables import Table
     from destinations.run_directory.blocks import Block
@@ -54,15 +55,15 @@ if TYPE_CHECKING:
     from .index.bucket import BucketCopy
     from .verify import Finding
 
-__all__ = ["Branch", "MetricSummary", "Run"]
+__all__ = ["Branch", "MetricSummary", "RecordedRun", "Run"]
 
 
-# No file of a run is called so.
+# No file of a run has this name.
 _OF_PARENTS = "@parents/"
 
 
 class _Recorded(RecordAccess):
-    """What a run says of itself: its record, as of the last scan."""
+    """The record of a run, as of the last scan."""
 
     def __init__(self, record: RunRecord) -> None:
         self._record = record
@@ -74,12 +75,12 @@ class _Recorded(RecordAccess):
 
     @property
     def run_id(self) -> str:
-        """The id that the run gave itself; for a folder without one, its path below the root."""
+        """The run's own id; for a folder without one, its path below the root."""
         return self._record.run_id
 
     @property
     def kind(self) -> RunKind:
-        """The writer: `RunDirectory`, stable-pretraining or Lightning."""
+        """Which logger wrote the run: `RunDirectory`, stable-pretraining or Lightning."""
         return self._record.kind
 
     @property
@@ -89,17 +90,17 @@ class _Recorded(RecordAccess):
 
     @property
     def status(self) -> str:
-        """As written; a run that was killed says "running" forever, see `shown_status`."""
+        """The status as written. A killed run has the status "running" forever; see `shown_status`."""
         return self._record.status
 
     @property
     def tags(self) -> tuple[str, ...]:
-        """In the order they were given."""
+        """The tags, in the order in which they were added."""
         return self._record.tags
 
     @property
     def notes(self) -> str:
-        """Free text of the user."""
+        """The user's notes."""
         return self._record.notes
 
     @property
@@ -129,7 +130,7 @@ class _Recorded(RecordAccess):
 
     @property
     def checkpoint_path(self) -> str | None:
-        """The newest checkpoint, as written by the run."""
+        """The path of the newest checkpoint, as the run wrote it."""
         return self._record.checkpoint_path
 
     @property
@@ -138,27 +139,27 @@ class _Recorded(RecordAccess):
         return self.record.hparams
 
 
-class Run(_Recorded):
+class RecordedRun(_Recorded):
     """A run to read from.
 
     ```python
-    run = open_runs("runs")["digits"]  # or Run.open("runs/digits"), without any index
+    run = open_runs("runs")["digits"]  # or RecordedRun.open("runs/digits"), without any index
     run.series("loss").value
     ```
 
     **Threading.** Any thread may call any method. Methods block only to read files, except `follow`.
 
-    **Freshness.** `record`, and the properties taken from it (`status`, `tags`, `notes`, `hparams`, …), are
-    those of the last scan; `reload` reads them again. Everything else is read from the folder on each call.
+    **Freshness.** `record` and its properties (`status`, `tags`, `notes`, `hparams`, …) are from the last
+    scan; `reload` reads them again. Everything else is read from the folder on each call.
 
     Args:
         record: the record of the run.
         clock: returns the time in seconds since 1970, for `alive`.
-        copy: of a run in a store: brings its files here when they are read.
+        copy: for a run in a store, downloads its files when they are read.
     """
 
     end: str | None = None
-    """The id of the session that it is read up to; None for the newest, see `branch`."""
+    """The id of the last session to read; None for the newest, see `branch`."""
 
     def __init__(
         self,
@@ -172,7 +173,7 @@ class Run(_Recorded):
         self._copy = copy
 
     @classmethod
-    def open(cls, path: str | Path) -> Run:
+    def open(cls, path: str | Path) -> RecordedRun:
         """Opens the run in a folder, without any index.
 
         Raises:
@@ -182,7 +183,7 @@ class Run(_Recorded):
 
         folder = Path(path).absolute()
         if ".." in folder.parts:
-            # The last part must be the name of the folder.
+            # The last component must be the folder's name.
             folder = folder.resolve()
         found = Scanner(str(folder.parent), IndexState()).read_run(folder.name)
         if found is None or found.fields is None:
@@ -190,25 +191,23 @@ class Run(_Recorded):
         fields = {**found.fields, "heartbeat_at": found.heartbeat_at, "problem": found.problem}
         return cls(RunRecord(path=folder, **fields))
 
-    def reload(self) -> Run:
+    def reload(self) -> RecordedRun:
         """Returns the run with a record read from its folder now.
 
         Raises:
             RunNotFoundError: the folder is gone.
         """
-        return Run(Run.open(self.path).record, clock=self._clock, copy=self._copy)
+        return RecordedRun(RecordedRun.open(self.path).record, clock=self._clock, copy=self._copy)
 
     def __repr__(self) -> str:
-        return f"Run({self.run_id!r}, {self.shown_status}, {str(self.path)!r})"
+        return f"RecordedRun({self.run_id!r}, {self.shown_status}, {str(self.path)!r})"
 
     # Its files.
 
     @property
     def path(self) -> Path:
-        """The folder of the run; of one in a store, that of its copy, with what is new."""
+        """The folder of the run; for a run in a store, its local copy, brought up to date."""
         if self._copy is not None:
-            from destinations.history.fork import find_parents
-
             self._copy.bring(self._record.path)
             for parent in find_parents(self._record.path):
                 self._copy.bring(parent.path)
@@ -216,25 +215,25 @@ class Run(_Recorded):
 
     @property
     def place(self) -> str:
-        """The folder of the run, or its URI without options where it is in a store; for people."""
+        """The folder of the run, or its URI without options if it is in a store; for messages."""
         path = self._record.path
         return str(path) if self._copy is None else self._copy.uri_of(path)
 
     @property
     def copy(self) -> BucketCopy | None:
-        """What brings the files of a run in a store here; None for one in a folder."""
+        """What downloads the files of a run in a store; None for a run in a folder."""
         return self._copy
 
     @property
-    def as_listed(self) -> Run:
-        """The run as its documents show it: of one in a bucket, no rows or records are brought here."""
-        return self if self._copy is None else Run(self.record, clock=self._clock)
+    def as_listed(self) -> RecordedRun:
+        """The run as its documents show it; nothing more is downloaded for a run in a store."""
+        return self if self._copy is None else RecordedRun(self.record, clock=self._clock)
 
     def file(self, relative: str) -> Path:
-        """Returns a file of the run, which need not exist; of one in a store it is brought here.
+        """Returns the path of a file of the run, which may not exist. A file in a store is downloaded.
 
         Args:
-            relative: its path in the folder of the run; or what `name_of` returned.
+            relative: its path in the run's folder, or the result of `name_of`.
 
         Raises:
             ValueError: it leads out of the folder.
@@ -245,9 +244,7 @@ class Run(_Recorded):
         return path
 
     def place_of(self, name: str) -> tuple[Path, str]:
-        """Returns the folder of the run, or of the parent that `name_of` has named, and the path in it."""
-        from destinations.history.fork import parents_of
-
+        """Returns the folder of the run, or of the parent that `name_of` named, and the path in it."""
         start, _, rest = name.removeprefix(_OF_PARENTS).partition("/")
         for parent in parents_of(self._record.path) if name.startswith(_OF_PARENTS) else ():
             if parent.run_id == start:
@@ -255,9 +252,7 @@ class Run(_Recorded):
         return self._record.path, name
 
     def name_of(self, path: Path) -> str:
-        """Returns the path of a file in the folder of the run; of a file of a parent, a name for `file`."""
-        from destinations.history.fork import parents_of
-
+        """Returns a file's path in the run's folder; for a parent's file, a name that `file` accepts."""
         for parent in () if path.is_relative_to(self._record.path) else parents_of(self._record.path):
             if path.is_relative_to(parent.path):
                 return f"{_OF_PARENTS}{parent.run_id}/{path.relative_to(parent.path).as_posix()}"
@@ -267,14 +262,14 @@ class Run(_Recorded):
 
     @property
     def shown_status(self) -> str:
-        """The status that tables, filters and pages show: "killed" for "running" without a heartbeat."""
+        """The status that tables, filters and pages show: "killed" if a running run has no heartbeat."""
         if self.end is not None:
             return self.status
         return shown_status(self.status, self._heartbeat_at(), self._clock())
 
     @property
     def alive(self) -> bool:
-        """Whether the run is being written now: it has not ended, and its heartbeat is fresh."""
+        """Whether the run is being written: it hasn't ended, and its heartbeat is fresh."""
         return self.end is None and is_alive(self.status, self._heartbeat_at(), self._clock())
 
     @property
@@ -282,8 +277,8 @@ class Run(_Recorded):
         """Whether its trainer or one of its writers is alive."""
         return self.alive or any(one.alive for one in self.writer_runs())
 
-    def writer_runs(self) -> list[Run]:
-        """Returns what each of `writers` has written, as runs of their own; without those that just begin."""
+    def writer_runs(self) -> list[RecordedRun]:
+        """Returns a run for each of `writers`, except those that haven't written anything yet."""
         found = []
         for name in self.writers:
             with contextlib.suppress(RunsError):
@@ -292,7 +287,7 @@ class Run(_Recorded):
 
     @property
     def hyperparameters(self) -> dict[str, Any]:
-        """Hyperparameters nested as logged; by dotted name if `hparams.yaml` cannot be read."""
+        """The hyperparameters, nested as logged; by dotted name if `hparams.yaml` can't be read."""
         from destinations.run_directory.documents import read_hparams
 
         try:
@@ -302,15 +297,15 @@ class Run(_Recorded):
 
     @property
     def summary(self) -> dict[str, MetricSummary]:
-        """The statistics of each metric: those of `summary.json`, with the rows that were logged after it.
+        """The statistics of each metric: `summary.json`, and the rows logged after it was written.
 
-        Of a metric that several writers have, the last value is that of the greatest step; min, max, mean and
-        counts are those of all.
+        If several writers logged a metric, its last value is the one at the greatest step; min, max, mean and
+        counts cover all writers.
         """
         return self.summary_of(0)
 
     def summary_of(self, rank: int, writer: str | None = None) -> dict[str, MetricSummary]:
-        """Returns the `summary` of a rank: of all writers, or of one; "" is the trainer."""
+        """Returns the `summary` of a rank, for all writers or for one; "" is the trainer."""
         if self.end is not None:
             return computed_summary(self.path, rank, self.end)
         return summary_of(self.path, rank, writer)
@@ -326,7 +321,7 @@ class Run(_Recorded):
 
     @property
     def sessions(self) -> list[dict[str, Any]]:
-        """One entry per process that wrote to the run, oldest first.
+        """One entry for each process that wrote to the run, oldest first.
 
         Raises:
             OSError: `sessions.jsonl` cannot be read.
@@ -334,17 +329,17 @@ class Run(_Recorded):
         return [line for line in read_sessions(self.path) if is_shallow(line)]
 
     def configuration(self, session: str | int) -> dict[str, Any]:
-        """Returns what a session was started with, also one that no longer belongs to the run.
+        """Returns what a session was started with, even if it no longer belongs to the run.
 
         Args:
             session: its id, or its number.
 
         Returns:
-            The "hyperparameters" that it was given, nested, and its "environment"; empty where it had none.
+            Its nested "hyperparameters" and its "environment"; empty if it had none.
 
         Raises:
-            ValueError: the run has no such session, or an earlier version wrote it, which kept only
-                those of the newest.
+            ValueError: the run has no such session, or an earlier version wrote it, which kept only the
+                newest session's.
         """
         from destinations.run_directory.documents import session_hyperparameters
 
@@ -364,18 +359,16 @@ class Run(_Recorded):
 
     @property
     def parent(self) -> Parent | None:
-        """The run that this one was forked from, whose rows and records come first; None if it was not.
+        """The run that this one was forked from, whose rows and records come first; None without one.
 
-        Its `problem` says why it cannot be read, where that is so.
+        If the parent can't be read, its `problem` says why.
         """
-        from destinations.history.fork import find_parents
-
         return next(iter(find_parents(self.path, self.end)), None)
 
     # Branches.
 
     def branch(self, session: str | int) -> Branch:
-        """Returns the run as one of its sessions had it: what that logged, and what it continued.
+        """Returns the run as one of its sessions left it: what it logged, and what it continued.
 
         ```python
         before = run.branch(1)
@@ -393,12 +386,11 @@ class Run(_Recorded):
         )
 
     def branches(self) -> list[Branch]:
-        """Returns what training left behind when it went on from an earlier place, oldest first.
+        """Returns what training left behind when it resumed from an earlier place, oldest first.
 
         Raises:
             OSError: the sessions or an index cannot be read.
         """
-        from destinations.history.chain import Chain
         from destinations.history.row_chain import RowChain
         from destinations.run_directory.documents import hyperparameter_files
 
@@ -410,7 +402,7 @@ class Run(_Recorded):
         chain = Chain(lines)
         left = {session for session, _ in RowChain.read(path / metrics_name(0)).left()} | self._records.left()
         left |= own_folders(path).keys()
-        # What is still in the journal may leave rows of any of them.
+        # The journal may still cut the rows of any session.
         is_drained = not journal_path(path, 0).exists()
         for start, files in hyperparameter_files(path).items():
             session = start.rpartition("-")[2]
@@ -421,12 +413,12 @@ class Run(_Recorded):
         return [Branch(self, line) for line in lines if line.get("session") in left]
 
     def problems(self) -> list[str]:
-        """Returns what is wrong with the run: what the scan has found, and what cannot be read now.
+        """Returns what is wrong with the run: the scan's findings, and what can't be read now.
 
-        The rows that are in no closed part, and the sessions, are compared with their checksums.
+        Rows outside closed parts and the list of sessions are compared with their checksums.
 
         Raises:
-            OSError: they cannot be read.
+            OSError: these can't be read.
         """
         from destinations.history.snapshot import damage_of_csvs
 
@@ -465,22 +457,22 @@ class Run(_Recorded):
 
     @property
     def writers(self) -> list[str]:
-        """The names of the processes that add to the run beside its trainer, sorted.
+        """The sorted names of the processes that add to the run beside its trainer.
 
-        Their rows and records are those of the run. Status, heartbeat, tags and hyperparameters of the run
-        are the trainer's; `writer` has those of one.
+        Their rows and records belong to the run. The run's status, heartbeat, tags and hyperparameters are
+        the trainer's; `writer` returns one with its own.
         """
         return writers_of(self.path)
 
-    def writer(self, name: str) -> Run:
-        """Returns what one writer has written, as a run of its own.
+    def writer(self, name: str) -> RecordedRun:
+        """Returns what one writer wrote, as a run of its own.
 
         Raises:
             WriterNotFoundError: the run has no such writer.
-            RunNotFoundError: it has not begun to write.
+            RunNotFoundError: the writer hasn't written anything yet.
         """
         (stream,) = streams_of(self.path, name)
-        return Run(Run.open(stream.folder).record, clock=self._clock, copy=self._copy)
+        return RecordedRun(RecordedRun.open(stream.folder).record, clock=self._clock, copy=self._copy)
 
     # Metrics.
 
@@ -491,28 +483,29 @@ class Run(_Recorded):
     def ranks(self, name: str) -> RankMetric: ...
 
     def ranks(self, name: str | None = None) -> list[int] | RankMetric:
-        """Returns the ranks of the trainer that have metrics; or a metric on all of them, merged by step.
+        """Returns the trainer's ranks that have metrics, or a metric on all of them, merged by step.
 
         Args:
-            name: of the metric.
+            name: the name of the metric.
 
         Raises:
             MetricNotFoundError: no rank has the metric; the message suggests the closest.
         """
+        ranks = self._ranks_with_metrics()
         if name is None:
-            return self._ranks_with_metrics()
+            return ranks
         from .content.ranks import read_ranks
 
-        return read_ranks(name, self._ranks_with_metrics(), lambda one, rank: self.series(one, rank, ""))
+        return read_ranks(name, ranks, lambda one, rank: self.series(one, rank, ""))
 
     def flights(self) -> list[Flight]:
-        """Returns what the `FlightRecorder` of each rank wrote in the folder of the run, by rank."""
+        """Returns what the `FlightRecorder` of each rank wrote to the run's folder, by rank."""
         from .content.flight import FLIGHT_FOLDER, read_flights
 
         return read_flights(self.path / FLIGHT_FOLDER)
 
     def time_report(self) -> TimeReport | None:
-        """Returns on what the time of all sessions was spent, as `TimeLedger` wrote it; None without one."""
+        """Returns how all sessions spent their time, as `TimeLedger` wrote it; None without one."""
         folder = self.path / TIME_FOLDER
         if not folder.is_dir():
             return None
@@ -523,7 +516,7 @@ class Run(_Recorded):
         return read_time(folder, self.sessions, TimeLedger.productive)
 
     def metric_names(self, rank: int = 0) -> list[str]:
-        """Returns the names of all metrics of a rank, in order of first appearance, the trainer's first."""
+        """Returns the names of a rank's metrics in order of first appearance, the trainer's first."""
         from destinations.history.snapshot import metric_columns, take_snapshot
 
         def names_in(stream: Stream) -> list[str]:
@@ -539,13 +532,13 @@ class Run(_Recorded):
     def series(self, name: str, rank: int = 0, writer: str | None = None) -> Series:
         """Returns all values of a metric as numpy arrays, including rows still in the journal.
 
-        Where several writers have the metric, their values are merged by step, and `Series.writer` says
-        whose each is.
+        If several writers logged the metric, their values are merged by step, and `Series.writer` names the
+        writer of each value.
 
         Args:
-            name: of the metric; "epoch" is the epoch of each row.
+            name: the name of the metric; "epoch" is the epoch of each row.
             rank: ranks other than 0 have metrics only if the run was written with `all_ranks=True`.
-            writer: only the values of this one of `writers`; "" for those of the trainer.
+            writer: return only the values of this writer; "" is the trainer.
 
         Raises:
             MetricNotFoundError: the run has no such metric; the message suggests the closest.
@@ -556,11 +549,11 @@ class Run(_Recorded):
         return read_series(self.path, name, rank, writer, self.end)
 
     def blocks(self, rank: int = 0, writer: str | None = None) -> Iterator[Block]:
-        """Returns all rows of a rank in blocks of arrays; memory does not grow with the run.
+        """Returns all rows of a rank in blocks of arrays; memory doesn't grow with the run.
 
         Args:
-            rank: of the rows.
-            writer: as for `series`; by default the rows of the trainer, then those of each writer.
+            rank: the rank that logged the rows.
+            writer: as for `series`. Default: the trainer's rows, then each writer's.
         """
         from .content.series import run_blocks
 
@@ -603,22 +596,21 @@ class Run(_Recorded):
         last: int | None = None,
         only: Collection[str] = (),
     ) -> Iterator[Point] | Iterator[MetricRow]:
-        """Returns existing rows, then each new row once, in the order of logging, of all writers.
+        """Returns existing rows, then each new row once, in the order of logging, for all writers.
 
-        If training resumes from an earlier step, the rows of the new branch follow with repeated steps; rows
-        of the abandoned branch are not retracted. The calls of one step are one row or several.
+        If training resumes from an earlier step, its rows follow with repeated steps; earlier rows aren't
+        retracted. The calls of one step may be one row or several.
 
         **Blocking.** The iterator waits in the thread of its consumer.
 
         Args:
-            name: of a metric, which need not exist yet: yields `Point`s. None for all metrics: yields
-                `MetricRow`s.
-            rank: of the rows.
+            name: a metric, which needn't exist yet, to yield `Point`s; None to yield `MetricRow`s of all
+                metrics.
+            rank: the rank that logged the rows.
             poll_seconds: time between two looks at the files.
             stop: ends the iterator at once when set.
-            until_end: ends the iterator after the last row of a run that has ended or is not alive, and none
-                of whose writers is alive.
-            last: yield only so many existing rows, the last ones, read from the end of the file.
+            until_end: ends the iterator after the last row, once neither the run nor a writer is alive.
+            last: yield only the last so many existing rows, read from the end of the file.
             only: columns; rows without any of them are skipped.
         """
         from .content.follow import follow_metric, follow_rows
@@ -638,10 +630,8 @@ class Run(_Recorded):
     def to_dataframe(self, rank: int = 0) -> Any:
         """Returns all rows of a rank as a `pandas.DataFrame`: `step`, `time`, a column for each metric.
 
-        Of a run that several write, the column `writer` behind `time` has the name of the writer, "" for the
-        trainer.
-
-        A missing value is NaN, as is one that was logged as NaN.
+        If the run has several writers, the column `writer` after `time` has the name of each row's writer, ""
+        for the trainer. A missing value is NaN, as is a logged NaN.
 
         Raises:
             ImportError: pandas is not installed.
@@ -669,12 +659,12 @@ class Run(_Recorded):
         return plot_run(self.record, self.series, names, x=x, is_logarithmic=is_logarithmic)
 
     def view(self, *, port: int | None = None) -> Any:
-        """Serves the page of this run, and returns the `destinations.viewer.Viewer`; `close` ends it.
+        """Serves the page of this run, and returns its `destinations.viewer.Viewer`; `close` stops it.
 
         Raises:
             ImportError: starlette or uvicorn is not installed.
         """
-        # By its name: the page imports this module.
+        # Imported by name, because the page imports this module.
         return importlib.import_module("destinations.viewer").view_run(self, port=port)
 
     def _repr_html_(self) -> str:
@@ -689,13 +679,13 @@ class Run(_Recorded):
     def records(
         self, kind: str, name: str | None = None, step: int | None = None, *, with_files: bool = True
     ) -> list[Any]:
-        """Returns the records of any kind; see `RecordAccess.records`.
+        """Returns the records of a kind; see `RecordAccess.records`.
 
         Args:
-            kind: as there.
-            name: as there.
-            step: as there.
-            with_files: whether the files of a run in a store are brought here.
+            kind: as for `RecordAccess.records`.
+            name: as for `RecordAccess.records`.
+            step: as for `RecordAccess.records`.
+            with_files: whether to download the files of a run in a store.
         """
         found = self._records.of(kind, name, step)
         if self._copy is not None and with_files:
@@ -707,10 +697,10 @@ class Run(_Recorded):
         return found
 
     def table(self, name: str, step: int | None = None) -> Table:
-        """Reads a table: that of a step, or the last one.
+        """Reads the table of a step, or the last one.
 
         Raises:
-            MetricNotFoundError: no table has this name, or none has it at this step.
+            MetricNotFoundError: there is no table of this name, or none at this step.
         """
         self.records("tables", name)
         return self._records.table(name, step)
@@ -744,13 +734,12 @@ class Run(_Recorded):
         return ranks_of(self.path)
 
     def _is_written_now(self) -> bool:
-        try:
+        with contextlib.suppress(RunNotFoundError):
             return self.reload().is_written
-        except RunNotFoundError:
-            return False
+        return False
 
     def _heartbeat_at(self) -> float | None:
-        # Lightning's CSVLogger has no heartbeat but its rows.
+        # Lightning's CSVLogger has no heartbeat; the time of its rows is used.
         path = self._record.path
         for name in (HEARTBEAT, metrics_name(0)):
             try:
@@ -758,23 +747,27 @@ class Run(_Recorded):
             except OSError:
                 continue
             return trusted_heartbeat(path, at, self._clock())
-        # Before its trainer begins, a run has those of its writers.
+        # Before its trainer begins, a run has its writers' heartbeats.
         beats = (one._heartbeat_at() for one in self.writer_runs())  # noqa: SLF001  # same class
         return max((at for at in beats if at is not None), default=None)
 
 
-class Branch(Run):
-    """A run as one of its sessions had it; see `Run.branch`.
+Run = RecordedRun
+"""The former name of `RecordedRun`."""
 
-    It has the rows and records of that session and of the sessions that it continued, and the rows of all
-    named writers. Status, hyperparameters and environment are the session's.
+
+class Branch(RecordedRun):
+    """A run as one of its sessions left it; see `RecordedRun.branch`.
+
+    It has the rows and records of that session and of the sessions that it continued, and what named writers
+    logged until the next session began. Status, hyperparameters and environment are the session's.
 
     Args:
         run: the run.
-        line: of the session.
+        line: the session's line in `sessions.jsonl`.
     """
 
-    def __init__(self, run: Run, line: Mapping[str, Any]) -> None:
+    def __init__(self, run: RecordedRun, line: Mapping[str, Any]) -> None:
         from .content.sources import own_folders
 
         super().__init__(run.record, clock=run._clock, copy=run.copy)  # noqa: SLF001  # same module
@@ -806,7 +799,6 @@ class Branch(Run):
 
     @property
     def hyperparameters(self) -> dict[str, Any]:
-        from destinations.history.chain import Chain
         from destinations.run_directory.documents import hyperparameters_of
 
         lines = self.sessions

@@ -36,7 +36,7 @@ from .index.root import Root
 from .index.scan import RUNNING, ScanChange, ScanReport
 from .order import MISSING, label_of, same_values, sort_rows
 from .record import FIELDS, Extremes, RunRecord, flat_record, is_terminal
-from .run import Run
+from .run import RecordedRun
 from .summary import read_extremes
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ _log = logging.getLogger("destinations")
 
 
 def differing(flats: Sequence[Mapping[str, Any]]) -> dict[str, dict[int, Any]]:
-    """Returns the fields that differ between runs, each with its values by the place of the run."""
+    """Returns the fields that differ between runs, each with its values by the index of the run."""
     names = dict.fromkeys(name for flat in flats for name in flat)
     return {
         name: {place: flat[name] for place, flat in enumerate(flats) if name in flat}
@@ -91,12 +91,12 @@ _LAST_CHARACTER = "\U0010ffff"
 _DESCENDING_GROUPS = frozenset({"summary"})
 
 Result = TypeVar("Result")
-RunLike = str | os.PathLike[str] | Run | RunRecord
+RunLike = str | os.PathLike[str] | RecordedRun | RunRecord
 
 
 @attrs.frozen
 class BestRun:
-    """A run with the best value that a metric had in it.
+    """A run with the best value that a metric reached in it.
 
     ```python
     with open_runs("runs") as runs:
@@ -107,16 +107,16 @@ class BestRun:
     Attributes:
         run: the run.
         value: the smallest or largest finite value.
-        step: where it was first logged; None if unknown.
+        step: where the value was first logged; None if unknown.
     """
 
-    run: Run
+    run: RecordedRun
     value: float
     step: int | None
 
 
 class Runs:
-    """Runs below some roots; `open_runs` makes one.
+    """The runs below some roots; `open_runs` makes one.
 
     ```python
     with open_runs("runs") as runs:
@@ -154,7 +154,7 @@ class Runs:
 
     @property
     def copies(self) -> "tuple[BucketCopy, ...]":
-        """The copies of those roots that are in a store."""
+        """The local copies of the roots that are in a store."""
         return tuple(root.copy for root in self._roots if root.copy is not None)
 
     def scan(self, *, full: bool = False) -> ScanReport:
@@ -167,7 +167,7 @@ class Runs:
             full: whether to read every run again.
         """
         for root in self._roots:
-            # Not while others wait: it asks a store.
+            # Outside the lock, because it may ask a store.
             root.bring(at_once=full)
         with self._lock:
             started = time.perf_counter()
@@ -194,20 +194,20 @@ class Runs:
         descending: bool | None = None,
         archived: bool | None = False,
         limit: int | None = None,
-    ) -> list[Run]:
+    ) -> list[RecordedRun]:
         """Returns the runs that match.
 
         Args:
             where: a filter, such as `hparams.optim.lr >= 1e-3 and summary.val/acc > 0.9`; see docs/runs.md.
             tag: a tag of the runs.
-            status: of the runs.
-            alive: only runs that are being written, or only others; None for both.
-            hparams: values of hyperparameters by dotted name, or nested; a run has all of them.
+            status: the status of the runs.
+            alive: whether the runs are being written; None for both.
+            hparams: values of hyperparameters by dotted name, or nested. A run must have all of them.
             sort_by: a field (`created_at`), hyperparameter (`hparams.optim.lr`) or metric
                 (`summary.val/acc`). Default: newest first. Runs without a value come last in both directions,
                 preceded by those with NaN.
             descending: whether to sort from max to min. Default: for times and metrics.
-            archived: only archived runs, or only others; None for both.
+            archived: whether the runs are archived; None for both.
             limit: the maximum number of runs.
 
         Raises:
@@ -258,10 +258,10 @@ class Runs:
         descending: bool | None = None,
         archived: bool | None = False,
     ) -> tuple[list[RunRecord], int]:
-        """Returns the records of a part of the runs that match, and how many match; see `query`.
+        """Returns some records of the matching runs, and how many runs match; see `query`.
 
         Args:
-            offset: how many runs to leave out.
+            offset: how many runs to skip.
             limit: the maximum number of records.
             where: as for `query`.
             sort_by: as for `query`.
@@ -280,8 +280,8 @@ class Runs:
     ) -> dict[str, int]:
         """Returns how many runs have each value of a field, in the order of `query(sort_by=field)` from min.
 
-        Values are told apart as in filters: `1` and `1.0` are one, `"1"` is another, and is quoted. Runs
-        without the field are counted for a dash, which comes last.
+        Values are compared as in filters: `1` and `1.0` are the same, the text `"1"` differs and is quoted.
+        Runs without the field are counted under a dash, which comes last.
 
         Args:
             field: as `sort_by` of `query`.
@@ -307,11 +307,11 @@ class Runs:
         archived: bool | None = False,
         limit: int | None = None,
     ) -> list[BestRun]:
-        """Returns runs by the best value that a metric had at any step, best first.
+        """Returns runs by the best value that a metric reached at any step, best first.
 
-        The index keeps what it has read of a metric: the first call reads `summary.json` of each run that
-        matches, later ones only of runs that changed. Runs without a finite value are left out, as are those
-        that cannot be read, with a warning.
+        The first call reads the `summary.json` of each matching run. The index keeps the values, so later
+        calls read only changed runs. Runs without a finite value are left out; so are unreadable runs, with a
+        warning.
 
         Args:
             metric: its name.
@@ -338,7 +338,7 @@ class Runs:
             ]
             if not found and metric not in self._names("summary"):
                 raise MetricNotFoundError(metric, self._names("summary"))
-            # Of equal values, the newest run first.
+            # Among equal values, the newest run comes first.
             count = len(found) if limit is None else limit
             best = heapq.nlargest(count, found, key=operator.itemgetter(0, 1, 2))
             records = self._fetch([(root, number) for _, _, number, _, root in best])
@@ -351,7 +351,7 @@ class Runs:
         return self._with_retry(ask)
 
     def _reader_of_extremes(self, metric: str) -> Callable[[str], Extremes | None]:
-        """Returns the function that reads the extremes of a metric of the run in a folder."""
+        """Returns a function that reads a metric's min and max from the run in a folder."""
 
         def read(folder: str) -> Extremes | None:
             try:
@@ -363,7 +363,7 @@ class Runs:
         return read
 
     def fingerprints(self) -> dict[Path, Hashable]:
-        """Returns, for each run, a value that is another one after a scan that found a change in it."""
+        """Returns a value for each run that changes when a scan finds a change in the run."""
         return self._with_retry(
             lambda: {
                 root.index.full_path(path): (mtime_ns, inode, files)
@@ -420,7 +420,7 @@ class Runs:
             raise MetricNotFoundError(str(field), names)
         return [(root, root.index.compile(node, order, now=now, archived=archived)) for root in self._roots]
 
-    def __getitem__(self, wanted: str | os.PathLike[str]) -> Run:
+    def __getitem__(self, wanted: str | os.PathLike[str]) -> RecordedRun:
         """Returns one run.
 
         Args:
@@ -432,7 +432,7 @@ class Runs:
         """
         return self._run(self._find(wanted))
 
-    def get(self, wanted: str | os.PathLike[str]) -> Run | None:
+    def get(self, wanted: str | os.PathLike[str]) -> RecordedRun | None:
         """Returns one run, as `runs[wanted]` does, or None if there is none.
 
         Raises:
@@ -446,8 +446,8 @@ class Runs:
     def __len__(self) -> int:
         return self._with_retry(lambda: sum(root.index.count() for root in self._roots))
 
-    def __iter__(self) -> Iterator[Run]:
-        """Yields all runs, also archived ones, newest first."""
+    def __iter__(self) -> Iterator[RecordedRun]:
+        """Yields all runs including archived ones, newest first."""
         return iter(self.query(archived=None))
 
     def hparam_names(self) -> list[str]:
@@ -461,7 +461,7 @@ class Runs:
     def compare(self, runs: Sequence[RunLike]) -> dict[str, dict[str, Any]]:
         """Returns the fields that differ, such as `hparams.optim.lr`, each with its values by run id.
 
-        If two runs have the same id, values are by path. Runs without the field are left out.
+        If two runs have the same id, the values are keyed by path. Runs without the field are left out.
 
         Raises:
             RunNotFoundError: no run matches.
@@ -504,13 +504,13 @@ class Runs:
     def series(
         self, name: str, runs: "Iterable[RunLike] | None" = None, rank: int = 0, writer: str | None = None
     ) -> "dict[str, Series]":
-        """Returns a metric of many runs by run id, without the runs that lack it; a dataset reads it at once.
+        """Returns a metric of many runs by run id, without runs that lack it. A dataset reads all at once.
 
         Args:
             name: of the metric.
             runs: which ones; None for all.
-            rank: as for `Run.series`.
-            writer: as for `Run.series`.
+            rank: as for `RecordedRun.series`.
+            writer: as for `RecordedRun.series`.
 
         Raises:
             RunNotFoundError: no run matches.
@@ -552,9 +552,9 @@ class Runs:
         return draw({metric: lines}, x=x, is_logarithmic=is_logarithmic)
 
     def view(self, *, port: int | None = None) -> Any:
-        """Serves the page of these runs, and returns the `destinations.viewer.Viewer`; `close` ends it.
+        """Serves the page of these runs, and returns its `destinations.viewer.Viewer`; `close` stops it.
 
-        The runs must stay open.
+        Keep the runs open meanwhile.
 
         Args:
             port: to bind; None for 8377, or any free one if that is taken.
@@ -562,7 +562,7 @@ class Runs:
         Raises:
             ImportError: starlette or uvicorn is not installed.
         """
-        # By its name: the page imports this module.
+        # Imported by name, because the page imports this module.
         return importlib.import_module("destinations.viewer").Viewer(self, port=port).start()
 
     def __repr__(self) -> str:
@@ -572,7 +572,7 @@ class Runs:
         return self.html_of(*self.page(0, _SHOWN))
 
     def html_of(self, records: Sequence[RunRecord], total: int) -> str:
-        """Returns records as a table for a notebook, which says how many more there are."""
+        """Returns records as a table for a notebook, with the number of further runs."""
         from .notebook import runs_html
 
         return runs_html(records, total, map(str, self.roots), self._clock())
@@ -586,11 +586,11 @@ class Runs:
         display_name: str | None = None,
         archived: bool | None = None,
         based_on: Mapping[str, Any] | None = None,
-    ) -> Run:
+    ) -> RecordedRun:
         """Writes edits to `edits.json` in the folder of a run, and returns the edited run.
 
-        The run's own files are not touched, so it may be edited while it is being written. None leaves a
-        field as it is, and a value that it has already is not written.
+        The run's own files aren't touched, so you can edit a run while it is being written. None leaves a
+        field unchanged, and a value equal to the current one isn't written.
 
         Args:
             run: the run.
@@ -598,8 +598,8 @@ class Runs:
             notes: the notes.
             display_name: the name; "" for the name of its folder.
             archived: whether it is archived.
-            based_on: what `tags`, `notes` and `display_name` were when the edit was begun: tags that others
-                have added or removed since stay so, and a text that they have changed is not replaced.
+            based_on: the `tags`, `notes` and `display_name` that the edit started from. Tags that others
+                added or removed since then stay so, and a text that others changed isn't replaced.
 
         Raises:
             RunNotFoundError: no run matches.
@@ -634,7 +634,7 @@ class Runs:
             if changed:
                 edit_run(record.path, root.own_tags(path), **changed, based_on=based_on, clock=self._clock)
                 root.refresh(path)
-            return Run(self._find(record.path), clock=self._clock)
+            return RecordedRun(self._find(record.path), clock=self._clock)
 
     def close(self) -> None:
         """Closes the indexes; idempotent."""
@@ -652,7 +652,7 @@ class Runs:
     def _with_retry(self, ask: Callable[[], Result]) -> Result:
         """Calls `ask`; if an index turns out to be corrupt, rebuilds it and calls again."""
         with self._lock:
-            spend()  # The lock was waited for, and whoever has asked may be gone.
+            spend()  # While this waited for the lock, the client may have gone.
             for attempt in range(_TRIES):
                 try:
                     return ask()
@@ -663,12 +663,12 @@ class Runs:
                         ) from error
                     raise
                 except sqlite3.DatabaseError as error:
-                    spend()  # SQLite was interrupted where the budget is used up.
+                    spend()  # SQLite is interrupted when the budget is used up.
                     if attempt == _TRIES - 1:
                         raise
                     for root in self._roots:
                         database = root.index.database
-                        # A file that passes the check and fails again has content of another program.
+                        # If a sound file fails again, another program wrote its content.
                         if database.has_file and (attempt or not database.is_sound()):
                             database.rescue(error)
                     self.scan()
@@ -677,7 +677,7 @@ class Runs:
     # Finding one.
 
     def _find(self, wanted: RunLike) -> RunRecord:
-        if isinstance(wanted, Run):
+        if isinstance(wanted, RecordedRun):
             wanted = wanted.record
         if isinstance(wanted, RunRecord):
             wanted = wanted.path
@@ -733,12 +733,12 @@ class Runs:
 
     # Internal.
 
-    def _run(self, record: RunRecord) -> Run:
+    def _run(self, record: RunRecord) -> RecordedRun:
         copy = next((one for one in self.copies if record.path.is_relative_to(one.folder)), None)
-        return Run(record, clock=self._clock, copy=copy)
+        return RecordedRun(record, clock=self._clock, copy=copy)
 
     def _fetch(self, found: Sequence[tuple[Root, int]]) -> list[RunRecord | None]:
-        """Returns the records of runs, in this order; None for one that was removed meanwhile."""
+        """Returns the records of runs in the same order; None for a run removed meanwhile."""
         records: dict[tuple[int, int], RunRecord] = {}
         for place, root in enumerate(self._roots):
             numbers = [number for one, number in found if one is root]
@@ -801,10 +801,10 @@ def _more_tests(alive: bool | None, hparams: Mapping[str, Any] | None) -> Iterat
             )
 
 
-class _RunList(list[Run]):
+class _RunList(list[RecordedRun]):
     """Runs that were found, as a list that a notebook shows as a table."""
 
-    def __init__(self, origin: Runs, found: Iterable[Run]) -> None:
+    def __init__(self, origin: Runs, found: Iterable[RecordedRun]) -> None:
         super().__init__(found)
         self._origin = origin
 

@@ -1,8 +1,8 @@
-"""The streams of a run: the rows and records of its trainer, and those of each named writer.
+"""The streams of a run: what its trainer and each of its named writers wrote.
 
-A named writer has a run folder of its own, `writers/NAME` of the run. This is the one place that tells which
-there are: who reads a run asks here, reads each stream by its folder, and joins what it found. A writer that
-cannot be read is reported, and does not hide the others.
+A named writer has a run folder of its own, `writers/NAME` in the run's folder. Readers ask this module for
+the streams, read each by its folder, and join the results. If a writer can't be read, that is reported and
+the others are still read.
 
 Never writes.
 """
@@ -20,10 +20,12 @@ from typing import TYPE_CHECKING, TypeVar
 import attrs
 
 from destinations.history.fork import parents_of
+from destinations.history.sessions import read_sessions
 from destinations.run_directory.layout import WRITERS_FOLDER, is_writer_name, writer_path
 from uploads.disk import ABSENT
 
 from .errors import WriterNotFoundError
+from .files import number_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -43,26 +45,28 @@ __all__ = [
 _log = logging.getLogger("destinations")
 
 MAX_WRITERS = 1000
-"""Of more, the first by name are read: each costs every reader some files."""
+"""If there are more, only the first by name are read: each costs every reader some files."""
 TRAINER = ""
-"""In the place of the name of a writer."""
+"""Stands for the trainer where a writer is named."""
 
 Item = TypeVar("Item")
 
 
 @attrs.frozen
 class Stream:
-    """What one process has written of a run.
+    """What one process wrote of a run.
 
     Attributes:
         run_dir: the folder of the run.
         writer: the name of the writer; "" for the trainer.
-        end: the id of the session that it is read up to, with what that follows; None for the newest.
+        end: the id of the last session to read, with the sessions that it follows; None for the newest.
+        until: a writer's rows and records count up to this time, in seconds since 1970; None for all.
     """
 
     run_dir: Path
     writer: str = TRAINER
     end: str | None = None
+    until: float | None = None
 
     @property
     def folder(self) -> Path:
@@ -71,22 +75,22 @@ class Stream:
 
     @property
     def row_end(self) -> tuple[str, None] | None:
-        """Where its rows end, for `take_snapshot`."""
+        """Where its rows end, as `take_snapshot` takes it."""
         return None if self.end is None else (self.end, None)
 
     @property
     def prefix(self) -> str:
-        """What the paths of its files begin with, relative to the folder of the run."""
+        """The prefix of its files' paths, relative to the run's folder."""
         return f"{WRITERS_FOLDER}/{self.writer}/" if self.writer else ""
 
 
 def streams_of(run_dir: Path, writer: str | None = None, end: str | None = None) -> list[Stream]:
-    """Returns the streams of a run: that of the trainer, also if it has written nothing, then the writers'.
+    """Returns the streams of a run: the trainer's, even if it is empty, then the writers'.
 
     Args:
         run_dir: the folder of the run.
-        writer: only that of this writer; "" for the trainer's.
-        end: the trainer's up to this session. Writers follow no session: a branch has all that they wrote.
+        writer: return only this writer's stream; "" for the trainer's.
+        end: the trainer's last session. Writers follow no session: they count until the next one began.
 
     Raises:
         WriterNotFoundError: the run has no such writer.
@@ -98,15 +102,25 @@ def streams_of(run_dir: Path, writer: str | None = None, end: str | None = None)
     if writer is not None:
         if writer not in names:
             raise WriterNotFoundError(writer, names)
-        return [Stream(run_dir, writer)]
-    return [Stream(run_dir, end=end), *(Stream(run_dir, name) for name in names)]
+        names = [writer]
+    until = None if end is None or not names else _left_at(run_dir, end)
+    writers = [Stream(run_dir, name, until=until) for name in names]
+    return writers if writer is not None else [Stream(run_dir, end=end), *writers]
+
+
+def _left_at(run_dir: Path, session: str) -> float | None:
+    """Returns when the session after this one began; None if there is none."""
+    lines = iter(read_sessions(run_dir))
+    if not any(line.get("session") == session for line in lines):
+        return None
+    return number_of(next(lines, {}).get("start"))
 
 
 def writers_of(run_dir: str | Path) -> list[str]:
-    """Returns the names of the writers of a run, sorted; costs one system call where there are none.
+    """Returns the sorted names of a run's writers; costs one system call if there are none.
 
     Raises:
-        OSError: they cannot be listed.
+        OSError: they can't be listed.
     """
     folder = f"{run_dir}/{WRITERS_FOLDER}"
     # Most runs have none, and an exception costs three times as much.
@@ -124,22 +138,22 @@ def writers_of(run_dir: str | Path) -> list[str]:
 
 
 def writer_names(entries: Iterable[tuple[str, bool]]) -> list[str]:
-    """Returns the names of writers, sorted, also where there are more than are read.
+    """Returns the sorted names of writers, including those beyond `MAX_WRITERS`.
 
     Args:
-        entries: what is in the folder of writers: each name, and whether it is a folder and no link.
+        entries: each name in the folder of writers, and whether it is a folder and not a link.
     """
     return sorted(name for name, is_folder in entries if is_folder and is_writer_name(name))
 
 
 @contextlib.contextmanager
 def reported(stream: Stream, asked: str | None = None, problems: list[str] | None = None) -> Iterator[None]:
-    """Reports that a writer cannot be read, which is then left out, for the duration of a `with` block.
+    """Within a `with` block, reports the error of a writer that can't be read, and leaves the writer out.
 
     Args:
-        stream: what is read.
-        asked: the writer that was asked for by name: its error is raised, as that of the trainer is.
-        problems: where what is wrong is added. Default: it is logged.
+        stream: the stream that is read.
+        asked: a writer that was asked for by name. Its errors are raised, like the trainer's.
+        problems: takes the problem. Default: it is logged.
     """
     try:
         yield
@@ -153,11 +167,11 @@ def reported(stream: Stream, asked: str | None = None, problems: list[str] | Non
 
 
 def by_time(streams: Iterable[Iterable[Item]], time_of: Callable[[Item], float | None]) -> Iterator[Item]:
-    """Yields the items of several streams in the order of their times; those of each stay in their order.
+    """Yields the items of several streams by time, and keeps the order within each stream.
 
     Args:
-        streams: the items of each; of equal times, those of the first stream come first.
-        time_of: returns the time of an item; one without a time follows the item before it.
+        streams: the items of each stream. At equal times, the first stream's items come first.
+        time_of: returns the time of an item; an item without a time follows the one before it.
     """
     timed = [_timed(stream, time_of) for stream in streams]
     for _, item in heapq.merge(*timed, key=operator.itemgetter(0)):
@@ -165,7 +179,7 @@ def by_time(streams: Iterable[Iterable[Item]], time_of: Callable[[Item], float |
 
 
 def _timed(items: Iterable[Item], time_of: Callable[[Item], float | None]) -> Iterator[tuple[float, Item]]:
-    """Adds a time to each item that does not decrease."""
+    """Adds a non-decreasing time to each item."""
     latest = -math.inf
     for item in items:
         at = time_of(item)

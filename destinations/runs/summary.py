@@ -1,4 +1,4 @@
-"""The statistics of each metric of a run: those of `summary.json`, and of the rows after it.
+"""Returns the statistics of a run's metrics: `summary.json`, and the rows logged after it.
 
 Never writes into the run.
 """
@@ -32,13 +32,13 @@ __all__ = ["MetricSummary", "computed_summary", "last_values", "read_extremes", 
 def summary_of(
     run_dir: Path, rank: int, writer: str | None = None, problems: list[str] | None = None
 ) -> dict[str, MetricSummary]:
-    """Returns the statistics of each metric of a rank, as its rows have them; see `_joined`.
+    """Returns the statistics of each metric of a rank, covering all of its rows; see `_joined`.
 
     Args:
         run_dir: the folder of the run.
-        rank: of the rows.
-        writer: only those of this writer; "" for the trainer's.
-        problems: as of `reported`.
+        rank: the rank that logged the rows.
+        writer: cover only this writer; "" for the trainer.
+        problems: as for `reported`.
 
     Raises:
         WriterNotFoundError: the run has no such writer.
@@ -47,12 +47,12 @@ def summary_of(
 
 
 def computed_summary(run_dir: Path, rank: int, end: str | None = None) -> dict[str, MetricSummary]:
-    """Computes the summary of a rank from its rows; up to a session, if one is given."""
+    """Computes the summary of a rank from its rows, up to the session `end` if it is given."""
     return _joined(_of_streams(run_dir, rank, _computed_records, end=end), rank)
 
 
 def read_extremes(run_dir: str, metric: str) -> Extremes:
-    """Returns the smallest and largest value of a metric of a run, each with its step; as `Run.summary`."""
+    """Returns a metric's min and max, each with its step, as `RecordedRun.summary` has them."""
     if writers_of(run_dir):
         found = summary_of(Path(run_dir), 0).get(metric)
     elif metrics := _summary_document(run_dir, 0):
@@ -83,10 +83,10 @@ def _of_streams(
 
 
 def _joined(found: Sequence[tuple[Stream, _Records]], rank: int) -> dict[str, MetricSummary]:
-    """Returns the statistics of a run from those of its streams.
+    """Joins the statistics of a run's streams.
 
-    Of a metric that several have, the last value is that of the greatest step, min and max are those of all,
-    and of equal ones the first; counts are sums.
+    If several streams have a metric, its last value is the one at the greatest step, min and max cover all
+    streams (the first of equal values), and counts are added.
     """
     if len(found) <= 1:
         return {
@@ -110,14 +110,14 @@ def _joined(found: Sequence[tuple[Stream, _Records]], rank: int) -> dict[str, Me
         try:
             later = Aggregate.from_json({"metrics": known})
         except ValueError:
-            # Damaged; the rows have all that it said.
+            # The summary is damaged; the rows have the same information.
             later = Aggregate.from_json({"metrics": _computed_records(stream, rank)})
         joined.merge(later)
     return joined.summaries()
 
 
 def _step_of_last(stream: Stream, record: Mapping[str, Any], name: str, rank: int) -> int | None:
-    """Returns the step of the last value of a metric; the row tells it where the statistics do not."""
+    """Returns the step of a metric's last value, from its row if the statistics lack it."""
     if (known := whole_of(record.get("last_step"))) is not None:
         return known
     from destinations.history.snapshot import last_rows
@@ -129,19 +129,19 @@ def _step_of_last(stream: Stream, record: Mapping[str, Any], name: str, rank: in
 
 
 def _records_of(stream: Stream, rank: int) -> _Records:
-    """Returns what is known of each metric of a stream, as `summary.json` has it."""
+    """Returns the statistics of each metric of a stream in the form of `summary.json`."""
     found = _summary_document(stream.folder, rank, by_step=bool(stream.writer))
     return found or _computed_records(stream, rank)
 
 
 def _summary_document(run_dir: str | Path, rank: int, *, by_step: bool = False) -> dict[str, Any]:
-    """Returns the `metrics` of `summary.json`, with the rows that were logged after it was written.
+    """Returns the `metrics` of `summary.json`, updated with the rows logged after it was written.
 
-    The file of a run that ended is returned as it is: it covers the whole CSV, and there is no journal.
-    Empty if it is missing or damaged, or of other rows than there are.
+    For an ended run, the file is returned unchanged: it covers the whole CSV, and there is no journal. The
+    result is empty if the file is missing, damaged, or doesn't match the rows.
     """
     try:
-        # A text: to make and join a Path takes as long as to read the file.
+        # A string, because making and joining a Path takes as long as reading the file.
         document = read_object(read_regular(f"{run_dir}/{summary_name(rank)}"))
     except (OSError, ValueError):
         return {}
@@ -153,11 +153,11 @@ def _summary_document(run_dir: str | Path, rank: int, *, by_step: bool = False) 
     try:
         return _with_later_rows(Path(run_dir), rank, document, mark, by_step=by_step)
     except (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, csv.Error):
-        return {}  # Damaged; the rows have all that it said.
+        return {}  # The summary is damaged; the rows have the same information.
 
 
 def _is_all(run_dir: str | Path, rank: int, mark: Mapping[str, Any]) -> bool:
-    """Returns whether a summary with this mark covers all rows, for all that their files' sizes tell."""
+    """Returns whether a summary with this mark covers all rows, judging by the file sizes."""
     if os.path.exists(f"{run_dir}/{JOURNAL_FOLDER}"):  # noqa: PTH110  # as above
         return False
     rows = f"{run_dir}/{metrics_name(rank)}"
@@ -187,21 +187,21 @@ def _with_later_rows(
 
 
 def last_values(run_dir: Path, problems: list[str] | None = None) -> dict[str, float]:
-    """Returns the last value of each metric of rank 0 as its rows have it, in the journal too.
+    """Returns the last value of each metric of rank 0, including rows in the journal.
 
     Args:
         run_dir: the folder of the run.
-        problems: as of `reported`.
+        problems: as for `reported`.
 
     Raises:
-        OSError: the rows cannot be read.
+        OSError: the rows can't be read.
     """
     lasts = {name: one.last for name, one in summary_of(run_dir, 0, problems=problems).items()}
     return {name: last for name, last in lasts.items() if last is not None}
 
 
 def _computed_records(stream: Stream, rank: int) -> _Records:
-    """Computes what is known of each metric of a stream from its rows."""
+    """Computes the statistics of each metric of a stream from its rows."""
     from destinations.history.aggregate import Aggregate
     from destinations.history.snapshot import take_snapshot
     from destinations.run_directory.blocks import block_of_rows, blocks_of, indexed_files
@@ -209,11 +209,11 @@ def _computed_records(stream: Stream, rank: int) -> _Records:
     statistics = Aggregate(by_step=bool(stream.writer))
     with take_snapshot(stream.folder, rank, end=stream.row_end, with_parents=False) as snapshot:
         for file, index in indexed_files(snapshot):
-            # An index does not tell the steps of last values.
+            # An index lacks the steps of last values.
             if index and not stream.writer:
                 index.add_to(statistics)
                 continue
             for block in blocks_of(file):
-                block.add_to(statistics)
-        block_of_rows(snapshot.journal_rows()).add_to(statistics)
+                block.until(stream.until).add_to(statistics)
+        block_of_rows(snapshot.journal_rows()).until(stream.until).add_to(statistics)
     return statistics.to_json()

@@ -60,14 +60,14 @@ def verify_run(run_dir: Path, access: RecordAccess, problems: Callable[[], list[
     """Yields what is wrong with a run; reads all of it.
 
     Args:
-        run_dir: its folder.
-        access: returns its records, whose files are there, as far as they are anywhere.
-        problems: returns what else is known to be wrong; asked where nothing was found.
+        run_dir: the folder of the run.
+        access: returns its records, and downloads their files if they are in a store.
+        problems: returns what else is known to be wrong; called if nothing was found.
     """
     is_whole = True
     for stream in streams_of(run_dir):
         for ask in (_documents, _sessions, _rows):
-            # A history that cannot be read is met twice.
+            # An unreadable history is found twice.
             for found in dict.fromkeys(_found(stream.folder, functools.partial(ask, stream.folder))):
                 is_whole &= not found.is_damage
                 yield attrs.evolve(found, file=stream.prefix + found.file)
@@ -75,12 +75,12 @@ def verify_run(run_dir: Path, access: RecordAccess, problems: Callable[[], list[
         is_whole = False
         yield found
     if is_whole:
-        # Such as rows that are not there at all, and what is lost in a store.
+        # Such as rows that are missing altogether, and objects that a store lost.
         yield from (Finding("", problem) for problem in problems())
 
 
 def _found(folder: Path, ask: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
-    """Yields findings; a file that cannot be read is one of them."""
+    """Yields findings, including a file that can't be read."""
     try:
         yield from ask()
     except (OSError, ValueError) as error:
@@ -122,7 +122,7 @@ def _rows(folder: Path) -> Iterator[Finding]:
 
 
 def _parts(csv: Path) -> Iterator[Finding]:
-    """Compares closed parts with the history; also those that do not belong to the run any more."""
+    """Compares closed parts with the history, including parts that no longer belong to the run."""
     from destinations.history.sealed import Part
 
     for sealed in (one for parts in RowChain.read(csv).parts.values() for one in parts):
@@ -132,7 +132,7 @@ def _parts(csv: Path) -> Iterator[Finding]:
 
 
 def _damage_of(part: Any, sealed: SealedPart) -> str | None:
-    """Returns how a closed part differs from its line in the history; None if it does not."""
+    """Returns how a closed part differs from its line in the history; None if they agree."""
     if not os.path.lexists(part.path):
         return f"is missing: its {sealed.rows:,} rows are lost"
     with closing(open_regular(part.path)) as fd:

@@ -121,7 +121,7 @@ class DestinationContract:
         self._has_metrics(destination, recording)
 
     def test_closes_after_an_exception(self, destination: Any) -> None:
-        """A run that fails inside a batch closes it without FIT_END; what was logged until then is there."""
+        """A run that fails inside a batch is closed without FIT_END, and keeps its records."""
         recording = RecordingDestination()
         run = DryRun(destination, recording)
         run.init()
@@ -144,7 +144,7 @@ class DestinationContract:
         self._has_metrics(destination, recording)
 
     def test_takes_records_outside_of_fit(self, destination: Any) -> None:
-        """A loop of one's own may fire INIT alone, log, and close."""
+        """A custom loop may fire only INIT, log, and close."""
         recording = RecordingDestination()
         run = DryRun(destination, recording, max_duration=None)
         run.fire("init")
@@ -212,7 +212,7 @@ class DestinationContract:
         self._has_metrics(destination, recording)
 
     def test_takes_weird_names(self, destination: Any) -> None:
-        """Any string is a name: of a metric, a hyperparameter, a table, a column, a text, a trace."""
+        """Any string may be the name of a metric, hyperparameter, table, column, text or trace."""
         recording = RecordingDestination()
         run = DryRun(destination, recording)
         run.init()
@@ -336,7 +336,7 @@ class DestinationContract:
         assert left == [], f"threads must be gone after close, got {left}."
 
     def test_starts_nothing_before_init(self, destination: Any) -> None:
-        """Made, and not yet in a run, it has no thread; it may be made by the thousand."""
+        """Before its run begins it has no thread, so thousands can be made."""
         before = set(threading.enumerate())
 
         destination.state_dict()

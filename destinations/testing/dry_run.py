@@ -21,7 +21,7 @@ class DryRun:
     ```
 
     Args:
-        destinations: who is logged to.
+        destinations: the destinations.
         run_name: the name of the run.
         max_duration: when `fit` ends; a time string.
         batches_per_epoch: how many batches the training data has.
@@ -80,7 +80,7 @@ class DryRun:
         """Plays `Trainer.fit`, until `max_duration`.
 
         Args:
-            eval_every: evaluates after so many batches; never where it is None.
+            eval_every: how many batches between evaluations; None for no evaluation.
         """
         self._read("train", self._batches_per_epoch)
         self.fire("fit_start")

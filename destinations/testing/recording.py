@@ -41,7 +41,7 @@ class RecordingDestination(RecordDestination):
     ```
 
     Args:
-        stores_files: says so in `can_upload_files`, and takes files into `files`.
+        stores_files: whether it accepts files, which it keeps in `files`.
     """
 
     def __init__(self, stores_files: bool = False) -> None:

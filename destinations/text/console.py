@@ -45,10 +45,10 @@ _INDENT = "  "
 _GAP = "   "
 # More metrics than this are shown in two columns if their names fit, and more than that in any case.
 _ONE_COLUMN, _TWO_COLUMNS = 4, 8
-# The default interval of a run of unknown length, and that within an epoch that takes longer.
+# The default interval of a run of unknown length, and within a longer epoch.
 _UNKNOWN_LENGTH = timedelta(minutes=1)
 _PATIENCE = timedelta(minutes=5)
-# Hyperparameters that the trainer adds come after those of the user.
+# The user's hyperparameters come before the trainer's.
 _OF_TRAINER = "trainer."
 # Within this range Composer's format rounds numbers; outside, they are shown in full.
 _SMALLEST_ROUNDED, _LARGEST_ROUNDED = 1e-3, 1e6
@@ -202,25 +202,26 @@ class Console(LoggerDestination):
       metrics/test/accuracy  0.9044
     ```
 
-    **When.** By default, a block for each epoch, and every five minutes in between; in a run that is not
-    measured in epochs, for each tenth of it; in one of unknown length, every minute and each epoch. With a
-    `log_interval`, after the first batch (or epoch, for an interval in epochs), then after each interval.
-    What is left is printed at the end of `fit`. Each metric is printed with its last value. An interval
-    without records prints nothing. What is logged after the block of an epoch and before the next one begins,
-    such as an evaluation after `epoch_end`, is a second block of that epoch. An evaluation prints its metrics
-    at its end. Training metrics pending when an evaluation starts are printed at the end of their interval.
+    **When.** By default it prints a block for each epoch, and every five minutes in between. If the run is
+    not measured in epochs, it prints one for each tenth of the run; if its length is unknown, every minute
+    and each epoch. With a `log_interval`, it prints after the first batch (or epoch, for an interval in
+    epochs), and then after each interval. The rest is printed at the end of `fit`. Each metric is printed
+    with its last value, and an interval without records prints nothing. Records between the block of an epoch
+    and the next epoch, such as an evaluation after `epoch_end`, form a second block. An evaluation prints its
+    metrics at its end. Pending training metrics are then printed at the end of their interval.
 
     **How.** Numbers have four significant digits. Metrics are aligned, in two columns if there are many, and
-    fit the width of the terminal, 80 columns elsewhere. Long names are cut in the middle. Of many metrics,
-    losses, errors and accuracies come first, and the others are counted. Hyperparameters are printed once,
-    before the first block; each table and text is printed once, with the next block. Titles are bold where
-    the terminal has styles and `NO_COLOR` is not set.
+    fit the width of the terminal, 80 columns elsewhere. Long names are cut in the middle. If there are many
+    metrics, losses, errors and accuracies come first, and the others are counted. Hyperparameters are printed
+    once, before the first block; each table and text is printed once, with the next block. Titles are bold if
+    the terminal supports styles and `NO_COLOR` is not set.
 
-    **At the end.** How the run ended, best and last values of the main metrics, where the destinations have
-    written, what failed, and the command that shows the run; see `destinations.text.run_summary`.
+    **At the end** it prints how the run ended, the best and last values of the main metrics, where the
+    destinations have written, errors, and the command that shows the run; see
+    `destinations.text.run_summary`.
 
-    With `style="composer"` the blocks are those of Composer's `ConsoleLogger`, one per batch by default,
-    without a summary.
+    With `style="composer"` it prints the blocks of Composer's `ConsoleLogger`, one per batch by default,
+    and no summary.
 
     Args:
         log_interval: any duration: "1ba", "1ep", "1000sp", "90s", "0.1dur". Default: see above.

@@ -70,10 +70,9 @@ def short(value: Any) -> str:
 
 @functools.lru_cache(1024)
 def metric_direction(name: str) -> int:
-    """Returns 1 if higher values of a metric are better, -1 if lower ones are, 0 if its name does not say.
+    """Returns 1 if higher values of a metric are better, -1 if lower ones are, 0 if its name does not tell.
 
-    A name says so if one of its words is that of a loss, an error, an accuracy or another score. Such metrics
-    are shown first.
+    It looks for words such as "loss", "error" or "accuracy". Such metrics are shown first.
     """
     words = set(_WORD_BREAKS.split(name.lower()))
     return -1 if words & _LOWER else 1 if words & _HIGHER else 0
@@ -141,7 +140,7 @@ def exact(value: Any) -> str:
 def flattened(
     values: Mapping[Any, Any], separator: str = ".", *, keeps_empty: bool = True, depth: int = 20
 ) -> dict[str, Any]:
-    """Returns nested mappings as one, with their names joined; of a name that comes twice, the last value.
+    """Returns nested mappings as one, with joined names; the last value of a repeated name wins.
 
     Args:
         values: by name; names become strings.

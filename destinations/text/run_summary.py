@@ -10,8 +10,7 @@ Look at it: destinations runs show runs/digits
 In a browser: destinations view runs
 ```
 
-Of several destinations that could print it, the first `Console` does, else the first `ProgressBar`, on rank
-0.
+On rank 0, the first `Console` prints it, or else the first `ProgressBar`.
 """
 
 import contextlib
@@ -56,7 +55,7 @@ class _Best:
             self.best, self.step = value, step
 
     def take(self, value: float | None, step: int | None) -> None:
-        """Takes the best value of the whole run, of which earlier sessions may have had it."""
+        """Takes the best value of the whole run, which may be from an earlier session."""
         if value is not None and not (value - self.best) * self.sign < 0:
             self.best, self.step = value, step
 
@@ -120,7 +119,7 @@ class RunSummary:
         for destination in logger.destinations if self._is_shown else ():
             place = ""
             with contextlib.suppress(Exception):  # as of a destination that is not open
-                place = destination.place()  # type: ignore[attr-defined]  # those of others may lack it
+                place = destination.place()  # type: ignore[attr-defined]  # other projects' may lack it
             if place:
                 self._places[id(destination)] = (type(destination).__name__, str(place))
 

@@ -1,6 +1,6 @@
 """Writes to the user's streams, and wraps `sys.stdout` and `sys.stderr` to capture what is written to them.
 
-Wrappers are installed like those of `contextlib.redirect_stdout`, but may be removed in any order.
+Wrappers are installed as by `contextlib.redirect_stdout`, but may be removed in any order.
 """
 
 import os
@@ -40,8 +40,8 @@ def write_text(stream: TextIO | None, text: str) -> None:
     """Writes whole lines in one call and flushes; `None` is `default_stream()`, if there is one.
 
     Characters that the encoding of the stream lacks are escaped. If the stream has been wrapped since it was
-    passed in, the text goes through the wrapper, so that it is captured. Bars of tqdm on the stream, also
-    those of other code, stay below the text.
+    passed in, the text goes through the wrapper, so that it is captured. tqdm bars on the stream,
+    even those of other code, stay below the text.
     """
     target: Any = default_stream() if stream is None else stream
     for current in (sys.stderr, sys.stdout):

@@ -640,7 +640,7 @@ class _CapturedStream(StreamWrapper):
 
 
 def _writes_here(filename: str, state: State) -> bool:
-    """Returns whether this rank writes a file, of its own or shared."""
+    """Returns whether this rank writes the file."""
     if "{rank" in filename or "{local_rank" in filename:
         return True
     return state.local_rank == 0 if "{node_rank" in filename else state.rank == 0

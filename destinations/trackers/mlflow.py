@@ -180,8 +180,6 @@ def is_transient(error: Exception) -> bool:
 
 _PARAMS_AT_ONCE = 100
 _MAX_TAG = 5000
-# Limit of servers before 2.x; a client does not know the version of its server.
-_MAX_OLD_PARAM = 500
 _MAX_LIST_OF_TABLES = 4500
 _NAME_TAG = "metric_name."
 _CHANGED_TAG = "changed_param."
@@ -426,15 +424,12 @@ class MLflowSink(Sink):
     def _log_param(self, key: str, value: str) -> None:
         from mlflow.entities import Param
 
-        for shorter in (value, cut(value, _MAX_OLD_PARAM)):
-            try:
-                self._log_batch(params=[Param(key, shorter)])
-            except RetryLaterError:
-                raise
-            except Exception:  # noqa: BLE001, S112  # too long for an older server, or has another value
-                continue
-            return
-        self._set_tag(tag_key(_CHANGED_TAG, key), value)
+        try:
+            self._log_batch(params=[Param(key, value)])
+        except RetryLaterError:
+            raise
+        except Exception:  # noqa: BLE001  # too long for an older server, or has another value
+            self._set_tag(tag_key(_CHANGED_TAG, key), value)
 
     def log_table(self, stamp: Stamp, columns: list[str], rows: list[list[Any]]) -> None:
         # The format of MLflow's log_table and load_table.

@@ -1,4 +1,4 @@
-"""Answers as strict JSON: what a number that is not finite becomes, and the bytes."""
+"""Answers as strict JSON, with a form for numbers that JSON lacks."""
 
 import json
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ _OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
 
 
 def shown(value: Any) -> Any:
-    """Returns a value for JSON; a number that a page cannot read as one is an object that says which."""
+    """Returns a value for JSON; a number that JavaScript can't represent becomes an object."""
     if type(value) is int and abs(value) > _MAX_SAFE:
         return {"number": str(value)}
     if isinstance(value, float) and value - value != 0:
@@ -27,7 +27,7 @@ def shown(value: Any) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """Returns a value for strict JSON; numbers that a page cannot read are objects, see `shown`."""
+    """Returns a nested value for strict JSON; see `shown` for special numbers."""
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -38,14 +38,14 @@ def plain(value: Any) -> Any:
 
 
 def _dump_plain(value: Any) -> bytes:
-    # Twice: the first text has arrays as lists, and NaN as a constant, which is read as None.
+    # The first text turns arrays into lists; reading it turns NaN into None.
     text = json.dumps(value, default=lambda array: array.tolist())
     found = json.loads(text, parse_constant=lambda _: None)
     return json.dumps(found, allow_nan=False, separators=(",", ":")).encode()
 
 
 def encode(answer: Any) -> bytes:
-    """Returns an answer as strict JSON; numbers that are not finite are null."""
+    """Returns an answer as strict JSON; numbers that aren't finite are null."""
     try:
         return orjson.dumps(answer, option=_OPTIONS)
     except TypeError:  # An integer beyond 64 bits, a lone surrogate, an array that is not contiguous.

@@ -1,4 +1,4 @@
-"""The routes of the server: parameters in; answers of `catalog`, `details` and `charts` out, as JSON."""
+"""The routes of the server: from parameters to answers of `catalog`, `details` and `charts` as JSON."""
 
 import asyncio
 import contextlib
@@ -17,7 +17,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from destinations.runs import BudgetError, EditError, MetricNotFoundError, Run, RunNotFoundError, RunsError
+from destinations.runs import (
+    BudgetError,
+    EditError,
+    MetricNotFoundError,
+    RecordedRun,
+    RunNotFoundError,
+    RunsError,
+)
 from destinations.runs.budget import Budget, Limits, points_each
 from destinations.runs.views import RunView
 from uploads import exposition
@@ -37,12 +44,12 @@ _MAX_SERIES = 2000
 _MAX_COMPARED = 20
 _MAX_POINTS = 10_000
 _MAX_BODY_BYTES = 1 << 20
-# Answers that are read at the same time; more wait for their turn. Those with curves and media may take long,
-# and the others, such as the table, do not wait for them.
+# Answers that are read at the same time; others wait. Answers with curves and media may take long, so the
+# others, such as the table, have turns of their own.
 _AT_ONCE = 16
 _LONG_AT_ONCE = 8
 
-# Files of runs are not: most are compressed already, and some are large.
+# Files of runs aren't compressed: most already are, and some are large.
 _COMPRESSED = [Middleware(GZipMiddleware, minimum_size=1000, compresslevel=5)]
 
 _Answer = Callable[[Request], Any]
@@ -53,9 +60,9 @@ class App:
 
     Args:
         catalog: the runs.
-        charts: reads their curves.
-        changes: knows what changed.
-        limits: what one answer may cost.
+        charts: reads curves.
+        changes: knows what has changed.
+        limits: the budget of one answer.
     """
 
     def __init__(
@@ -70,7 +77,7 @@ class App:
         self.asgi = Starlette(
             routes=[
                 Route("/", lambda _: page_file("index.html")),
-                # Some browsers ask for it before they have read which icon the page names.
+                # Some browsers ask for it before they read the page.
                 Route("/favicon.ico", lambda _: page_file("icon.svg")),
                 Route("/metrics", _guarded(self._metrics)),
                 Route(
@@ -105,7 +112,7 @@ class App:
         )
 
     def _get(self, path: str, answer: _Answer, *, is_long: bool = False) -> Route:
-        """Returns the route of an answer that is read within a budget, as long as its client is there."""
+        """Returns a route that reads its answer within a budget, as long as the client is connected."""
         turns = self._long_turns if is_long else self._turns
 
         async def endpoint(request: Request) -> Response:
@@ -133,7 +140,7 @@ class App:
         return {**self.catalog.info(), "version": self.changes.version, "site": False}
 
     def _runs(self, request: Request) -> Any:
-        # Asked for first: what changes meanwhile is then a change.
+        # The version comes first, so that later changes count as new.
         version = self.changes.version
         if run_ids := request.query_params.getlist("run"):
             return {**self.catalog.rows(run_ids[:_MAX_RUNS], _columns(request)), "version": version}
@@ -148,11 +155,11 @@ class App:
     def _groups(self, request: Request) -> Any:
         return self.catalog.groups(_view(request), columns=_columns(request))
 
-    def _run(self, request: Request) -> Run:
+    def _run(self, request: Request) -> RecordedRun:
         return self.catalog.run(request.path_params["id"])
 
     async def _edit(self, request: Request) -> Response:
-        """Answers a request that changes something, a JSON object: edits of a run, or saved views."""
+        """Applies a JSON object of changes: edits of a run, or saved views."""
         body = await _body(request)
         if body is None:
             return _failure(413, f"an edit must have at most {_MAX_BODY_BYTES >> 20} MiB.")
@@ -225,7 +232,7 @@ class App:
 
     # Curves.
 
-    def _asked_runs(self, request: Request, most: int) -> list[tuple[str, Run | None]]:
+    def _asked_runs(self, request: Request, most: int) -> list[tuple[str, RecordedRun | None]]:
         ids = list(dict.fromkeys(request.query_params.getlist("run")))
         if not 1 <= len(ids) <= most:
             raise ValueError(f"run must be given 1 to {most} times, got {len(ids)}.")
@@ -285,10 +292,7 @@ class App:
 
 
 def _query_route(path: str, endpoint: Callable[[Request], Awaitable[Response]]) -> Route:
-    """Returns the route of a question, by GET, or by POST with the query as its body.
-
-    Hundreds of names are too long for an address.
-    """
+    """Returns a route for GET and POST; a query of hundreds of names comes as the body of a POST."""
 
     async def asked(request: Request) -> Response:
         if request.method == "POST":
@@ -302,7 +306,7 @@ def _query_route(path: str, endpoint: Callable[[Request], Awaitable[Response]]) 
 
 
 async def _body(request: Request) -> bytes | None:
-    """Returns the body of a request; None if it is too long."""
+    """Returns the body of a request; None if it's too long."""
     body = b""
     async for chunk in request.stream():
         body += chunk
@@ -312,7 +316,7 @@ async def _body(request: Request) -> bytes | None:
 
 
 async def _end_without_client(budget: Budget, request: Request) -> None:
-    """Ends a budget when the client is gone."""
+    """Ends a budget when the client disconnects."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
     budget.end()
@@ -324,7 +328,7 @@ def _columns(request: Request) -> list[str]:
 
 
 def _view(request: Request) -> RunView:
-    """Returns the view that the parameters of a request name."""
+    """Returns the view of the parameters of a request."""
     parameters = request.query_params
     known = {"0": False, "1": True, "all": None, "": False}
     archived = parameters.get("archived", "0")
@@ -386,7 +390,7 @@ def _failure(status: int, text: str) -> Response:
 
 
 def _guarded(answer: Callable[[Request], Response]) -> Callable[[Request], Response]:
-    """Returns a function that turns errors of reading into answers."""
+    """Returns a function that turns errors into answers."""
 
     def guarded(request: Request) -> Response:
         try:

@@ -22,7 +22,7 @@ from destinations.run_directory.layout import SUMMARY, metrics_name
 from destinations.runs import (
     HEARTBEAT_SECONDS,
     EditError,
-    Run,
+    RecordedRun,
     RunNotFoundError,
     RunRecord,
     Runs,
@@ -121,7 +121,7 @@ class Catalog:
             self._places[found] = path
         return found
 
-    def run(self, run_id: str) -> Run:
+    def run(self, run_id: str) -> RecordedRun:
         """Returns the run of an id, with its record as of the last scan.
 
         Raises:
@@ -146,7 +146,7 @@ class Catalog:
         except LookupError:
             return None
 
-    def run_or_none(self, run_id: str) -> Run | None:
+    def run_or_none(self, run_id: str) -> RecordedRun | None:
         """Returns the run of an id, or None."""
         try:
             return self.run(run_id)
@@ -247,7 +247,7 @@ class Catalog:
         rows = [(best.get(one.path, MISSING), one.record) for one in self.runs.query(**selected)]
         return [record for _, record in sort_rows(rows, descending=descending)]
 
-    def selected(self, run: Run) -> dict[str, Any]:
+    def selected(self, run: RecordedRun) -> dict[str, Any]:
         """Returns what `/api/selected` has of a run: its row, with what charts and legends need."""
         record = run.record
         row = self.row(record, [f"hparams.{name}" for name in record.hparams])
@@ -255,7 +255,7 @@ class Catalog:
         constant = self._constant(run) if self.runs.roots and not row["alive"] else []
         return {**row, "metrics": self._metric_names(run, is_live=row["alive"]), "constant": constant}
 
-    def _constant(self, run: Run) -> list[str]:
+    def _constant(self, run: RecordedRun) -> list[str]:
         """Returns the metrics of a run that has ended that have one value at all steps."""
         if not run.writers and state_of(run.record.path / SUMMARY) is None:
             return []  # The order of charts is not worth reading all rows.
@@ -265,7 +265,7 @@ class Catalog:
             if one.min is not None and one.min == one.max and not one.non_finite
         ]
 
-    def _metric_names(self, run: Run, *, is_live: bool) -> list[str]:
+    def _metric_names(self, run: RecordedRun, *, is_live: bool) -> list[str]:
         # All that has a last value; what a live run has begun to log since is read from its rows.
         if run.record.summary and not is_live:
             return list(run.record.summary)
@@ -450,13 +450,13 @@ class Catalog:
 
     def bands(
         self,
-        runs: Sequence[tuple[str, Run]],
+        runs: Sequence[tuple[str, RecordedRun]],
         *,
         groups: Sequence[str] = (),
         over: str = "",
         ranks: bool = False,
         is_split: bool = False,
-    ) -> list[tuple[str, list[tuple[str, Run, int]]]]:
+    ) -> list[tuple[str, list[tuple[str, RecordedRun, int]]]]:
         """Returns the groups of `/api/band`: a label, and members: id, run and rank.
 
         Args:
@@ -495,7 +495,7 @@ class Catalog:
         for field in reversed(fields if groups else ()):
             found = [(value_of(member[1].record, field, now), member) for _, member in rows]
             rows = list(sort_rows(found, descending=False))
-        of_label: dict[str, list[tuple[str, Run, int]]] = {}
+        of_label: dict[str, list[tuple[str, RecordedRun, int]]] = {}
         for _, member in rows:
             labels = [label_of(value_of(member[1].record, field, now)) for field in fields]
             if is_named:
@@ -583,7 +583,7 @@ class Catalog:
             raise EditError(f"these runs come from {self._source}, where nothing is edited.")
 
 
-def statistics_of(run: Run) -> Mapping[str, MetricSummary]:
+def statistics_of(run: RecordedRun) -> Mapping[str, MetricSummary]:
     """Returns the statistics of metrics; only last values where all rows of a large run had to be read."""
     path = run.record.path
     if run.copy is not None and is_terminal(run.status):

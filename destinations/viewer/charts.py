@@ -15,7 +15,7 @@ import numpy as np
 from destinations.run_directory.blocks import MISSING_STEP
 from destinations.run_directory.layout import writer_path
 from destinations.run_directory.parquet import OF_COLUMN
-from destinations.runs import BudgetError, MetricNotFoundError, Run, RunsError
+from destinations.runs import BudgetError, MetricNotFoundError, RecordedRun, RunsError
 from destinations.runs.budget import spend
 from destinations.runs.content.ranks import band_of, furthest
 from destinations.runs.content.series import Series
@@ -142,7 +142,7 @@ class ChartReader:
 
     def series(
         self,
-        runs: Sequence[tuple[str, Run | None]],
+        runs: Sequence[tuple[str, RecordedRun | None]],
         metrics: Sequence[str],
         axis: Axis,
         *,
@@ -174,7 +174,7 @@ class ChartReader:
             zip(itertools.product([one for one, _ in runs], metrics), _grouped(cursors), strict=False)
         )
 
-        def of_run(item: tuple[str, Run | None]) -> list[dict[str, Any]]:
+        def of_run(item: tuple[str, RecordedRun | None]) -> list[dict[str, Any]]:
             run_id, run = item
             answers: list[dict[str, Any]] = []
             try:
@@ -218,7 +218,7 @@ class ChartReader:
 
     def bands(
         self,
-        groups: Sequence[tuple[str, Sequence[tuple[str, Run, int]]]],
+        groups: Sequence[tuple[str, Sequence[tuple[str, RecordedRun, int]]]],
         metric: str,
         axis: Axis,
         *,
@@ -233,7 +233,7 @@ class ChartReader:
             points: the largest number of points of a band.
         """
 
-        def read(member: tuple[str, Run, int]) -> Rows:
+        def read(member: tuple[str, RecordedRun, int]) -> Rows:
             _, run, rank = member
             (rows,) = rows_of(self.cache, run, [metric], axis, rank)
             return rows if rows.spans is None else _closer(rows, axis)
@@ -252,7 +252,9 @@ class ChartReader:
         return bands
 
 
-def rows_of(cache: ColumnCache, run: Run | None, metrics: Sequence[str], axis: Axis, rank: int) -> list[Rows]:
+def rows_of(
+    cache: ColumnCache, run: RecordedRun | None, metrics: Sequence[str], axis: Axis, rank: int
+) -> list[Rows]:
     """Returns the values of metrics of a run, or for each why it cannot be read.
 
     Of a metric that several writers have, those of the trainer, else those of the first that has it.
@@ -262,7 +264,7 @@ def rows_of(cache: ColumnCache, run: Run | None, metrics: Sequence[str], axis: A
 
 def rows_of_writers(
     cache: ColumnCache,
-    run: Run | None,
+    run: RecordedRun | None,
     metrics: Sequence[str],
     axis: Axis,
     rank: int,
@@ -283,7 +285,7 @@ def rows_of_writers(
     """
     if run is None:
         return [[(TRAINER, Rows(error="this run is not there any more."))]] * len(metrics)
-    if type(run) is not Run:
+    if type(run) is not RecordedRun:
         return [_rows_of_run(run, metric, axis, rank) for metric in metrics]
     streams = _streams_of(run) if streams is None else streams
     every = [(one.writer, _rows_of_stream(cache, run, one, metrics, axis, rank)) for one in streams]
@@ -299,13 +301,13 @@ def rows_of_writers(
     return found
 
 
-def _streams_of(run: Run | None) -> list[Stream]:
+def _streams_of(run: RecordedRun | None) -> list[Stream]:
     """Returns the streams of a run; none of a run of a dataset, which has no files of its own."""
-    return streams_of(run.path) if type(run) is Run else []
+    return streams_of(run.path) if type(run) is RecordedRun else []
 
 
 def _rows_of_stream(
-    cache: ColumnCache, run: Run, stream: Stream, metrics: Sequence[str], axis: Axis, rank: int
+    cache: ColumnCache, run: RecordedRun, stream: Stream, metrics: Sequence[str], axis: Axis, rank: int
 ) -> list[Rows]:
     """Returns the values of metrics of one writer, or for each why it cannot be read."""
     names = [*metrics, *axis.columns]
@@ -347,7 +349,9 @@ def _grouped(cursors: Sequence[str]) -> Iterator[list[str]]:
         yield group
 
 
-def _branch_rows(run: Run, writer: str, metric: str, axis: Axis, rank: int) -> Iterator[tuple[str, Rows]]:
+def _branch_rows(
+    run: RecordedRun, writer: str, metric: str, axis: Axis, rank: int
+) -> Iterator[tuple[str, Rows]]:
     """Yields the abandoned branches of a writer that have the metric."""
     for branch in branches_of(writer_path(run.path, writer))[:_MAX_BRANCHES]:
         if branch.rank == rank:
@@ -490,7 +494,7 @@ def _filled(values: Array, present: Array) -> tuple[Array, Array]:
     return values[places.astype(np.intp)], places >= 0
 
 
-def _rows_of_run(run: Run, metric: str, axis: Axis, rank: int) -> list[tuple[str, Rows]]:
+def _rows_of_run(run: RecordedRun, metric: str, axis: Axis, rank: int) -> list[tuple[str, Rows]]:
     """Returns the values of a metric of a run that has no folder of its own, such as one of a dataset."""
     try:
         every = run.series(metric, rank).by_writer()
@@ -499,7 +503,7 @@ def _rows_of_run(run: Run, metric: str, axis: Axis, rank: int) -> list[tuple[str
         return [(TRAINER, Rows(error=str(error)))]
 
 
-def _rows_of_series(run: Run, found: Series, axis: Axis) -> Rows:
+def _rows_of_series(run: RecordedRun, found: Series, axis: Axis) -> Rows:
     match axis.kind:
         case "step":
             x, is_known = _steps(found.step, np.ones(len(found), np.bool_))
@@ -592,7 +596,7 @@ def _points(curve: Curve) -> dict[str, Any]:
 
 
 def _band(
-    members: Sequence[tuple[str, Run, int]], rows: Sequence[Rows], axis: Axis, points: int
+    members: Sequence[tuple[str, RecordedRun, int]], rows: Sequence[Rows], axis: Axis, points: int
 ) -> dict[str, Any]:
     curves = [_between(one, axis) for one in rows]
     grid = _grid([x for x, _ in curves], points)
@@ -652,7 +656,9 @@ def _resampled(x: Array, found: Array, grid: Array) -> Array:
     return np.stack([np.interp(grid, x, one, left=np.nan, right=np.nan) for one in found])
 
 
-def _straggler(members: Sequence[tuple[str, Run, int]], table: Array, median: Array) -> dict[str, Any] | None:
+def _straggler(
+    members: Sequence[tuple[str, RecordedRun, int]], table: Array, median: Array
+) -> dict[str, Any] | None:
     """Returns the member that is furthest from the median."""
     found = furthest(table, median)
     if found is None:

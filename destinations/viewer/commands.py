@@ -1,4 +1,4 @@
-"""The command `destinations view`. Imports the server when it runs."""
+"""The command `destinations view`. It imports the server only when it runs."""
 
 import argparse
 import contextlib
@@ -17,7 +17,7 @@ _MAX_PORT = 65535
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of the command; the parsed namespace has `run`, which returns the exit code."""
+    """Adds the options of the command; `run` of the parsed namespace returns the exit code."""
     parser.add_argument(
         "root",
         nargs="*",
@@ -33,22 +33,22 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME",
-        help="name by which browsers reach this server, such as that of a proxy; repeatable",
+        help="name that browsers use for this server, such as a proxy's; repeatable",
     )
     parser.add_argument(
         "--base-url",
         metavar="URL",
-        help="address at which a proxy serves this page, such as https://example.org/runs/",
+        help="address of this page behind a proxy, such as https://example.org/runs/",
     )
     parser.add_argument(
         "--token-file",
         metavar="FILE",
-        help="read the token of the address from FILE, so that it stays the same; written if it is not there",
+        help="read the token of the address from FILE, so that it stays the same; a missing FILE is written",
     )
     parser.add_argument(
         "--webhook-file",
         metavar="FILE",
-        help="post to the URL in FILE, such as a webhook of Slack, when a run stops beating",
+        help="post to the URL in FILE, such as a Slack webhook, when a run stops beating",
     )
     parser.add_argument("--read-only", action="store_true", help="refuse edits of tags, notes and names")
     parser.add_argument("--open", action="store_true", help="open the page in a browser")
@@ -67,13 +67,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="with --export: at most N MiB of media (default: 200)",
     )
-    parser.add_argument(
-        "--overwrite", action="store_true", help="with --export: replace a site that is there"
-    )
+    parser.add_argument("--overwrite", action="store_true", help="with --export: replace an existing site")
     parser.add_argument(
         "--with-origin",
         action="store_true",
-        help="with --export: write hosts, users, command lines and the folders of paths too",
+        help="with --export: also write hosts, users, command lines and the folders of paths",
     )
     parser.set_defaults(run=_run)
 
@@ -85,7 +83,7 @@ def _port(text: str) -> int:
 
 
 def _run(options: argparse.Namespace, session: Any = None) -> int:
-    """Runs the command; messages and exit codes are those of `destinations runs`."""
+    """Runs the command, with the messages and exit codes of `destinations runs`."""
     from destinations.runs.commands.running import run_command
 
     return run_command(view, options, session)
@@ -106,7 +104,7 @@ def view(options: argparse.Namespace, session: Any) -> int:
         if options.export is not None:
             return _export(runs, source, options, session)
         if options.open:
-            # Else the file with the token would stay.
+            # Otherwise the file with the token would stay behind.
             exit_on_sigterm()
         viewer = opened.enter_context(
             Viewer(
@@ -150,7 +148,7 @@ def _query_of(name: str, runs: Any) -> str:
 
 
 def _token_of(path: Path) -> str:
-    """Returns the token in a file that only this user may read; writes one if there is no file."""
+    """Returns the token in a private file; writes one if the file is missing."""
     from destinations.runs.commands.running import UsageError
 
     from .security import new_token
@@ -164,7 +162,7 @@ def _token_of(path: Path) -> str:
 
 
 def _secret_of(path: str | Path) -> str:
-    """Returns the text of a file that only this user may read."""
+    """Returns the text of a file that only this user can read."""
     from destinations.runs.commands.running import UsageError
 
     with Path(path).open() as file:
@@ -179,11 +177,11 @@ def _private(path: str, flags: int) -> int:
 
 @contextlib.contextmanager
 def page_to(url: str) -> Iterator[Path]:
-    """Gives a file that leads a browser to an address: all users see the arguments of programs."""
+    """Gives a file that leads a browser to an address, because other users see the arguments of programs."""
     import html
     import tempfile
 
-    # A folder of this user alone.
+    # The folder belongs to this user alone.
     with tempfile.TemporaryDirectory(prefix="destinations-") as folder:
         page = Path(folder, "open.html")
         page.touch(mode=0o600)
@@ -192,7 +190,7 @@ def page_to(url: str) -> Iterator[Path]:
 
 
 def _opened(roots: list[str], session: Any, opened: contextlib.ExitStack) -> tuple[Any, str]:
-    """Returns the runs below the roots, and the URI where they are copies; `opened` closes what is opened."""
+    """Returns the runs below the roots, and their URI if they are copies; `opened` closes them."""
     from destinations.runs import open_runs
     from destinations.runs.commands.running import UsageError
     from uploads import redact_text

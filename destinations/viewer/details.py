@@ -1,6 +1,6 @@
-"""Answers about one run: its record, log, media, tables, point clouds, sounds; what differs between runs.
+"""Answers about one run: its record, log, media, tables, point clouds and sounds; and the comparison of runs.
 
-All reading is that of `destinations.runs`. Nothing here knows HTTP.
+`destinations.runs` does all reading. Nothing here knows HTTP.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from destinations.kinds.audio import open_sound
 from destinations.kinds.kind import Kind
 from destinations.kinds.point_clouds import read_points
 from destinations.run_directory.layout import SIDECAR
-from destinations.runs import BudgetError, Run
+from destinations.runs import BudgetError, RecordedRun
 from destinations.runs.budget import spend
 from destinations.runs.commands.show import differing_fields
 from destinations.runs.content.flight import describe_flights
@@ -41,7 +41,7 @@ __all__ = ["LOG_BYTES", "compare", "details", "log", "media", "points", "table",
 _MAX_STEPS = 10_000
 _MAX_NAMES = 1000
 _MAX_BRANCHES = 100
-# How many metrics of two runs are read at a time.
+# Metrics of two runs that are read at a time.
 _COMPARED_AT_ONCE = 200
 _MAX_LOGS = 100
 _MAX_STACKS = 64
@@ -53,19 +53,19 @@ LOG_BYTES = 256 << 10
 _LOG_SUFFIXES = (".log", ".txt", ".out", ".err")
 _CHECKPOINT_SUFFIXES = (".ckpt", ".pt", ".pth", ".safetensors", ".symlink")
 _MAX_CHANNELS = 64
-# Memory of a column of a table in an answer, beside its cells.
+# Memory of a table column in an answer, beside its cells.
 _COLUMN_BYTES = 1 << 10
-# Memory of a point cloud while it is read, by its file.
+# Memory for reading a point cloud, as a multiple of its file.
 _CLOUD_FACTOR = 3
 
 
-def details(catalog: Catalog, run: Run) -> dict[str, Any]:
+def details(catalog: Catalog, run: RecordedRun) -> dict[str, Any]:
     """Returns the answer of `/api/runs/ID`."""
     record = run.record
     unreadable: list[dict[str, Any]] = []
 
     def read(what: str, ask: Callable[[], Any], default: Any) -> Any:
-        """Returns what is read, or the default, with an error that says why."""
+        """Returns the result of `ask`; on an error, notes it and returns the default."""
         try:
             return ask()
         except OSError as error:
@@ -108,12 +108,12 @@ def details(catalog: Catalog, run: Run) -> dict[str, Any]:
     return {**answer, "errors": [*errors, *unreadable]}
 
 
-def _writers(run: Run, now: float) -> list[dict[str, Any]]:
+def _writers(run: RecordedRun, now: float) -> list[dict[str, Any]]:
     return [attrs.asdict(one) for one in writer_states(run, now)]
 
 
-def _summary(run: Run) -> dict[str, Any]:
-    """Returns the statistics of metrics, and their orders by each column of a table of them."""
+def _summary(run: RecordedRun) -> dict[str, Any]:
+    """Returns the statistics of metrics, and the order of metrics by each statistic."""
     found = {name: attrs.asdict(one) for name, one in statistics_of(run).items()}
     columns = {
         field.name: [one[field.name] for one in found.values()] for field in attrs.fields(MetricSummary)
@@ -122,7 +122,7 @@ def _summary(run: Run) -> dict[str, Any]:
     return {"summary": plain(found), "summary_orders": orders}
 
 
-def _branches(run: Run) -> list[dict[str, Any]]:
+def _branches(run: RecordedRun) -> list[dict[str, Any]]:
     return [
         {
             "branch": one.name,
@@ -135,13 +135,13 @@ def _branches(run: Run) -> list[dict[str, Any]]:
     ]
 
 
-def _checkpoints(run: Run) -> list[dict[str, Any]]:
-    """Returns the checkpoints in the folder of the run, and the newest one that its record names."""
+def _checkpoints(run: RecordedRun) -> list[dict[str, Any]]:
+    """Returns the checkpoints in the run's folder, and the newest one according to its record."""
     found = [
         {
             "name": path.name,
             "path": str(path),
-            # A sharded checkpoint is a folder.
+            # A sharded checkpoint is a folder, which has no link.
             "file": run.name_of(path) if stat.S_ISREG(state.st_mode) else None,
             "size": state.st_size if stat.S_ISREG(state.st_mode) else None,
             "time": state.st_mtime,
@@ -170,8 +170,8 @@ def _checkpoints(run: Run) -> list[dict[str, Any]]:
     return found
 
 
-def _artifacts(run: Run) -> list[dict[str, Any]]:
-    """Returns the newest file of each name of each writer."""
+def _artifacts(run: RecordedRun) -> list[dict[str, Any]]:
+    """Returns the newest file for each name and writer."""
     newest = {one.path: one for one in run.artifacts()}
     return [
         {
@@ -188,11 +188,11 @@ def _artifacts(run: Run) -> list[dict[str, Any]]:
 
 
 def _errors(
-    run: Run, sidecar: Mapping[str, Any], sessions: Sequence[Mapping[str, Any]]
+    run: RecordedRun, sidecar: Mapping[str, Any], sessions: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
     errors = []
     problems = [run.record.problem] if run.record.problem else []
-    # Rows that cannot be read at all are an error of the metrics.
+    # If the rows can't be read at all, the metrics report it.
     with contextlib.suppress(OSError):
         problems = run.problems()
     errors += [{"kind": "problem", "text": problem, "count": 1} for problem in problems]
@@ -225,7 +225,7 @@ def _errors(
     return plain(errors)  # type: ignore[no-any-return]  # of a list, a list
 
 
-def _errors_of_writers(run: Run) -> list[dict[str, Any]]:
+def _errors_of_writers(run: RecordedRun) -> list[dict[str, Any]]:
     return [
         {**error, "text": f"writer {one.path.name}: {error['text']}"}
         for one in run.writer_runs()
@@ -233,11 +233,8 @@ def _errors_of_writers(run: Run) -> list[dict[str, Any]]:
     ]
 
 
-# The log.
-
-
-def _flight(run: Run) -> dict[str, Any]:
-    """Returns what the flight recorders wrote: a line for each group of ranks, and the first stacks."""
+def _flight(run: RecordedRun) -> dict[str, Any]:
+    """Returns the flight records: a line for each group of ranks, and the first stacks."""
     flights = run.flights()
     ranks = [
         {
@@ -262,8 +259,8 @@ def _flight(run: Run) -> dict[str, Any]:
     return plain(found)  # type: ignore[no-any-return]  # of a dict, a dict
 
 
-def _time(run: Run) -> dict[str, Any] | None:
-    """Returns on what the time of the run was spent, and its last faults; None where no ledger wrote."""
+def _time(run: RecordedRun) -> dict[str, Any] | None:
+    """Returns how the run spent its time, and its last faults; None without a time ledger."""
     report = run.time_report()
     if report is None:
         return None
@@ -276,17 +273,17 @@ def _time(run: Run) -> dict[str, Any] | None:
     return plain(kept)  # type: ignore[no-any-return]  # of a dict, a dict
 
 
-def log(run: Run, name: str = "", offset: int = 0, limit: int = LOG_BYTES) -> dict[str, Any]:
+def log(run: RecordedRun, name: str = "", offset: int = 0, limit: int = LOG_BYTES) -> dict[str, Any]:
     """Returns the answer of `/api/runs/ID/log`.
 
     Args:
         run: the run.
-        name: of a log file; "" for the first.
-        offset: in bytes; a negative one counts from the end.
+        name: a log file; "" for the first one.
+        offset: in bytes; a negative offset counts from the end.
         limit: the largest number of bytes.
 
     Raises:
-        FileNotFoundError: there is no such log file.
+        FileNotFoundError: the run has no such log file.
     """
     logs = {str(path.relative_to(run.path)): path for path in _logs(run)}
     name = name or next(iter(logs), "")
@@ -299,13 +296,13 @@ def log(run: Run, name: str = "", offset: int = 0, limit: int = LOG_BYTES) -> di
         data = os.pread(fd, max(0, min(limit, LOG_BYTES)), start)
     finally:
         os.close(fd)
-    # Up to a whole line, so that no character is cut in two; unless it is one very long line.
+    # End at a whole line, so that no character is cut in two; a very long line is cut all the same.
     end = len(data) if start + len(data) >= size else data.rfind(b"\n") + 1 or len(data)
     text = data[:end].decode("utf-8", "replace")
     return {"file": name, "text": text, "offset": start, "next": start + end, "size": size}
 
 
-def _logs(run: Run) -> list[Path]:
+def _logs(run: RecordedRun) -> list[Path]:
     return [
         path
         for folder in (run.path, run.path / "logs")
@@ -314,7 +311,7 @@ def _logs(run: Run) -> list[Path]:
 
 
 def _files_in(folder: Path, suffixes: Sequence[str], limit: int, *, with_folders: bool = False) -> list[Path]:
-    """Returns the regular files of a folder of a run, by name; none if it is missing or a link."""
+    """Returns the regular files of a folder, by name; none if the folder is missing or a link."""
     try:
         if folder.is_symlink():
             return []
@@ -336,7 +333,7 @@ def _files_in(folder: Path, suffixes: Sequence[str], limit: int, *, with_folders
 # Media.
 
 
-def _media_index(run: Run) -> dict[str, dict[str, list[int | None]]]:
+def _media_index(run: RecordedRun) -> dict[str, dict[str, list[int | None]]]:
     """Returns the steps of each name of each kind."""
     index: dict[str, dict[str, list[int | None]]] = {}
     for kind in run.record_counts():
@@ -345,7 +342,7 @@ def _media_index(run: Run) -> dict[str, dict[str, list[int | None]]]:
             name = getattr(one, "name", "")
             if name in names or len(names) < _MAX_NAMES:
                 names.setdefault(name, {})[one.step] = None
-        # Those of named writers may be late.
+        # Records of named writers may arrive late.
         index[kind] = {
             name: _evenly(sorted(steps, key=lambda step: (step is not None, step)), _MAX_STEPS)
             for name, steps in names.items()
@@ -354,7 +351,7 @@ def _media_index(run: Run) -> dict[str, dict[str, list[int | None]]]:
 
 
 def media(
-    run: Run,
+    run: RecordedRun,
     kind: str,
     name: str,
     *,
@@ -365,8 +362,8 @@ def media(
     """Returns the answer of `/api/runs/ID/media`.
 
     Raises:
-        ValueError: there is no such kind.
-        MetricNotFoundError: nothing has this name.
+        ValueError: the kind is unknown.
+        MetricNotFoundError: no record has this name.
     """
     about = kind_of(plural=kind)
     found = [one for one in run.records(kind, name, with_files=False) if _is_between(one.step, start, end)]
@@ -381,14 +378,14 @@ def _is_between(step: int | None, start: float | None, end: float | None) -> boo
 
 
 def plain_items(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns items for strict JSON; arrays stay arrays."""
+    """Returns items for strict JSON, with arrays as they are."""
     return [
         {name: value if isinstance(value, np.ndarray) else plain(value) for name, value in item.items()}
         for item in items
     ]
 
 
-def _item(run: Run, kind: Kind, one: Any) -> dict[str, Any]:
+def _item(run: RecordedRun, kind: Kind, one: Any) -> dict[str, Any]:
     def file_of(path: Path) -> str:
         return run.name_of(path)
 
@@ -400,25 +397,25 @@ def _item(run: Run, kind: Kind, one: Any) -> dict[str, Any]:
 
 
 def _evenly(items: Sequence[Any], limit: int) -> list[Any]:
-    """Returns at most so many items, evenly chosen, with the first and the last."""
+    """Returns up to `limit` items, evenly chosen, including the first and the last."""
     if len(items) <= limit:
         return list(items)
     return [items[round(place)] for place in np.linspace(0, len(items) - 1, max(1, limit))]
 
 
 def table(
-    run: Run, name: str, step: int | None = None, *, offset: int = 0, limit: int = 1000
+    run: RecordedRun, name: str, step: int | None = None, *, offset: int = 0, limit: int = 1000
 ) -> dict[str, Any]:
     """Returns the answer of `/api/runs/ID/table`.
 
     Raises:
-        MetricNotFoundError: no table has this name, or none has it at this step.
+        MetricNotFoundError: no table has this name, or there is none at this step.
     """
     found, kinds, total = run.table_part(name, step, offset, limit)
     rows, orders = found.rows, []
     for place in range(len(found.columns)):
         spend(_COLUMN_BYTES)
-        # A row of another writer may be shorter than the header.
+        # Another writer's row may be shorter than the header.
         orders.append(orders_of(row[place] if place < len(row) else MISSING for row in rows))
     return {
         "name": name,
@@ -431,12 +428,12 @@ def table(
     }
 
 
-def points(run: Run, file: str, limit: int = 50_000) -> dict[str, Any]:
+def points(run: RecordedRun, file: str, limit: int = 50_000) -> dict[str, Any]:
     """Returns the answer of `/api/runs/ID/points`.
 
     Raises:
-        OSError: the file cannot be read.
-        ValueError: it is not a point cloud.
+        OSError: the file can't be read.
+        ValueError: the file isn't a point cloud.
     """
     path = run.file(file)
     spend(_CLOUD_FACTOR * path.stat().st_size)
@@ -450,12 +447,12 @@ def points(run: Run, file: str, limit: int = 50_000) -> dict[str, Any]:
     return {"x": x, "y": y, "z": z, "colors": shades, "total": total}
 
 
-def wave(run: Run, file: str, count: int = 1000) -> dict[str, Any]:
+def wave(run: RecordedRun, file: str, count: int = 1000) -> dict[str, Any]:
     """Returns the answer of `/api/runs/ID/wave`.
 
     Raises:
-        OSError: the file cannot be read.
-        ValueError: it is not a WAV of 16 bits.
+        OSError: the file can't be read.
+        ValueError: the file isn't a 16-bit WAV.
     """
     with open_sound(run.file(file)) as sound:
         spend(2 * sound.frame_bytes * (sound.frames // count + 1))
@@ -476,12 +473,12 @@ def wave(run: Run, file: str, count: int = 1000) -> dict[str, Any]:
 # Several runs.
 
 
-def compare(runs: Sequence[tuple[str, Run]], cache: ColumnCache) -> dict[str, Any]:
+def compare(runs: Sequence[tuple[str, RecordedRun]], cache: ColumnCache) -> dict[str, Any]:
     """Returns the answer of `/api/compare`.
 
     Args:
-        runs: id and run.
-        cache: of their columns.
+        runs: the id of each run, and the run.
+        cache: the cache of their columns.
     """
     ids = [run_id for run_id, _ in runs]
     fields = [
@@ -496,13 +493,13 @@ def compare(runs: Sequence[tuple[str, Run]], cache: ColumnCache) -> dict[str, An
     }
 
 
-def _part(one: Run, other: Run, cache: ColumnCache) -> dict[str, Any]:
-    """Returns the first step at which each metric of both runs differs, and how many were not read."""
+def _part(one: RecordedRun, other: RecordedRun, cache: ColumnCache) -> dict[str, Any]:
+    """Returns the first step at which each common metric differs, and the number of unread metrics."""
     others = set(other.metric_names())
     names = [name for name in one.metric_names() if name in others]
     steps: dict[str, int | None] = {}
     read = 0
-    # Where the budget of the answer is used up, it says so.
+    # When the budget is used up, `unread` says so.
     with contextlib.suppress(BudgetError):
         for at in range(0, len(names), _COMPARED_AT_ONCE):
             some = names[at : at + _COMPARED_AT_ONCE]
@@ -516,12 +513,12 @@ def _part(one: Run, other: Run, cache: ColumnCache) -> dict[str, Any]:
 
 @attrs.define
 class _Side:
-    """The values of a run that are compared, of a long one some at a time."""
+    """The values of one run in a comparison; a long run is read in pieces."""
 
     pieces: Iterator[Rows]
     x: Array = attrs.field(factory=lambda: np.empty(0, np.int64))
     y: Array = attrs.field(factory=lambda: np.empty(0))
-    # Up to which step all values are known, but for those of this step.
+    # All values before this step are known.
     until: float = -np.inf
 
     def read(self) -> None:
@@ -556,7 +553,7 @@ def _first_difference(one: Rows, other: Rows) -> int | None:
 
 
 def _only_value(rows: Rows) -> float | None:
-    """Returns the value that all of a metric have; None if they differ, or are not finite."""
+    """Returns the one value of a constant metric; None if its values differ or aren't finite."""
     low, high = (rows.y, rows.y) if rows.spans is None else (rows.spans.low, rows.spans.high)
     is_finite = rows.spans is None or (rows.spans.finite == rows.spans.count).all()
     return float(low[0]) if len(low) and is_finite and low.min() == high.max() else None
@@ -574,6 +571,6 @@ def _first_of(one: Rows, other: Rows) -> int | None:
 
 
 def _last_by_step(rows: Rows) -> tuple[Array, Array]:
-    """Returns the steps, increasing, and the last value of each."""
+    """Returns the steps in increasing order, and the last value at each."""
     steps, places = np.unique(rows.x[::-1], return_index=True)
     return steps, rows.y[::-1][places]

@@ -1,4 +1,4 @@
-"""Serves files: those of runs, which are untrusted, and those of the page."""
+"""Serves files of runs, which are untrusted, and files of the page."""
 
 import os
 from pathlib import Path
@@ -15,7 +15,7 @@ __all__ = ["TYPES", "OpenFile", "page_file", "run_file"]
 
 STATIC = Path(__file__).parent / "static"
 
-# What a browser shows without interpreting it. SVG and HTML may hold scripts, and are for saving only.
+# Types that browsers show without running anything. SVG and HTML may have scripts and can only be saved.
 TYPES = {
     ".png": "image/png",
     ".jpg": "image/jpeg",
@@ -50,17 +50,17 @@ _CACHED = {"Cache-Control": "private, max-age=86400"}
 
 
 class OpenFile(FileResponse):
-    """A response with an open file; supports `Range` requests, and closes the file.
+    """A response with an open file. It supports `Range` requests and closes the file.
 
     Args:
-        fd: the descriptor, owned by the answer.
-        media_type: of the content.
-        headers: of the answer.
+        fd: the descriptor; the response owns it.
+        media_type: the type of the content.
+        headers: further headers.
     """
 
     def __init__(self, fd: int, media_type: str, headers: dict[str, str] | None = None) -> None:
         self._fd = fd
-        # Opened by its descriptor: a path could be another file by now.
+        # By its descriptor, because the path could be another file by now.
         super().__init__(
             f"/dev/fd/{fd}", media_type=media_type, stat_result=os.fstat(fd), headers=headers or {}
         )
@@ -69,7 +69,7 @@ class OpenFile(FileResponse):
         left: int | None = None
 
         async def send_as_long(message: Message) -> None:
-            """Sends as many bytes as the header says, of a file that has grown since."""
+            """Sends as many bytes as the header says, even if the file has grown."""
             nonlocal left
             if message["type"] == "http.response.start":
                 left = int(Headers(raw=message["headers"])["content-length"])
@@ -93,8 +93,8 @@ def run_file(run_dir: Path, relative: str) -> OpenFile:
     """Returns a file of a run.
 
     Raises:
-        UnreadableError: the store of the run does not give it.
-        FileNotFoundError: it is missing, hidden, a link, not a regular file, or outside the run.
+        UnreadableError: the run's store can't read it.
+        FileNotFoundError: the file is missing, hidden, a link, not regular, or outside the run.
     """
     try:
         path = path_inside(run_dir, relative)
@@ -117,7 +117,7 @@ def page_file(name: str) -> OpenFile:
     """Returns a file of the page itself.
 
     Raises:
-        FileNotFoundError: there is none.
+        FileNotFoundError: the page has no such file.
     """
     path = STATIC / name
     media_type = _PAGE_TYPES.get(path.suffix)

@@ -1,17 +1,17 @@
-"""Who may talk to the server: this machine's browser, with the token, on our own page.
+"""Guards the server: only a browser with the token, on our own page, gets answers.
 
-- Another user or program of the machine: a random token, in the URL once, then in a cookie.
-- One that has no token and opens connections: of those that showed none, the oldest is closed.
-- A web page that the user visits, by a form or `fetch`: the cookie is SameSite=Strict, and `Sec-Fetch-Site`
-  and `Origin` are checked.
-- DNS rebinding, a foreign name that resolves to this machine: `Host` must be an address, `localhost`, or a
-  name that was allowed.
-- A name, text or file of a run with HTML or scripts: a Content-Security-Policy without inline script, fixed
+- Other users and programs of the machine lack the random token, which is in the URL once, then in a cookie.
+- Connections without the token are bounded; the oldest is closed.
+- Other web pages that use a form or `fetch`: the cookie is SameSite=Strict, and the guard checks
+  `Sec-Fetch-Site` and `Origin`.
+- DNS rebinding, where a foreign name resolves to this machine: `Host` must be an address, `localhost`, or an
+  allowed name.
+- HTML or scripts in names, texts or files of a run: a Content-Security-Policy without inline scripts, fixed
   types, `nosniff`.
-- The page inside a foreign one: `frame-ancestors 'none'`.
+- A foreign page that embeds ours: `frame-ancestors 'none'`.
 
-The cookie is known to all ports of the same host, as browsers have it: the token is as secret as the other
-servers of that host are honest, if the user visits them with the same browser.
+Browsers send the cookie to all ports of the same host. So other servers of that host can read the token if
+the user visits them with the same browser.
 """
 
 import html
@@ -27,7 +27,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 __all__ = ["CONTENT_SECURITY_POLICY", "HEADERS", "IS_KNOWN", "Guard", "new_token"]
 
-# Elements get places and colours by their style.
+# Scripts of the page set places and colours as inline styles.
 CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
     "media-src 'self' blob:; font-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; "
@@ -42,7 +42,7 @@ HEADERS = {
     "X-Frame-Options": "DENY",
 }
 IS_KNOWN = "is_known"
-"""Set in the state of a request that may be answered."""
+"""Marks the state of a request that passed the guard."""
 _READS = {"GET", "HEAD"}
 _PAGE = """<!doctype html>
 <html lang="en">
@@ -66,15 +66,15 @@ def new_token() -> str:
 
 
 class Guard:
-    """Refuses requests without the token or from elsewhere, and adds the headers to every answer.
+    """Refuses requests without the token or from other sites, and adds headers to every answer.
 
     Args:
-        app: what is guarded.
-        token: that a request must have: as the parameter `token` of a page, which makes it a cookie; in the
-            cookie; or in `Authorization: Bearer TOKEN`.
-        port: of the server, in the name of the cookie, so that two servers do not share one.
-        hosts: names that `Host` may be, beside addresses and `localhost`.
-        base_url: the address of the page behind a proxy, with a slash at its end; None without one.
+        app: the guarded application.
+        token: what a request must have: as the parameter `token` of the page, which turns it into a cookie;
+            in that cookie; or in `Authorization: Bearer TOKEN`.
+        port: the port of the server, part of the cookie's name, so that two servers don't share a cookie.
+        hosts: allowed values of `Host`, beside addresses and `localhost`.
+        base_url: the address of the page behind a proxy, with a final slash; None without a proxy.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Guard:
                 headers.setdefault("Cache-Control", "private, no-cache")
             await send(message)
 
-        # Probes have no token, and learn nothing.
+        # Probes need no token, and learn nothing.
         is_probe = scope["path"] == "/healthz"
         answer = PlainTextResponse("ok\n") if is_probe else self._refusal(scope) or self._entry(scope)
         if answer is None:
@@ -117,7 +117,7 @@ class Guard:
                 f"host {host!r:.100} is not one of this server. Use the address that it printed, "
                 "or start it with --allow-host NAME.",
             )
-        # Absent for programs and old browsers. Following a link to the page is harmless.
+        # Programs and old browsers don't send it. Following a link to the page is harmless.
         site = headers.get("sec-fetch-site", "none")
         is_navigation = headers.get("sec-fetch-mode") == "navigate" and scope["method"] in _READS
         if site not in {"none", "same-origin"} and not is_navigation:
@@ -133,7 +133,7 @@ class Guard:
         return None
 
     def _entry(self, scope: Scope) -> Response | None:
-        """Returns an answer to a request without the cookie: a redirect that sets it, or a refusal."""
+        """Returns None if the request has the token; otherwise a redirect with the cookie, or a refusal."""
         parameters = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
         given = [value for name, value in parameters if name == "token"]
         if given and scope["path"] == "/" and scope["method"] in _READS and self._is_token(given[-1]):
@@ -141,8 +141,8 @@ class Guard:
             target = f"{self._path}?{rest}" if rest else self._path
             answer: Response = RedirectResponse(target, status_code=303)
             if Headers(scope=scope).get("sec-fetch-site", "none") != "none":
-                # A browser that comes from elsewhere, such as the file of `--open`, would not send the new
-                # cookie on a redirect: a page of ours that leads on is no elsewhere.
+                # A browser that comes from another site, such as the file of `--open`, wouldn't send the new
+                # cookie on a redirect. It does after a page of ours.
                 answer = HTMLResponse(f'<meta http-equiv="refresh" content="0; url={html.escape(target)}">')
             answer.set_cookie(
                 self._cookie,
@@ -188,7 +188,7 @@ class Guard:
 
 
 def _error(headers: Headers, status: int, text: str, more: str = "") -> Response:
-    """Returns a refusal: as JSON for programs and scripts, as a page for a reader."""
+    """Returns a refusal, as JSON for programs and as a page for browsers."""
     if "text/html" not in headers.get("accept", ""):
         return JSONResponse({"error": text}, status_code=status)
     said = "".join(f"<p>{html.escape(one[0].upper() + one[1:])}</p>" for one in (text, more) if one)

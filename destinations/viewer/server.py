@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from destinations.runs import Run, Runs, open_runs
+from destinations.runs import RecordedRun, Runs, open_runs
 from destinations.runs.budget import Limits
 
 from .app import App
@@ -31,15 +31,15 @@ _START_SECONDS = 10.0
 _STOP_SECONDS = 5.0
 _BACKLOG = 2048
 _MAX_STRANGERS = 256
-# Of a request: its address and its headers.
+# The address and the headers of a request.
 _MAX_HEADER_BYTES = 32 << 10
 _ALL_ADDRESSES = ("0.0.0.0", "::")  # noqa: S104  # compared with what the user gave
 
 _log = logging.getLogger("destinations")
 
 
-def view_run(run: Run, *, port: int | None = None) -> "Viewer":
-    """Serves the page of one run; see `Run.view`.
+def view_run(run: RecordedRun, *, port: int | None = None) -> "Viewer":
+    """Serves the page of one run; see `RecordedRun.view`.
 
     ```python
     with open_runs("runs") as runs, view_run(runs["digits"]) as viewer:
@@ -55,7 +55,7 @@ def view_run(run: Run, *, port: int | None = None) -> "Viewer":
 
 
 def _checked_base(url: str) -> str:
-    """Returns the address with a slash at its end."""
+    """Returns the address with a final slash."""
     parts = urlsplit(url)
     if parts.scheme not in {"http", "https"} or not parts.hostname or parts.query or parts.fragment:
         raise ValueError(f"base_url must be like https://example.org/runs/, got {url!r:.200}.")
@@ -63,11 +63,11 @@ def _checked_base(url: str) -> str:
 
 
 class _Connection(H11Protocol):
-    """A connection; of those that have not shown the token, only the newest stay open."""
+    """A connection. Of the connections without the token, only the newest stay open."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        # In the order of their coming, unlike the set of the server.
+        # A dict keeps the order of arrival, unlike the server's set.
         strangers: dict[_Connection, None] = self.app_state.setdefault("strangers", {})
         strangers[self] = None
         for one in [one for one in strangers if one.is_known or one.transport.is_closing()]:
@@ -92,28 +92,28 @@ class Viewer:
         viewer.wait()
     ```
 
-    **Threading.** `start` starts a thread for the server, with a webhook one that looks for runs that have
-    stopped, and, while a page is open, one that looks for changes. `close` ends all.
+    **Threading.** `start` starts a thread for the server. A second thread looks for stopped runs if there is
+    a webhook, and a third looks for changes while a page is open. `close` ends all of them.
 
     Args:
-        runs: open, and stays so.
+        runs: open; the viewer doesn't close it unless `owns_runs` is true.
         host: the address to bind.
-        port: to bind; None for 8377, or any free one if that is taken.
-        token: of the URL; None for a random one.
-        allowed_hosts: names by which the server may be asked for, beside addresses and `localhost`.
-        source: where the runs come from, if they are copies: nothing can be edited then.
+        port: the port to bind; None for 8377, or any free port if that is taken.
+        token: the token of the URL; None for a random one.
+        allowed_hosts: names that browsers may use for the server, beside addresses and `localhost`.
+        source: where the runs come from, if they are copies, which can't be edited.
         read_only: refuses all edits.
         base_url: the address at which a proxy serves the page, such as "https://example.org/runs/". The proxy
             strips its path. The host of this address is allowed.
-        webhook: the URL to which `{"text": ...}` is posted when a run has stopped beating; Slack and others
-            take that.
+        webhook: the viewer posts `{"text": ...}` to this URL when a run stops beating; Slack and others
+            accept it.
         owns_runs: whether `close` closes the runs.
-        limits: what one answer may cost.
+        limits: the budget of one answer.
         clock: returns the time in seconds since 1970.
 
     Raises:
-        ValueError: the token is empty or short, `base_url` is not an http or https address, or `webhook` is
-            not https.
+        ValueError: the token is empty or short, `base_url` isn't an http or https address, or `webhook` isn't
+            https.
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class Viewer:
 
     @property
     def port(self) -> int:
-        """The port that is bound; 0 before `start`."""
+        """The bound port; 0 before `start`."""
         return 0 if self._socket is None else int(self._socket.getsockname()[1])
 
     @property
@@ -177,10 +177,10 @@ class Viewer:
             return self.host == "localhost"
 
     def start(self) -> Self:
-        """Binds the port and serves in a thread; returns when requests are answered.
+        """Binds the port and serves in a thread; returns when the server answers requests.
 
         Raises:
-            OSError: the port cannot be bound.
+            OSError: the port can't be bound.
         """
         if self._thread is not None:
             return self
@@ -195,7 +195,7 @@ class Viewer:
             guard,
             lifespan="off",
             ws="none",
-            # An HTTP server without options of its own: what is installed beside it makes no difference.
+            # Always the same HTTP server, whatever else is installed.
             http=_Connection,
             h11_max_incomplete_event_size=_MAX_HEADER_BYTES,
             loop="asyncio",
@@ -225,7 +225,7 @@ class Viewer:
             self._thread.join(0.5)
 
     def close(self) -> None:
-        """Ends the server; idempotent."""
+        """Ends the server. Idempotent."""
         if self._watch is not None:
             self._watch.stop()
         if self._changes is not None:
@@ -253,7 +253,7 @@ class Viewer:
         return f'<a href="{url}" target="_blank" rel="noopener">{text}</a>'
 
     def _bound(self) -> socket.socket:
-        """Returns the socket that listens."""
+        """Returns the listening socket."""
         try:
             return self._bound_to(DEFAULT_PORT if self._wanted_port is None else self._wanted_port)
         except OSError as error:
@@ -267,8 +267,8 @@ class Viewer:
 
     def _bound_to(self, port: int) -> socket.socket:
         family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
-        # With the protocol: asyncio turns off Nagle's algorithm only for sockets that say theirs, and an
-        # answer would take 40 ms.
+        # asyncio turns off Nagle's algorithm only if the socket names its protocol; otherwise an answer takes
+        # 40 ms.
         bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         try:
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

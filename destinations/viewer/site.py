@@ -1,7 +1,7 @@
 """The exported site: the page of some runs as static files, which open from a folder or any web server.
 
-A browser refuses modules and `fetch` for files: the modules of the page become one classic script, and each
-answer of the API becomes a script that hands it over. See docs/viewer-api.md for the keys.
+Browsers refuse modules and `fetch` for files. So the modules of the page become one classic script, and each
+answer of the API becomes a script of its own. docs/viewer-api.md lists the keys.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ import attrs
 
 from destinations.kinds import kind_of
 from destinations.kinds.media import MEDIA_INDEX
-from destinations.runs import Run, RunRecord, RunsError
+from destinations.runs import RecordedRun, RunRecord, RunsError
 from destinations.runs.commands.fields import OWN_FIELDS
 from destinations.runs.files import read_object_file
 from destinations.runs.views import RunView
@@ -37,28 +37,28 @@ from .files import STATIC, TYPES
 __all__ = ["Site", "SiteReport", "classic_script", "export_site"]
 
 _MANIFEST = "data/manifest.js"
-# Size and SHA-256 of each other file of the site, by its path.
+# Size and SHA-256 of every other file of the site, by path.
 _FILES = "data/files.json"
 _MODULE_TAG = '<script type="module" src="static/app.js"></script>'
 _SITE_TAGS = f'<script src="{_MANIFEST}"></script>\n  <script src="static/app.js" defer></script>'
 _COPIED = {*TYPES, ".ply"}
 _MAX_METRICS = 1000
 _ORDERS_TOGETHER = 100
-# Of a curve.
+# Points of a curve.
 _POINTS = 1000
-# Steps of media, evenly chosen.
+# Records of a name, evenly chosen.
 _MEDIA_PER_NAME = 50
 _MAX_COMPARED = 20
-# All rows of all runs that are compared, where they fit.
+# Holds the rows of all compared runs, if they fit.
 _CACHE_BYTES = 1 << 30
 _COPY_BYTES = 1 << 20
-# Answers with what was logged, which stays as it is.
+# Answers with logged content, which stays unchanged.
 _LOGGED = ("series/", "media/", "table/", "points/", "wave/")
-# Of environments and sessions.
+# Fields of environments and sessions that tell the origin.
 _ORIGIN = {"host", "pid", "user", "argv", "executable", "working_directory", "slurm", "imported"}
-# A name in a path, with single spaces in it.
+# A name in a path, which may have single spaces.
 _NAME = r"""[^\s/\\'"<>|:;,]+(?: [^\s/\\'"<>|:;,]+)*"""
-# The folders of a path: of POSIX, also with a scheme; and of Windows, with a drive or a server, also escaped.
+# The folders of a path: POSIX, with or without a scheme; Windows, with a drive or a server, also escaped.
 _FOLDERS = re.compile(
     rf"""(?<![\w.:/])(?:(?!https?:)[a-z][a-z0-9+]+:/)?(?:/{_NAME})+(?=/{_NAME})"""
     rf"""|(?<!\w)(?:[A-Za-z]:|\\(?=\\))(?:[\\/]+{_NAME})+(?=[\\/]+{_NAME})"""
@@ -74,10 +74,10 @@ class SiteReport:
     """The result of an export.
 
     Attributes:
-        runs: how many runs.
-        media_files: how many files of media.
-        media_bytes: their size.
-        left_out: a message for each thing that was left out.
+        runs: the number of runs.
+        media_files: the number of media files.
+        media_bytes: their total size.
+        left_out: a message for each omission.
     """
 
     runs: int = 0
@@ -96,24 +96,23 @@ def export_site(
     overwrite: bool = False,
     with_origin: bool = False,
 ) -> SiteReport:
-    """Writes a site; it appears when it is complete.
+    """Writes a site, which appears when it is complete.
 
-    A site that it replaces is removed just before; a kill in between leaves no site there.
+    An old site is removed just before; a kill in between leaves no site.
 
     Args:
         catalog: the runs.
-        target: the folder of the site, which must not exist or be empty.
+        target: the folder of the site, which must be missing or empty.
         where: a filter.
-        limit: the largest number of runs, the newest.
-        media_bytes: the largest size of all media together.
-        overwrite: whether to replace a site that is there, if nothing in it was added or changed.
-        with_origin: whether to write where and by whom runs were made: hosts, users, command lines, and the
-            folders of paths.
+        limit: the maximum number of runs; the newest come first.
+        media_bytes: the maximum size of all media together.
+        overwrite: replaces an old site, provided that nothing in it was added or changed.
+        with_origin: includes hosts, users, command lines, and the folders of paths.
 
     Raises:
-        FileExistsError: the folder has something in it, which is not a site or not to be replaced.
-        FilterError: the filter does not parse.
-        OSError: a file cannot be written.
+        FileExistsError: the folder has other files, or a site and `overwrite` is false.
+        FilterError: the filter doesn't parse.
+        OSError: a file can't be written.
     """
     target = Path(os.path.realpath(target))
     _check_target(target, overwrite=overwrite)
@@ -127,7 +126,7 @@ def export_site(
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
-    # Fails if anything but an empty folder is there by now; the new site is kept then.
+    # Fails if there is anything but an empty folder by now; the new site then stays in its temporary folder.
     folder.rename(target)
     return report
 
@@ -144,7 +143,7 @@ def _check_target(target: Path, *, overwrite: bool) -> None:
 
 
 def _foreign_in(folder: Path) -> str | None:
-    """Returns what is in a folder and is not as `export_site` has written it; None if it is a site."""
+    """Returns what `export_site` didn't write in a folder; None if all of it is a site."""
     if not folder.is_dir() or folder.is_symlink():
         return "it is no folder"
     if not (listed := read_object_file(folder / _FILES)):
@@ -168,7 +167,7 @@ def _foreign_in(folder: Path) -> str | None:
 
 
 def _size_and_digest(path: Path) -> list[Any]:
-    """Returns size and SHA-256 of a file; a reason, which no list has, if it is no regular one."""
+    """Returns size and SHA-256 of a regular file; for any other, the error, which equals no listed value."""
     try:
         with os.fdopen(open_regular(path), "rb") as file:
             return [os.fstat(file.fileno()).st_size, hashlib.file_digest(file, "sha256").hexdigest()]
@@ -177,7 +176,7 @@ def _size_and_digest(path: Path) -> list[Any]:
 
 
 def without_origin(answer: Any) -> Any:
-    """Returns an answer that does not tell where and by whom runs were made; of a path, its last name."""
+    """Returns an answer without hosts, users and command lines; paths keep only their last name."""
     if isinstance(answer, str):
         return _FOLDERS.sub("…", answer)
     if isinstance(answer, list | tuple):
@@ -198,12 +197,12 @@ def without_origin(answer: Any) -> Any:
 
 
 class Site:
-    """A site that is being written.
+    """A site in the making.
 
     Args:
         catalog: the runs.
         folder: an empty folder.
-        media_bytes: the largest size of all media together.
+        media_bytes: the maximum size of all media together.
         with_origin: see `export_site`.
     """
 
@@ -273,18 +272,18 @@ class Site:
         return report
 
     def _add(self, key: str, answer: Any) -> None:
-        """Writes an answer; its file has no name from a run."""
+        """Writes an answer to a file whose name doesn't depend on a run."""
         name = f"{len(self._keys):06}.js"
         self._keys[key] = name
         if not self._with_origin and not key.startswith(_LOGGED):
             answer = without_origin(answer)
-        # Parsed: in a literal of JavaScript, the name `__proto__` would be no property.
+        # JSON.parse, because `__proto__` isn't a property in a JavaScript literal.
         content = json.dumps(encode(answer).decode(), ensure_ascii=False)
         text = f"destinationsSite.add({json.dumps(key)}, JSON.parse({content}));\n"
         (self._folder / "data" / name).write_text(text, encoding="utf-8")
 
     def _write_orders(self, records: Sequence[RunRecord], columns: Iterable[str]) -> None:
-        """Writes the orders of columns, some together: a browser loads those by which it sorts."""
+        """Writes the orders of columns in several files; a browser loads only those that it sorts by."""
         orders, search = self._catalog.orders(records, columns)
         every = list(orders)
         parts = [every[at : at + _ORDERS_TOGETHER] for at in range(0, len(every), _ORDERS_TOGETHER)]
@@ -313,7 +312,7 @@ class Site:
         files = {path.relative_to(self._folder).as_posix(): _size_and_digest(path) for path in written}
         (self._folder / _FILES).write_text(json.dumps(files, indent=0), encoding="utf-8")
 
-    def _write_run(self, run_id: str, run: Run, cache: ColumnCache) -> None:
+    def _write_run(self, run_id: str, run: RecordedRun, cache: ColumnCache) -> None:
         detail = details.details(self._catalog, run)
         self._add(f"run/{run_id}", detail)
         for name in detail["logs"]:
@@ -330,7 +329,7 @@ class Site:
                 self._try(f"media/{run_id}/{kind}/{name}", self._media, run_id, run, kind, name)
 
     def _try(self, key: str, answer: Callable[..., Any], *arguments: Any) -> None:
-        """Writes an answer, unless it cannot be read."""
+        """Writes an answer, or notes why it can't be read."""
         try:
             found = answer(*arguments)
         except (RunsError, OSError, ValueError) as error:
@@ -338,8 +337,8 @@ class Site:
             return
         self._add(key, found)
 
-    def _media(self, run_id: str, run: Run, kind: str, name: str) -> dict[str, Any]:
-        """Copies the files of a name as far as they fit, and returns the answer for these."""
+    def _media(self, run_id: str, run: RecordedRun, kind: str, name: str) -> dict[str, Any]:
+        """Copies the files of a name as long as they fit, and returns the answer for them."""
         answer = details.media(run, kind, name, limit=_MEDIA_PER_NAME)
         about = kind_of(plural=kind)
         if about.shows == "table":
@@ -360,12 +359,12 @@ class Site:
                     self._try(f"wave/{run_id}/{file}", details.wave, run, file)
         return {**answer, "items": kept}
 
-    def _copy(self, run_id: str, run: Run, files: Sequence[str]) -> bool:
-        """Copies files of a run that belong together; returns whether they fit and could be read."""
+    def _copy(self, run_id: str, run: RecordedRun, files: Sequence[str]) -> bool:
+        """Copies files that belong together; returns whether they fit and can be read."""
         with contextlib.ExitStack() as opened:
             readers = []
             for file in files:
-                # A web server would show a page of a run as one of its own.
+                # A web server would serve an HTML file of a run as its own page.
                 if Path(file).suffix.lower() not in _COPIED:
                     self._report.left_out.append(f"{run.name}: {file}, which is no image, sound or video")
                     return False
@@ -388,7 +387,7 @@ class Site:
             self._report.media_bytes += size
         return True
 
-    def _write_comparisons(self, runs: Sequence[tuple[str, Run]], cache: ColumnCache) -> None:
+    def _write_comparisons(self, runs: Sequence[tuple[str, RecordedRun]], cache: ColumnCache) -> None:
         if len(runs) > _MAX_COMPARED:
             self._report.left_out.append(f"comparisons of more than {_MAX_COMPARED} runs")
             return
@@ -402,7 +401,7 @@ class Site:
 def _series_of_writers(
     run_id: str, metric: str, axes: Sequence[Sequence[tuple[str, Rows]]]
 ) -> list[dict[str, Any]]:
-    """Returns the series of a metric of each writer; `axes` has their values by x axis."""
+    """Returns the series of a metric for each writer; `axes` has the values for each x axis."""
     known = [dict(axis) for axis in axes]
     missing = Rows(error="there is no such axis.")
     return [
@@ -411,7 +410,7 @@ def _series_of_writers(
 
 
 def _series(run_id: str, metric: str, writer: str, axes: Sequence[Rows]) -> dict[str, Any]:
-    """Returns the series of a metric with each x axis that all of its values have, in the same order."""
+    """Returns the series of a metric with every x axis that covers all of its values in the same order."""
     first, *others = axes
     answer = {"run": run_id, "metric": metric, "rank": 0, "writer": writer, "branch": None}
     answer |= series_answer(first, Axis(), _POINTS) | {"cursor": ""}
@@ -423,26 +422,23 @@ def _series(run_id: str, metric: str, writer: str, axes: Sequence[Rows]) -> dict
     return answer
 
 
-# The script.
-
-
 def classic_script(modules: dict[str, str], entry: str) -> str:
-    """Returns ES modules as one classic script; each keeps a scope of its own.
+    """Returns ES modules as one classic script, in which each has its own scope.
 
     Args:
-        modules: source by name, without the suffix. Only `import {a} from "./b.js"` and exported functions,
-            constants and classes.
+        modules: source by name, without suffix. They may use `import {a} from "./b.js"`, and export
+            functions, constants and classes.
         entry: the module that starts the page.
 
     Raises:
-        ValueError: a module uses another form, is missing, or imports itself through others.
+        ValueError: a module uses another form, is missing, or is part of a cycle.
     """
     parts = [_as_function(name, modules[name]) for name in _in_order(modules, entry)]
     return '"use strict";\n(() => {\n' + "\n".join(parts) + "})();\n"
 
 
 def _in_order(modules: dict[str, str], entry: str) -> list[str]:
-    """Returns the modules that are needed, each after those that it imports."""
+    """Returns the needed modules, each after its imports."""
     ordered: list[str] = []
 
     def add(name: str, path: tuple[str, ...]) -> None:

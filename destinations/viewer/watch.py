@@ -1,4 +1,4 @@
-"""Reports runs that have stopped beating to a webhook: a process that was killed cannot."""
+"""Reports runs that stop beating to a webhook, because a killed process can't."""
 
 import logging
 import threading
@@ -18,18 +18,18 @@ _STOP_SECONDS = 5.0
 
 
 class HeartbeatWatch:
-    """Looks at all runs every half minute, in a thread, and posts once when one has stopped beating.
+    """Looks at all runs every half minute, in a thread, and posts once when a run stops beating.
 
-    Runs that had stopped before are not reported.
+    Runs that stopped earlier are not reported.
 
     Args:
-        runs: open, as long as this looks.
-        url: of the webhook, a secret.
+        runs: must stay open until `stop`.
+        url: the URL of the webhook, a secret.
         clock: returns the time in seconds since 1970.
         look_seconds: how often to look.
 
     Raises:
-        ValueError: the URL is not https, nor of this machine.
+        ValueError: the URL is neither https nor local.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """`read_dump`: the collectives that NCCL's watchdog noted before it ended a process.
 
-torch writes them as a pickle, for which any program of the machine may have left another: only plain
-containers, texts and numbers are unpickled, of a regular file of this user.
+torch writes them as a pickle, and any program on the machine may have planted another one. So only plain
+containers, texts and numbers are unpickled, from a regular file of this user.
 """
 
 import io
@@ -23,7 +23,7 @@ OF_COLLECTIVE = (
     "retired",
     "time_created_ns",
 )
-"""What is kept of a collective."""
+"""The kept fields of a collective."""
 
 _DEFAULT = "/tmp/nccl_trace_rank_"  # noqa: S108  # torch's
 # torch's names for it, the newer one first.
@@ -47,9 +47,10 @@ _PLAIN = (
 
 
 class _Plain(pickle._Unpickler):  # noqa: SLF001
-    """Knows the opcodes of builtin containers, texts and numbers alone: none imports, calls or refers.
+    """Only knows the opcodes of builtin containers, texts and numbers, which import and call nothing.
 
-    It is the one in Python: that in C knows all, and reserves as much memory as a damaged file asks for.
+    Uses the unpickler in Python, because the one in C knows all opcodes and allocates as much memory as a
+    damaged file asks for.
     """
 
     dispatch: ClassVar[dict[int, Any]] = {
@@ -59,18 +60,18 @@ class _Plain(pickle._Unpickler):  # noqa: SLF001
 
 
 def dump_path(rank: int) -> Path:
-    """Returns where NCCL's watchdog of a rank writes."""
+    """Returns the path to which NCCL's watchdog writes for a rank."""
     start = next((os.environ[one] for one in _VARIABLES if os.environ.get(one)), _DEFAULT)
     return Path(f"{start}{rank}")
 
 
 def fresh_dump(rank: int, since: float, clock: Callable[[], float] = time.time) -> Path | None:
-    """Returns the dump of a rank, if there is one of this user that was written after a time.
+    """Returns the dump of a rank, if this user has written one after a time.
 
     Args:
         rank: the rank.
-        since: in seconds since 1970.
-        clock: returns the time; one from the future is none.
+        since: the time, in seconds since 1970.
+        clock: returns the current time; a dump from the future is ignored.
     """
     path = dump_path(rank)
     try:
@@ -82,11 +83,11 @@ def fresh_dump(rank: int, since: float, clock: Callable[[], float] = time.time) 
 
 
 def read_dump(path: Path, most: int) -> list[dict[str, Any]]:
-    """Returns the last collectives of a dump, oldest first; none of a file that is no dump.
+    """Returns the last collectives of a dump, oldest first; none if the file is not a dump.
 
     Args:
-        path: of the dump.
-        most: how many.
+        path: the path of the dump.
+        most: the maximum number.
     """
     from uploads.disk import open_regular
 

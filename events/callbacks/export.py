@@ -42,7 +42,7 @@ class ExportForInferenceCallback(Callback):
             the latter.
         sample_input: the arguments of `forward`, a tensor or a tuple. Default: the inputs of the first batch.
         transforms: functions of the model, called on the copy one after another.
-        dynamic_shapes: as for `torch.export.export`. Default: all sizes are those of the sample.
+        dynamic_shapes: as for `torch.export.export`. Default: the sizes of the sample.
         keep_local: whether to write the path.
 
     Raises:

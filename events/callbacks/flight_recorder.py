@@ -1,7 +1,7 @@
 """`FlightRecorder`: the last steps of a rank and the stacks of its threads, written when training goes wrong.
 
 The training thread keeps steps in memory; one daemon thread waits for a hang or a signal and writes the file.
-No rank waits for another: each writes its own file, and `destinations.runs.content.flight` merges them.
+Each rank writes its own file without waiting for others; `destinations.runs.content.flight` merges them.
 """
 
 import contextlib
@@ -61,7 +61,7 @@ _SECONDS_TO_WRITE = 5.0
 _SECONDS_TO_DIE = 2.0
 _TICKS_PER_HANG = 10
 _LONGEST_TICK = 1.0
-# What is sent to the thread; a signal sends its own number.
+# Bytes sent to the thread; a signal sends its own number.
 _STOP, _WRITE = b"\0", b"\xff"
 
 
@@ -72,7 +72,7 @@ _is_fork_registered: list[bool] = []
 
 
 def _restore_in_forked_children(recorder: "FlightRecorder") -> None:
-    """Makes forked children handle SIGTERM as they would have without the recorder."""
+    """Makes forked children handle SIGTERM as they would without the recorder."""
     if not _is_fork_registered and hasattr(os, "register_at_fork"):
         _is_fork_registered.append(True)
         os.register_at_fork(
@@ -82,7 +82,7 @@ def _restore_in_forked_children(recorder: "FlightRecorder") -> None:
 
 
 def _before_fork() -> None:
-    # A child that gets the signal before it has removed the handler would wake the thread of its parent.
+    # Otherwise a child that is signalled before it removes the handler would wake its parent's thread.
     _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM}) if _with_handler else None
 
 
@@ -100,12 +100,12 @@ def _after_fork_in_child() -> None:
 class StallClock:
     """Counts the seconds without progress in which the counting thread itself was awake.
 
-    A process that was stopped (SIGSTOP) or suspended made no progress, but did not hang: of a gap between two
-    looks, no more than two ticks count.
+    A process that was stopped (SIGSTOP) or suspended did not hang, so at most two ticks of a gap between two
+    checks count.
 
     Args:
         hang_seconds: how long without progress is a hang.
-        tick_seconds: the usual time between two looks.
+        tick_seconds: the usual time between two checks.
         clock: returns monotonic seconds.
     """
 
@@ -138,7 +138,7 @@ class StallClock:
 
 @attrs.define(eq=False)
 class _Step:
-    """What is kept of a step."""
+    """The record of a step."""
 
     step: int
     time: float
@@ -190,29 +190,29 @@ class FlightRecorder(Callback):
     Trainer(..., callbacks=[FlightRecorder(hang_seconds=300)], loggers=[RunDirectory("runs/mine")])
     ```
 
-    **When.** A metric that matches `nan_metrics` is NaN (once per run); the run fails with an exception;
-    SIGTERM; or no step ended for `hang_seconds` between the beginning and the end of `fit`, an evaluation or
-    a prediction. The end of a batch and each call of `log_metrics` are progress. Time in which the process
+    **When.** It writes when a metric that matches `nan_metrics` is NaN (once per run), when the run fails
+    with an exception, on SIGTERM, and when no step ended for `hang_seconds` within `fit`, an evaluation or a
+    prediction. The end of a batch and each call of `log_metrics` count as progress. Time in which the process
     was stopped or suspended does not count.
 
-    **What.** `flight/rank-N.json`, one file per rank, replaced in one step; docs/ranks.md describes it.
+    **File.** `flight/rank-N.json`, one file per rank, replaced atomically; docs/ranks.md describes it.
     `destinations runs show NAME --flight` merges the files: "rank 1 waits in all_reduce at train.py:42".
-    Values on a device are kept when they have been copied, which is not waited for.
+    Values on a device are included once they have been copied; nothing waits for that.
 
-    **NCCL.** What its watchdog writes before it ends the process (`TORCH_FR_DUMP_TEMP_FILE`,
-    `TORCH_NCCL_DEBUG_INFO_TEMP_FILE`, else `/tmp/nccl_trace_rank_N`) is read within a second, also by the
-    process that torchrun starts next: its collectives are in the file, with the reason "nccl".
+    **NCCL.** The dump of its watchdog (`TORCH_FR_DUMP_TEMP_FILE`, `TORCH_NCCL_DEBUG_INFO_TEMP_FILE`, or
+    `/tmp/nccl_trace_rank_N`), written before it ends the process, is read within a second, or by the next
+    process that torchrun starts. Its collectives are added to the file, with the reason "nccl".
 
-    **Where else.** Destinations that send files away, as `Artifacts`, get the file too, and that of NCCL.
+    **Uploads.** Destinations that upload files, such as `Artifacts`, get the file and NCCL's dump too.
 
-    **Threading.** A daemon thread waits, from `INIT` to close. It needs the GIL: of a thread that hangs
-    while it holds the GIL, nothing is written.
+    **Threading.** A daemon thread waits, from `INIT` to close. It needs the GIL, so it can't write anything
+    if a thread hangs while holding the GIL.
 
-    **SIGTERM.** A handler is installed where the run begins in the main thread. The file is also written
-    while that thread waits in a collective. A handler that was there before is called; without one, the
-    process ends, as it would have. Other signals are left alone.
+    **SIGTERM.** A handler is installed if the run begins in the main thread. The file is written even while
+    that thread waits in a collective. An existing handler is called; without one, the process ends as usual.
+    Other signals are not handled.
 
-    **Ranks.** Each rank writes its own file, and waits for no other. No collective is entered.
+    **Ranks.** Each rank writes its own file without waiting for others, and enters no collective.
 
     **Errors.** A file that cannot be written is reported, and training continues.
 
@@ -222,10 +222,10 @@ class FlightRecorder(Callback):
         folder: where the files go; may contain `{run_name}`. Default: the folder `flight` in the folder of
             the run's `RunDirectory`.
         nan_metrics: a pattern of names, such as "*loss*", case-insensitive; "" for none.
-        batch_ids: a key of the batch, or a function that returns what identifies its samples: numbers, texts,
-            an array or tensor on the host; the first 64 are kept.
-        norms: whether to keep the L2 norm of the gradient of each parameter: one multi-tensor operation per
-            batch. Of a sharded gradient, it is the norm of this rank's shard.
+        batch_ids: a key of the batch, or a function that returns identifiers of its samples: numbers, texts,
+            an array or a tensor on the host; the first 64 are kept.
+        norms: whether to keep the L2 norm of each parameter's gradient, which takes one multi-tensor
+            operation per batch. For a sharded gradient, it is the norm of this rank's shard.
         handle_sigterm: whether to install a handler.
         max_bytes: the greatest size of a file; the oldest steps are left out.
         clock: returns monotonic seconds.
@@ -287,7 +287,7 @@ class FlightRecorder(Callback):
         self._handler: Any = None
         self._has_wakeup = False
         self._wrote_on_sigterm = threading.Event()
-        # From when on a dump of NCCL's watchdog is of this job, and what it said.
+        # The time since which a dump of NCCL's watchdog belongs to this job, and its collectives.
         self._dumps_since = math.inf
         self._dumped: list[dict[str, Any]] = []
 
@@ -303,7 +303,7 @@ class FlightRecorder(Callback):
         self._reset()
         self._path = self._find_path(state)
         self._state = state
-        # The watchdog ends the process: what it wrote then is found by the one that torchrun starts next.
+        # The watchdog ends the process, so the next process that torchrun starts finds its dump.
         is_restart = int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0) > 0
         self._dumps_since = time.time() - (seconds_of_process(os.getppid()) if is_restart else 0.0)
         logger.add_destination(_MetricsTap(self._keep_metrics))  # type: ignore[arg-type]  # metrics alone
@@ -392,7 +392,7 @@ class FlightRecorder(Callback):
             found.metrics.update(metrics)
         if self._nan_pattern and not self._has_seen_nan:
             try:
-                # One pass in C for all values: NaN, if there is one among them.
+                # One pass in C over all values; NaN if any of them is.
                 is_finite = math.isfinite(sum(metrics.values()))
             except OverflowError:
                 is_finite = False
@@ -437,7 +437,7 @@ class FlightRecorder(Callback):
     def _watch(self, receiver: socket.socket) -> None:
         hang_seconds = self._hang_seconds
         tick = None
-        # Not `select`, which takes no descriptor above 1,023: a job with many files has those.
+        # Not `select`, which takes no descriptor above 1,023, and a job may have many files.
         if hang_seconds is not None:
             tick = min(hang_seconds / _TICKS_PER_HANG, _LONGEST_TICK)
             stall = StallClock(hang_seconds, tick, self._clock)
@@ -463,7 +463,7 @@ class FlightRecorder(Callback):
         self._wrote_on_sigterm.set()
         if self._earlier is not signal.SIG_DFL or signal.getsignal(signal.SIGTERM) != self._handler:
             return
-        # The handler runs in the main thread and ends the process, unless that thread waits in a library.
+        # The handler ends the process in the main thread, unless that thread waits in a library.
         time.sleep(_SECONDS_TO_DIE)
         if signal.getsignal(signal.SIGTERM) == self._handler:
             os._exit(ExitCode.SIGTERM)
@@ -473,7 +473,7 @@ class FlightRecorder(Callback):
     def _install_handler(self) -> None:
         earlier = signal.getsignal(signal.SIGTERM)
         if threading.current_thread() is not threading.main_thread() or earlier is None:
-            # Python installs handlers in its main thread only, and cannot call those of C.
+            # Python installs handlers only in its main thread, and cannot call C handlers.
             return
         _restore_in_forked_children(self)
         self._earlier, self._handler = earlier, self._on_sigterm
@@ -505,13 +505,13 @@ class FlightRecorder(Callback):
             self._wrote_on_sigterm.set()
         if callable(self._earlier):
             self._earlier(number, frame)
-        # Another handler may have been installed since, and calls this one: then it decides.
+        # If another handler was installed since and calls this one, it decides.
         elif self._earlier is signal.SIG_DFL and signal.getsignal(signal.SIGTERM) == self._handler:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGTERM)
 
     def forget_in_child(self) -> None:
-        """Gives a forked child the signal handling that it would have had; it has no thread."""
+        """Restores signal handling in a forked child, which has no thread."""
         if self._sockets is None:
             return
         self._lock = threading.Lock()
@@ -522,13 +522,13 @@ class FlightRecorder(Callback):
 
     def _send(self, what: bytes) -> None:
         if self._sockets is not None:
-            with contextlib.suppress(OSError):  # The thread has more than enough to read.
+            with contextlib.suppress(OSError):  # A full socket will wake the thread anyway.
                 self._sockets[1].send(what)
 
     # The file: the thread, or close.
 
     def _find_path(self, state: State) -> Path | None:
-        """Returns the path of the file; None as long as the folder of the run is not known."""
+        """Returns the path of the file; None while the folder of the run is not known."""
         folder = self._folder(state)
         return None if folder is None else folder / f"rank-{state.rank}.json"
 
@@ -575,12 +575,12 @@ class FlightRecorder(Callback):
             self._lock.release()
 
     def _look_for_dump(self) -> None:
-        """Takes what NCCL's watchdog wrote about this rank, which it does before it ends the process."""
+        """Reads the dump that NCCL's watchdog writes about this rank before it ends the process."""
         state = self._state
         path = None if state is None else fresh_dump(state.rank, self._dumps_since)
         if state is None or path is None:
             return
-        # The same again is none.
+        # Don't read the same dump again.
         self._dumps_since = math.nextafter(path.stat().st_mtime, math.inf)
         self._dumped = read_dump(path, _MAX_COLLECTIVES)
         if self._dumped and self._write("nccl", f"NCCL's watchdog wrote {path}"):
@@ -588,7 +588,7 @@ class FlightRecorder(Callback):
         self._upload(state, path)
 
     def _upload(self, state: State, path: Path) -> None:
-        """Gives a file to the destinations that send files away: the machine may go with the run."""
+        """Passes a file to destinations that upload files, because the machine may be lost with the run."""
         name = f"{state.run_name}/flight/{path.name}"
         for one in state.callbacks:
             takes_files = getattr(one, "can_upload_files", None)
@@ -664,18 +664,18 @@ class FlightRecorder(Callback):
 
 
 def _collectives() -> list[dict[str, Any]]:
-    """Returns the last collectives of this rank, oldest first, as torch's own recorder knows them."""
+    """Returns the last collectives of this rank, oldest first, from torch's own recorder."""
     if not _is_distributed():
         return []
     try:
-        # As it has no public name: "Flight Recorder" in torch's documentation.
+        # Not public; "Flight Recorder" in torch's documentation.
         from torch._C import _distributed_c10d as c10d
 
         dump = getattr(c10d, "_dump_fr_trace_json")  # noqa: B009  # torch does not list it
         entries = json.loads(dump())["entries"][-_MAX_COLLECTIVES:]
         return [{name: one.get(name) for name in OF_COLLECTIVE} for one in entries]
     except (ImportError, RuntimeError, ValueError, LookupError, TypeError, AttributeError):
-        return []  # Of another version of torch.
+        return []  # Another version of torch.
 
 
 def _is_distributed() -> bool:
@@ -696,7 +696,7 @@ def _number(value: float) -> float | str:
 
 
 def _plain_ids(ids: Any) -> Any:
-    """Returns identifiers as numbers and texts; a tensor on a device is not read, which would wait for it."""
+    """Returns identifiers as numbers and texts; does not read a tensor on a device, to avoid waiting."""
     device = getattr(getattr(ids, "device", None), "type", "cpu")
     if device != "cpu":
         return f"on {device}: not read"
@@ -732,7 +732,7 @@ def _frames_of(walk: Iterable[tuple[FrameType, int]]) -> list[dict[str, Any]]:
 
 
 def _is_library(file: str) -> bool:
-    """Returns whether code is of Python, an installed package, or ours: not of the user."""
+    """Returns whether code belongs to Python, an installed package or this project, not to the user."""
     if file.startswith("<frozen") or "site-packages" in file or "dist-packages" in file:
         return True
     own = Path(__file__).parents[2]

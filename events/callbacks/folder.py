@@ -1,4 +1,4 @@
-"""`run_folder`: where callbacks put files of their own, beside those of the run."""
+"""`run_folder`: the folder where callbacks put their files."""
 
 from pathlib import Path
 
@@ -10,14 +10,14 @@ __all__ = ["run_folder"]
 def run_folder(state: State) -> Path | None:
     """Returns the folder of the run's `RunDirectory`, from `INIT` on; None without one.
 
-    Also None as long as it is not known whether an earlier run in it is continued: until training begins, or
-    something is logged.
+    Also None until it is known whether an earlier run in it is continued: until training begins, or something
+    is logged.
 
     ```python
     folder = run_folder(state)
     ```
 
-    Also on a rank that does not write to it itself.
+    Ranks that do not write to it get it too.
 
     Args:
         state: the run.

@@ -119,8 +119,8 @@ class StragglerDetector(Periodic):
     `straggler/ratio`, and reports a rank beyond the threshold, again only after it has been another one or
     none.
 
-    **Cost.** One collective per interval, on host memory. The clock is that of the host: on a GPU it shows
-    slow reading and slow hosts, while slow kernels show where the host waits for them.
+    **Cost.** One collective per interval, on host memory. It uses the host's clock: on a GPU it shows
+    slow reading and slow hosts, while slow kernels show up where the host waits for them.
 
     Args:
         interval: how often to compare; a bare number counts batches.

@@ -131,7 +131,7 @@ def _gigabytes(count: float) -> float:
 class Allocator:
     """Records the history of torch's caching allocator.
 
-    Its interface is private, and that of https://pytorch.org/memory_viz.
+    It uses the private interface behind https://pytorch.org/memory_viz.
     """
 
     def start(self, max_entries: int) -> None:
@@ -284,7 +284,7 @@ class MemorySnapshot(_Recorder):
             self._finish(state, logger)
 
     def fit_end(self, state: State, logger: Logger) -> None:
-        """Writes a snapshot that training has ended before its time."""
+        """Writes the snapshot early if training ends."""
         if self._is_recording:
             self._finish(state, logger)
 
@@ -309,8 +309,8 @@ class OOMObserver(_Recorder):
     Trainer(..., callbacks=[OOMObserver(filename="rank{rank}_out_of_memory")])
     ```
 
-    The files are those of `MemorySnapshot`, written before the exception is raised, and uploaded when the run
-    is closed. Recording costs a few microseconds per allocation, throughout training.
+    It writes the same files as `MemorySnapshot`, before the exception is raised, and uploads them when the
+    run is closed. Recording costs a few microseconds per allocation, throughout training.
 
     Args:
         max_entries: how many allocations are recorded, the last ones.

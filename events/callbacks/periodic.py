@@ -45,7 +45,7 @@ class Periodic(Callback):
             self.due(state, logger)
 
     def epoch_end(self, state: State, logger: Logger) -> None:
-        """Checks likewise: epochs are counted when they end, after their last batch."""
+        """Checks whether the interval has passed; epochs count when they end, after their last batch."""
         Periodic.batch_end(self, state, logger)
 
     iteration_end = epoch_end

@@ -85,14 +85,14 @@ class SpeedMonitor(Callback):
     | metric | value |
     |---|---|
     | `throughput/batches_per_sec`, `throughput/samples_per_sec` | over the last `window_size`, all ranks |
-    | `throughput/tokens_per_sec` | likewise, where the loop counts tokens |
-    | `throughput/flops_per_sec` | likewise, where the model has `flops_per_batch(batch)`, of one rank |
+    | `throughput/tokens_per_sec` | the same, if the loop counts tokens |
+    | `throughput/flops_per_sec` | the same, if the model has `flops_per_batch(batch)` for one rank |
     | `throughput/device/…` | each of these divided by the number of ranks |
     | `throughput/device/mfu` | operations per second as a share of what the GPU can do |
     | `time/train`, `time/val`, `time/total` | time spent, with each batch |
 
-    The first four begin once the window is full. Operations of the other ranks are taken to be those of this
-    rank: no collective, no wait.
+    The first four begin once the window is full. All ranks are assumed to do the same number of operations,
+    so there is no collective.
 
     Args:
         window_size: the number of batches.
@@ -185,7 +185,7 @@ class Throughput(Periodic):
     if the loop counts them) over all ranks; with several ranks also `throughput/device/…`, the share of one
     rank.
 
-    Durations are those of the run's clock (`state.timestamp.total_wct`): they include reading and exclude
+    Durations come from the run's clock (`state.timestamp.total_wct`), which includes reading and excludes
     evaluation. The first batch of a session, which compiles and warms up, is not counted.
 
     Args:

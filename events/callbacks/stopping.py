@@ -1,7 +1,7 @@
 """Callbacks that watch a value and stop training: no improvement, a threshold, a loss that is NaN or jumps.
 
-Nothing here waits for a device: values are copied without waiting, and looked at when they have arrived, on a
-GPU a few batches later. What stops a run in order writes why: `state.stop_reason`, with the status "stopped".
+Nothing here waits for a device: values are copied without waiting and judged once they have arrived, on a GPU
+a few batches later. A callback that stops a run sets `state.stop_reason`, and the status becomes "stopped".
 """
 
 import difflib
@@ -108,7 +108,7 @@ class _MetricWatcher(_Watcher):
             self._judge_arrivals(state, logger)
 
     def fit_end(self, state: State, logger: Logger) -> None:
-        """Waits for the last values; says so where none was to be seen."""
+        """Waits for the last values; warns if there were none."""
         super().fit_end(state, logger)
         if not self._has_looked and state.status is RunStatus.RUNNING:
             _log.warning(
@@ -130,7 +130,7 @@ class _MetricWatcher(_Watcher):
         label = self.dataloader_label
         is_train = label == "train"
         metrics = state.train_metrics if is_train else state.eval_metrics.get(label, {})
-        # By the names of the log, and the loss by a short one too.
+        # Names in the log, and a short name for the loss.
         values: dict[str, Any] = {f"loss/{label}/total": state.loss} if is_train else {**state.eval_values}
         values = {name: one for name, one in values.items() if f"/{label}/" in name and one is not None}
         name = self.monitor.removeprefix(f"metrics/{label}/")
@@ -413,21 +413,19 @@ class NaNMonitor(_Watcher):
         (batch, count, names), values = note, value.tolist()
         if not any(math.isnan(loss) for loss in values[:count]):
             return
-        text = f"Train loss contains a NaN. It is that of batch {batch}."
+        text = f"Train loss contains a NaN in batch {batch}."
         first = next(
             (name for name, value in zip(names, values[count:], strict=True) if not math.isfinite(value)),
             None,
         )
         if first is not None and state.model is not None:
             module = state.model.get_submodule(first)
-            text += (
-                f" The first output that is not finite is that of module {first!r} ({type(module).__name__})."
-            )
+            text += f" The first module with a non-finite output is {first!r} ({type(module).__name__})."
             bad = [name for name, one in module.named_parameters() if not bool(one.isfinite().all())]
             if bad:
                 text += f" Its parameters are not finite either: {', '.join(bad[:_MAX_SHOWN_PARAMETERS])}."
         elif names:
-            text += " The outputs of all modules are finite: the loss function made it."
+            text += " The outputs of all modules are finite, so the NaN comes from the loss function."
         raise RuntimeError(text)
 
     def _remove_hooks(self) -> None:

@@ -1,6 +1,6 @@
-"""`TimeFiles`: the thread that writes the files of a `TimeLedger`, and tells when the process did not run.
+"""`TimeFiles`: the thread that writes the files of a `TimeLedger`, and detects when the process did not run.
 
-docs/format.md describes the files. The thread only looks on: the training thread never waits for it.
+docs/format.md describes the files. The training thread never waits for this thread.
 """
 
 import logging
@@ -20,31 +20,31 @@ __all__ = ["TimeFiles"]
 
 _log = logging.getLogger("events")
 
-# A row is that long, or this share of the session so far, and is written so often while it grows.
+# The least duration of a row, its share of the session so far, and its longest duration.
 _ROW_SECONDS = 0.5, 0.01, 60.0
 _TICK_SECONDS = 0.02, 0.005, 1.0
-# The thread looks at least so often whether the process was stopped, and notices a stop of so long.
+# How often to check whether the process was stopped, and the shortest stop that is noticed.
 _LOOK_SECONDS = 0.25
 _STOPPED_SECONDS = 0.3
-# A thread that waits for the interpreter's lock is woken each 5 ms; on a machine with much to do, later.
+# A thread that waits for the interpreter's lock wakes every 5 ms, or later on a busy machine.
 _WAKE_SECONDS = 0.1
-# The first look at how long the machine has slept is the most exact of so many.
+# The first reading of the sleep time is the most exact of this many.
 _SLEEP_LOOKS = 5
-# What is open for so long is written before it ends.
+# Spans that are open for this long are written before they end.
 _OPEN_NANOSECONDS = 1_000_000_000
-# Spans of all batches until the first, then of ever fewer until the second.
+# All batches are traced up to the first size, and ever fewer up to the second.
 _TRACE_BYTES = 3_000_000, 5_000_000
 _MORE_TRACE_BYTES = 250_000
-# Of all spans; and of those that are kept in any case, until they have to be longer for it.
+# The limit for all spans; and the size at which rare spans must be longer to be kept.
 _MAX_SPAN_BYTES = 100_000_000
 _RARE_BYTES = 10_000_000
-# A step is slow that takes so many times the usual, and at least so long.
+# A slow step takes this many times the usual duration, and at least this long.
 _SLOW, _LEAST_SLOW = 2.0, 50_000_000
 _USUAL_OF, _LEAST_KNOWN = 15, 3
 _MAX_SLOW_STEPS = 1000
 _JOIN_SECONDS = 5.0
 
-# `clock` is empty: earlier versions asked rank 0 for its time, and their files may be continued.
+# `clock` is empty; it keeps the columns of earlier files, which may be continued.
 _HEAD = "session,begin,end,step,clock"
 
 
@@ -54,10 +54,10 @@ def _within(limits: tuple[float, float, float], age: float) -> float:
 
 
 def _asleep() -> tuple[int, int]:
-    """Returns for how many nanoseconds the machine has slept since it was booted, at least and at most.
+    """Returns bounds for the nanoseconds that the machine has slept since boot.
 
-    The clock that goes on while it sleeps is read between two looks at the one that does not: a thread that
-    has to wait between these has not slept. 0 where the system has no such clock.
+    The clock that continues during sleep is read between two readings of the one that does not, so that a
+    delay of this thread does not count as sleep. Returns 0 if the system has no such clock.
     """
     if not hasattr(time, "CLOCK_BOOTTIME"):
         return 0, 0
@@ -67,7 +67,7 @@ def _asleep() -> tuple[int, int]:
 
 
 def _wakes() -> int | None:
-    """Returns how often this thread has waited and was woken; None where the system does not count it."""
+    """Returns how often this thread has waited and was woken; None if the system does not count it."""
     try:
         import resource
 
@@ -83,10 +83,10 @@ def _cell(text: str) -> str:
 
 
 class GrowingCsv:
-    """A CSV that grows by lines; the last line may be written again.
+    """A CSV that grows by lines; its last line may be rewritten.
 
     Args:
-        path: of the file; created with its header if it is empty.
+        path: the file; created with its header if it is empty.
         header: its first line.
     """
 
@@ -100,11 +100,11 @@ class GrowingCsv:
             self.write("", is_last=True)
 
     def write(self, text: str, *, is_last: bool) -> None:
-        """Writes a line in place of one that is not the last; spaces cover the rest of a longer one.
+        """Writes a line over the last unfinished one; spaces cover the rest of a longer one.
 
         Args:
             text: the line.
-            is_last: whether it stays as it is.
+            is_last: whether the line is finished.
         """
         data = text.encode("utf-8", "backslashreplace").ljust(self._width) + b"\n"
         view, at = memoryview(data), self._end
@@ -121,18 +121,17 @@ class GrowingCsv:
 
 
 class TimeFiles:
-    """Writes what a ledger has charged, its spans and its slow steps.
+    """Writes the totals, spans and slow steps of a ledger.
 
-    **Stopped.** A thread that waits for the interpreter's lock wakes every 5 ms (`sys.getswitchinterval`).
-    Where this one comes late and has not woken meanwhile, and the training thread has not worked, the process
-    was stopped.
+    **Stopped.** A thread that waits for the interpreter's lock wakes every 5 ms (`sys.getswitchinterval`). If
+    this thread is late without having woken, and the training thread has not worked, the process was stopped.
 
     Args:
         ledger: the `TimeLedger`.
-        folder: of the files; created.
+        folder: the folder of the files; created if missing.
         state: the run, for its step.
-        keeps_trace: whether spans of batches are kept.
-        asleep: returns for how many nanoseconds the machine has slept, at least and at most.
+        keeps_trace: whether to keep spans of batches.
+        asleep: returns bounds for the nanoseconds that the machine has slept.
     """
 
     def __init__(
@@ -149,14 +148,13 @@ class TimeFiles:
         self._state = state
         self._read_asleep = asleep
         self.stride = 1 if keeps_trace else 0
-        """One in so many batches is traced; 0 for none."""
+        """Every n-th batch is traced; 0 for none."""
         # Wall time of nanosecond 0 of the ledger's clock.
         self._zero = time.time() - ledger.snapshot()[0] / 1e9
         self._session = self._zero + ledger.session / 1e9
-        # The row that grows: its begin, by both clocks, and what was charged before it.
+        # The unfinished row: its begin by both clocks, and the totals before it.
         self._begin, self._wall_begin, self._written = ledger.session, self._session, ledger.earlier
-        # Nanoseconds that were charged to another bucket while the process was stopped, and those of sleep,
-        # which the ledger's clock does not count.
+        # Corrections for stops, per bucket, and the time of sleep, which the ledger's clock does not count.
         self._moved = [0] * len(self._written)
         self._slept_before = min((asleep() for _ in range(_SLEEP_LOOKS)), key=lambda one: one[1] - one[0])[0]
         self._slept = 0
@@ -181,11 +179,11 @@ class TimeFiles:
         self._thread.start()
 
     def traces(self, number: int) -> bool:
-        """Returns whether the spans of a batch of this number are kept."""
+        """Returns whether to keep the spans of a batch with this number."""
         return self.stride > 0 and number % self.stride == 0
 
     def stop(self) -> None:
-        """Writes the rest; waits five seconds at most."""
+        """Writes the rest; waits up to five seconds."""
         self._stop.set()
         self._thread.join(_JOIN_SECONDS)
 
@@ -209,7 +207,7 @@ class TimeFiles:
             if one is not None:
                 one.close()
         if self._left_out:
-            _log.warning("time ledger: %d spans were not kept.", self._left_out)
+            _log.warning("time ledger: %d spans were dropped.", self._left_out)
 
     def _try(self, write: Callable[..., None], *arguments: Any) -> None:
         try:
@@ -222,26 +220,26 @@ class TimeFiles:
     # Stops.
 
     def _wait(self, seconds: float) -> tuple[bool, int]:
-        """Waits; returns whether to end, and for how many nanoseconds the process was stopped."""
+        """Waits; returns whether to end, and how many nanoseconds the process was stopped."""
         begin, woken, worked = time.monotonic(), _wakes(), self._ledger.worked()
         is_last = self._stop.wait(seconds)
         late = time.monotonic() - begin - seconds
         if woken is None or late < _STOPPED_SECONDS:
             return is_last, 0
         is_stopped = ((_wakes() or 0) - woken) * _WAKE_SECONDS < late
-        # On a machine with too much to do this thread alone may have waited, and the other have worked.
+        # On a busy machine, this thread may have waited while the training thread worked.
         is_stopped &= self._ledger.worked() - worked <= seconds + late / 2
         return is_last, int(late * 1e9) if is_stopped else 0
 
     def _look(self) -> None:
-        """Notes how long the machine has slept, where that is beyond what it may have been before."""
+        """Updates the time that the machine has slept, within the exactness of the readings."""
         least, most = (one - self._slept_before for one in self._read_asleep())
         self._slept = min(max(self._slept, least), most)
 
     def _move_to_stopped(self, nanoseconds: int, totals: list[int], before: list[int], now: int) -> None:
-        """Charges time in which the process did not run to what it is, not to what it interrupted."""
+        """Moves time in which the process did not run from the interrupted bucket to `stopped`."""
         grown = [after - earlier for after, earlier in zip(totals, before, strict=True)]
-        # All of it came into one bucket, and so much into no other since the last look.
+        # The stop is in the bucket that grew the most since the last reading.
         most = max(range(len(grown)), key=grown.__getitem__)
         moved = min(nanoseconds, grown[most])
         if not moved:
@@ -272,7 +270,7 @@ class TimeFiles:
         if self._rows is None:
             self._rows = self._open("rank", header)
             if ledger.begin < ledger.session:
-                # A row of its own: who reads it may know that the process was not begun for this run.
+                # In a separate row, because readers may know that the process was not started for this run.
                 nothing = [0] * len(ledger.earlier)
                 grown = ledger.divided(ledger.earlier, nothing)
                 self._rows.write(self._row(self._wall(ledger.begin), self._session, 0, grown), is_last=True)
@@ -290,7 +288,7 @@ class TimeFiles:
     def _write_spans(self, now: int) -> None:
         ledger = self._ledger
         lines: list[str] = []
-        # As many as there are now: training adds to them.
+        # Only the current ones, because training adds more.
         for _ in range(len(ledger.spans)):
             name, begin, end, track = ledger.spans.popleft()
             self._spans_taken += 1
@@ -323,7 +321,7 @@ class TimeFiles:
             self._batch_bytes += len(line)
 
     def _thin(self) -> None:
-        """Has fewer batches traced, the more was written; then those in any case that are longer."""
+        """Traces fewer batches the more was written, and then raises the minimum for rare spans."""
         if self._batch_bytes >= _TRACE_BYTES[1]:
             self.stride = 0
         elif self.stride and self._batch_bytes >= self._next_stride_at:
@@ -345,7 +343,7 @@ class TimeFiles:
             self._slow_count += 1
 
     def _find_usual(self, now: int, step: int) -> None:
-        """Sets from how long on a step is slow: from the median of what steps took between two looks."""
+        """Sets the duration from which a step is slow, from the median between two readings."""
         before = self._step_at
         if before is not None and step == before[1]:
             return

@@ -1,7 +1,7 @@
-"""`TimeLedger`: on what the time of a run is spent, second by second, and the spans of its trace.
+"""`TimeLedger`: charges every second of a run to a bucket, and keeps the spans of its trace.
 
-The training thread charges each moment to one bucket. A thread of the ledger writes what has come together
-(`time_files`): it also runs while training waits, and what it wrote is there after `kill -9`.
+The training thread charges each moment to one bucket. A background thread writes the totals (`time_files`);
+it also runs while training waits, and its files survive `kill -9`.
 """
 
 import contextlib
@@ -48,11 +48,11 @@ BUCKETS = (
 _START, _RESTORE, _DATA, _BATCH, _FORWARD, _BACKWARD, _OPTIMIZER, _EVALUATION = range(8)
 _CHECKPOINT, _LOGGING, _CALLBACKS, _WAITING, _GARBAGE, _IDLE, _CLOSING, _STOPPED = range(8, 16)
 
-# A batch that is not divided, whose time is divided as that of the others.
+# An undivided batch; its time is divided like that of other batches.
 _WHOLE = len(BUCKETS)
 _PARTS = (_BATCH, _FORWARD, _BACKWARD, _OPTIMIZER)
 
-# What training does from an event on, until the next.
+# The bucket from an event on, until the next.
 _AFTER = {
     Event.BEFORE_LOAD: _RESTORE,
     Event.AFTER_LOAD: _START,
@@ -68,25 +68,25 @@ _WITHIN = {
 }
 _BEGIN_INSIDE = {Event.EVAL_BEFORE_ALL, Event.EVAL_START, Event.EVAL_STANDALONE_START, Event.PREDICT_START}
 _END_INSIDE = {Event.EVAL_AFTER_ALL, Event.EVAL_END, Event.EVAL_STANDALONE_END, Event.PREDICT_END}
-# Of these, the spans of a trace have the whole.
+# Events that begin a span in the trace.
 _EVALUATES = {Event.EVAL_START, Event.PREDICT_START}
 
-# Of shorter batches, one in so much time is divided: what that costs, some 4 µs, is 0.02 % of it.
+# Of shorter batches, one per interval is divided; its cost, some 4 µs, is 0.02 % of the interval.
 _SHORT_NANOSECONDS, _DIVIDED_NANOSECONDS = 5_000_000, 25_000_000
 _MAX_LOOKS = 100
 _MAX_PENDING_SPANS = 100_000
 _MAX_PENDING_STEPS = 1000
-# What is shorter has a span in a batch that is traced alone.
+# Shorter spans are only kept in a traced batch.
 _LONG, _RARE = 1_000_000_000, 1_000_000
 _LONG_ENOUGH = [_LONG] * (_WHOLE + 1)
 for _one in (_START, _RESTORE, _EVALUATION, _CHECKPOINT, _GARBAGE, _IDLE, _CLOSING):
     _LONG_ENOUGH[_one] = _RARE
 _ANY = [0] * (_WHOLE + 1)
 _NEVER = 1 << 62
-# Batches that the device has not done; of more, the oldest are not measured.
+# Batches that the device has not finished; beyond that, the oldest are not measured.
 _MAX_PENDING_BATCHES = 1000
 _END_OF_BATCH = -1
-# Of the time from the beginning of the process to `INIT`, no more is the run's.
+# The longest time before `INIT` that counts for the run, in seconds.
 _MAX_START = 3600.0
 
 _Hook = Callable[[State, Logger], None]
@@ -94,7 +94,7 @@ _Span = tuple[int | str, int, int, str]
 
 
 def seconds_of_process(pid: int | str = "self") -> float:
-    """Returns how long ago a process began; 0 where the system does not tell."""
+    """Returns how long ago a process began; 0 if the system does not tell."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         booted = float(Path("/proc/uptime").read_text().split()[0])
@@ -103,16 +103,16 @@ def seconds_of_process(pid: int | str = "self") -> float:
         return 0.0
 
 
-# The process of which a ledger has counted the time since its beginning.
+# The process whose start a ledger has already counted.
 _counted_process = 0
 
 
 def _take_start() -> float:
-    """Returns how much of the time since the process began is the run's; 0 where it was not begun for it."""
+    """Returns the time since the process began; 0 if it was not started for this run."""
     global _counted_process  # noqa: PLW0603  # of the process
     is_first = _counted_process != os.getpid()
     _counted_process = os.getpid()
-    # Python sets `ps1` in a shell, IPython in a notebook's kernel: that was there before, maybe for hours.
+    # Python sets `ps1` in a shell, and IPython in a notebook's kernel, which may be hours old.
     is_begun_for_it = is_first and not hasattr(sys, "ps1")
     return min(seconds_of_process(), _MAX_START) if is_begun_for_it else 0.0
 
@@ -135,7 +135,7 @@ class DeviceClock:
         self.nanoseconds = dict.fromkeys(parts, 0.0)
 
     def mark(self, bucket: int) -> None:
-        """Notes that kernels which are queued from here on are of a bucket."""
+        """Charges kernels that are queued from now on to a bucket."""
         event = self._make()
         event.record()
         self._marks.append((bucket, event))
@@ -148,7 +148,7 @@ class DeviceClock:
         self.collect()
 
     def collect(self) -> None:
-        """Adds up the batches that the device has done. Training thread, outside of a graph capture."""
+        """Adds up the batches that the device has finished. Training thread, outside of a graph capture."""
         while self._pending and self._pending[0][-1][1].query():
             for (bucket, begin), (_, end) in itertools.pairwise(self._pending.popleft()):
                 self.nanoseconds[bucket] += begin.elapsed_time(end) * 1e6
@@ -167,11 +167,11 @@ class TimeLedger(Callback):
 
     | bucket | the time |
     |---|---|
-    | `start` | before the first batch, but for `restore` |
-    | `restore` | loading a checkpoint, and going to its place in the data |
-    | `data` | between two batches: reading, and moving it to the device |
-    | `forward`, `backward`, `optimizer` | of a batch; `forward` has the loss |
-    | `batch` | the rest of a batch; in a loop of your own without these events, all of it |
+    | `start` | before the first batch, except for `restore` |
+    | `restore` | loading a checkpoint, and going to its position in the data |
+    | `data` | between two batches: reading, and moving data to the device |
+    | `forward`, `backward`, `optimizer` | the parts of a batch; `forward` includes the loss |
+    | `batch` | the rest of a batch; in your own loop without these events, all of it |
     | `evaluation` | evaluations and predictions |
     | `checkpoint` | the hooks of `CheckpointSaver` |
     | `logging` | calls of `log_metrics` and the like, and the hooks of destinations |
@@ -182,52 +182,52 @@ class TimeLedger(Callback):
     | `closing` | from close to the end |
     | `stopped` | the process did not run: SIGSTOP, a frozen container, or a machine that slept |
 
-    A nested bucket ends the outer one, so that they add up to the time of the session. The trainer takes
-    waiting out of `backward`; in a loop of your own with `DistributedDataParallel`, and with `fully_shard`,
-    ranks wait for each other within it.
+    A nested bucket interrupts the outer one, so the buckets add up to the time of the session. The trainer
+    separates waiting from `backward`. In your own loop with `DistributedDataParallel`, and with
+    `fully_shard`, ranks wait for each other within `backward`.
 
-    **Start.** A session lasts from `INIT` to the end. What was before is `start` too, an hour at most, for
-    the first run of a process; not in a notebook or a shell, and not where an earlier session of the run was
-    still going on when the process began, as with one that stands by.
+    **Start.** A session lasts from `INIT` to the end. For the first run of a process, the time before `INIT`,
+    up to an hour, counts as `start` too. This does not apply in a notebook or a shell, or if an earlier
+    session of the run was still active when the process began, as with a standby process.
 
-    **Where.** `time/` in the folder of the run; docs/format.md describes its files. Without a `RunDirectory`,
-    only the metrics are logged. A process that is killed loses at most 2 % of its session's last rows, and
-    one second: that is part of what came after.
+    **Files** are in `time/` in the folder of the run; docs/format.md describes them. Without a
+    `RunDirectory`, only the metrics are logged. If the process is killed, at most the last 2 % of the session
+    and one second are lost; they count towards the time after it.
 
-    **Metrics.** `time/data` and so on: the share of each bucket since the last time,
-    and at the end of a run that had some.
+    **Metrics** are `time/data` and so on: the share of each bucket since the last time, and at the end of a
+    run that had some.
 
-    **Short batches.** Of those of less than 5 ms, few are divided into `forward`, `backward` and so on; the
-    time of the others is divided as theirs.
+    **Short batches.** Few batches of less than 5 ms are divided into `forward`, `backward` and so on; the
+    time of the others is divided proportionally.
 
     **Cost.** A batch of 1 ms with a call of `log_metrics` takes 0.8 µs more while the code is in the caches,
     and 3 to 4 µs between steps that use them: 0.1 to 0.4 % of it; one of 10 ms a tenth of that share. The
     thread takes 0.1 % of a core in the first seconds, and less than 0.01 % after some minutes. See
     docs/performance.md.
 
-    **Stopped.** On Linux; elsewhere such time is charged to what it interrupted. A stop counts from 0.3 s on,
-    and up to 0.25 s less than it took; one that comes in the moment in which the ledger's thread writes does
-    not. That thread was not woken: one that waits for the interpreter's lock is, each 5 ms, so that what
-    holds the lock is charged where it happens. The time in which a machine slept is known from
-    `CLOCK_BOOTTIME`, which goes on then.
+    **Stopped** works on Linux; elsewhere, a stop is charged to the bucket that it interrupts. A stop counts
+    from 0.3 s on, up to 0.25 s less than it took, unless it comes while the ledger's thread writes. During a
+    stop that thread is not woken, whereas a thread that waits for the interpreter's lock wakes every 5 ms; so
+    a library that holds the lock is charged to the current bucket. `CLOCK_BOOTTIME`, which continues during
+    sleep, tells how long the machine slept.
 
-    **Devices.** The clock is the host's, which queues kernels and waits for them later. On CUDA the time of
-    batches is divided into `batch`, `forward`, `backward`, `optimizer` and `waiting` as events on the device
-    divide it, of which nothing waits; spans are those of the host.
+    **Devices.** The host's clock sees kernels being queued, and waits for them later. On CUDA, events on the
+    device divide the time of batches into `batch`, `forward`, `backward`, `optimizer` and `waiting`; nothing
+    waits for them. Spans use the host's clock.
 
-    **Ranks.** Each has files of its own, with the times of its machine. A trace of several machines is as
+    **Ranks.** Each rank has its own files, with the times of its machine. A trace of several machines is as
     exact as their clocks agree, which NTP keeps within milliseconds.
 
-    **Threading.** A daemon thread writes, from `INIT` to the end of the run. Only calls of the training
-    thread are charged; spans may be of any thread.
+    **Threading.** A daemon thread writes, from `INIT` to the end of the run. Only the training thread is
+    charged; any thread may have spans.
 
     **Errors.** A file that cannot be written is reported once, and training continues.
 
     Args:
         metrics_seconds: how often the shares are logged; None for never.
-        trace: whether spans of batches are kept, of all at first and of ever fewer in a long session, 5 MB
-            at most. Evaluations, checkpoints, uploads, epochs, collections of garbage and other buckets of a
-            millisecond, and those of `span`, are kept in any case, up to 100 MB.
+        trace: whether to keep spans of batches: all at first and ever fewer in a long session, up to 5 MB.
+            Evaluations, checkpoints, uploads, epochs, garbage collections, other buckets of a millisecond or
+            more, and spans of `span` are always kept, up to 100 MB.
         clock: returns monotonic nanoseconds.
 
     Raises:
@@ -235,7 +235,7 @@ class TimeLedger(Callback):
     """
 
     folder_name = "time"
-    """The folder in that of the run."""
+    """The folder inside the run's folder."""
 
     buckets = BUCKETS
     """All buckets."""
@@ -272,20 +272,20 @@ class TimeLedger(Callback):
         # (bucket or name, begin, end, track), in nanoseconds.
         self.spans: deque[_Span] = deque(maxlen=_MAX_PENDING_SPANS)
         self.spans_made = 0
-        # What has not ended, by what identifies it.
+        # Open spans, by key.
         self.open: dict[Any, tuple[str, int, str]] = {}
         self._tracks: dict[int, str] = {}
-        # (step, begin, end, what each bucket had at its begin, and at its end), of slow steps.
+        # (step, begin, end, totals at its begin, totals at its end) of slow steps.
         self.slow_steps: deque[tuple[int, int, int, list[int], list[int]]] = deque(maxlen=_MAX_PENDING_STEPS)
         self.slow_nanoseconds = _NEVER
-        """From how long on a step is slow."""
+        """The duration from which a step is slow, in nanoseconds."""
         self._open_books()
 
     def _open_books(self) -> None:
-        # `sum(totals) == since - begin`, but for the moment in which a bucket ends.
+        # `sum(totals) == since - begin`, except while a bucket is ending.
         self.totals = [0] * (_WHOLE + 1)
         self.begin = self.session = self._since = self._ended_at = self._clock()
-        # What was charged before `session`.
+        # Totals before `session`.
         self.earlier = self.totals.copy()
         self._bucket = _START
         self._outer: list[int] = []
@@ -297,17 +297,17 @@ class TimeLedger(Callback):
         self._after_batch = _BATCH
         self._is_traced = False
         self._batch_begin = 0
-        # How many batches are left until one is divided, and how many were.
+        # How many batches are left until one is divided, and how many were divided.
         self._left, self._divided_batches = 1, 0
         self._is_divided = True
 
-    # Buckets: training thread. What is called in each batch has the lines of `switch` in it, for a call more
-    # takes half as long again.
+    # Buckets: training thread. Methods that run in each batch inline `switch`, because a call would take half
+    # as long again.
 
     def switch(self, bucket: int) -> int:
-        """Ends the bucket that time is charged to, begins another, and returns the one that has ended."""
+        """Ends the current bucket, begins another, and returns the ended one."""
         now = self._clock()
-        # `snapshot` looks on, and garbage may be collected once a span is kept, which calls this again.
+        # The order matters: `snapshot` reads concurrently, and garbage collection may call this again.
         taken = now - self._since
         self._since = now
         before = self._bucket
@@ -325,25 +325,25 @@ class TimeLedger(Callback):
         """Returns now, and the nanoseconds of each bucket until now; any thread may call it."""
         for _ in range(_MAX_LOOKS):
             totals, since, bucket, now = self.totals.copy(), self._since, self._bucket, self._clock()
-            # Otherwise the training thread is ending a bucket; or was interrupted there, once, by Ctrl-C.
+            # Otherwise the training thread is just ending a bucket, or Ctrl-C interrupted it there.
             if sum(totals) == since - self.begin:
                 break
         totals[bucket] += max(now - since, 0)
         return max(now, since), totals
 
     def divided(self, totals: Sequence[int], before: Sequence[int]) -> list[float]:
-        """Returns by how much each bucket has grown; the time of whole batches is divided as that of others.
+        """Returns the growth of each bucket; undivided batches are divided like the others.
 
         Args:
-            totals: of a snapshot.
-            before: of an earlier one.
+            totals: the totals of a snapshot.
+            before: the totals of an earlier one.
         """
         grown: list[float] = [after - earlier for after, earlier in zip(totals, before, strict=True)]
         whole = grown.pop()
         known = grown if any(grown[part] for part in _PARTS) else totals
         parts: dict[int, float] = {part: known[part] for part in _PARTS}
         if self._device is not None and any(self._device.nanoseconds.values()):
-            # What the host waited for at one place, the device did at another.
+            # The host may wait in one bucket for work of another.
             parts = self._device.nanoseconds.copy()
             whole += sum(grown[part] for part in _PARTS)
             for part in _PARTS:
@@ -354,7 +354,7 @@ class TimeLedger(Callback):
         return grown
 
     def undivided(self, totals: Sequence[int], before: Sequence[int]) -> list[float]:
-        """Returns by how much each bucket has grown; whole batches are of `batch`."""
+        """Returns the growth of each bucket; undivided batches count as `batch`."""
         grown: list[float] = [after - earlier for after, earlier in zip(totals, before, strict=True)]
         grown[_BATCH] += grown.pop()
         return grown
@@ -417,10 +417,10 @@ class TimeLedger(Callback):
         return charge
 
     def wait_after_backward(self, loss: Any) -> None:
-        """Charges what comes after a rank's own part of a backward pass to `waiting`.
+        """Charges the time after a rank's own part of a backward pass to `waiting`.
 
-        Autograd calls what was queued during a pass at its end, in the order of queueing: this before
-        `DistributedDataParallel`, which waits there for the gradients of the other ranks.
+        Autograd calls queued callbacks at the end of a pass, in order: this one before that of
+        `DistributedDataParallel`, which waits for the gradients of the other ranks.
 
         Args:
             loss: the tensor whose backward pass comes next.
@@ -438,7 +438,7 @@ class TimeLedger(Callback):
             self._device.mark(_WAITING)
 
     def add_waiting(self, nanoseconds: int) -> None:
-        """Charges time to `waiting` in which the rank waited for others before `INIT`."""
+        """Charges time before `INIT` in which the rank waited for others to `waiting`."""
         self._waited_before += nanoseconds
 
     # Spans: any thread.
@@ -455,7 +455,7 @@ class TimeLedger(Callback):
             self._keep_span(name, begin, self._clock(), track)
 
     def begin_span(self, name: str, track: str) -> Callable[[], None]:
-        """Begins a span on a track of its own; the function that is returned ends it, in any thread."""
+        """Begins a span on a separate track; the returned function ends it, in any thread."""
         key, begin = object(), self._clock()
         self.open[key] = (name, begin, track)
 
@@ -466,7 +466,7 @@ class TimeLedger(Callback):
         return end
 
     def _track(self) -> str:
-        """Returns the track of the spans of this thread, which no other has."""
+        """Returns the unique track for the spans of this thread."""
         ident = threading.get_ident()
         track = self._tracks.get(ident)
         if track is None:
@@ -492,7 +492,7 @@ class TimeLedger(Callback):
             return 0.0
 
     def doing(self) -> dict[str, Any]:
-        """Returns the bucket that time is charged to now, since when in seconds, and the open spans."""
+        """Returns the current bucket, for how many seconds it has lasted, and the open spans."""
         seconds = (self._clock() - self._since) / 1e9
         spans = [name for name, _, track in list(self.open.values()) if track.startswith("spans")]
         return {"bucket": self.name_of(self._bucket), "seconds": round(seconds, 3), "spans": spans}
@@ -503,7 +503,7 @@ class TimeLedger(Callback):
         return "batch" if bucket == _WHOLE else BUCKETS[bucket]
 
     def open_now(self) -> Iterable[tuple[Any, str, int, str]]:
-        """Returns what has not ended: what identifies it, name, begin and track; any thread may call it."""
+        """Returns the open spans: key, name, begin and track; any thread may call it."""
         since, bucket = self._since, self._bucket
         yield since, self.name_of(bucket), since, "time"
         for key, one in list(self.open.items()):
@@ -517,8 +517,9 @@ class TimeLedger(Callback):
         """Returns the hooks of an engine, charged to the buckets of their callbacks, with the ledger's own.
 
         Args:
-            hooks: by event, each with its callback; None for one of the engine, which is of `logging`.
-            destinations: those of the callbacks whose hooks are of `logging`.
+            hooks: hooks by event, each with its callback; None for a hook of the engine, charged to
+                `logging`.
+            destinations: the callbacks whose hooks are charged to `logging`.
         """
         for event, of_event in hooks.items():
             charged: list[_Hook] = []
@@ -534,7 +535,7 @@ class TimeLedger(Callback):
             self._hooks[event] = (*(() if own is None else (own,)), *charged)
         # Files are opened where destinations have the folder of the run.
         self._hooks[Event.INIT] = (*self._hooks[Event.INIT], self._init)
-        # Or where they have it only then: it is not known before whether they continue an earlier run.
+        # Or here, if it was not known before whether an earlier run is continued.
         self._hooks[Event.FIT_START] = (*self._hooks[Event.FIT_START], self._open_files)
         within: dict[str, tuple[_Hook, ...]] = {event: self._hooks[event] for event in _WITHIN}
         self._hooks_within = {True: within, False: {event: own[1:] for event, own in within.items()}}
@@ -547,7 +548,7 @@ class TimeLedger(Callback):
         return BUCKETS.index(getattr(type(callback), "time_bucket", "callbacks"))
 
     def _hook_of(self, event: Event) -> _Hook | None:
-        """Returns what an event does to the ledger, or None."""
+        """Returns the ledger's own hook for an event, or None."""
         if event in _BEGIN_INSIDE:
             return self._begin_evaluation if event in _EVALUATES else self._begin_inside
         if event in _END_INSIDE:
@@ -589,7 +590,7 @@ class TimeLedger(Callback):
             self._files.start()
 
     def _at_fit_start(self, state: State, logger: Logger) -> None:
-        # Not always that of `INIT`.
+        # May differ from the thread of `INIT`.
         self._take_thread()
         self._outer.clear()
         self._hooks[Event.BEFORE_DATALOADER] = self._of_dataloader
@@ -608,7 +609,7 @@ class TimeLedger(Callback):
 
     def _at_fit_end(self, state: State, logger: Logger) -> None:
         self.switch(_IDLE)
-        # An epoch that training stopped within.
+        # Training may have stopped within an epoch.
         self._end_of_loop("epoch")
 
     def _end_of_loop(self, key: str) -> None:
@@ -617,7 +618,7 @@ class TimeLedger(Callback):
             self._keep_span(one[0], one[1], self._since, one[2])
 
     def _at_before_dataloader(self, state: State, logger: Logger) -> None:
-        # The first of a run that resumes within an epoch; later, the end of a batch has done it.
+        # Needed for the first batch of a resumed epoch; later, the end of a batch switches.
         if self._bucket != _DATA:
             self.switch(_DATA)
 
@@ -638,7 +639,7 @@ class TimeLedger(Callback):
 
     def _begin_divided(self, now: int) -> None:
         if not self._has_batch_start:
-            # A loop of one's own may tell of the end of batches alone.
+            # A custom loop may only report the ends of batches.
             self._has_batch_start, self._after_batch = True, _DATA
             self._hooks[Event.BEFORE_DATALOADER] = self._of_dataloader[1:]
         self._batch_begin = now
@@ -667,7 +668,7 @@ class TimeLedger(Callback):
             self._end_divided(state, logger, now)
 
     def _find_slow(self, state: State, now: int) -> None:
-        """Keeps what a step was spent on that took long, and what was between it and the one before."""
+        """Keeps the totals around a slow step, including the time since the previous step."""
         began, marks = self._ended_at, self._marks
         self._ended_at, self._marks = now, self.totals.copy()
         if now - began > self.slow_nanoseconds:
@@ -707,7 +708,7 @@ class TimeLedger(Callback):
         self._end_of_loop("evaluation")
 
     def keep_rare(self, factor: int) -> None:
-        """Keeps fewer of the spans that are kept in any case: those that take longer; any thread."""
+        """Raises the minimum duration of the spans that are always kept; any thread."""
         self._usual_keep = [min(one * factor, _LONG) for one in _LONG_ENOUGH]
 
     def _on_garbage(self, phase: str, info: dict[str, int]) -> None:
@@ -730,9 +731,9 @@ class TimeLedger(Callback):
     # The end: training thread.
 
     def close(self, state: State, logger: Logger) -> None:
-        """Logs the last shares of a run that had some, and charges what follows to `closing`."""
+        """Logs the last shares, if any were logged before, and charges the rest to `closing`."""
         if self._device is not None:
-            # Batches that the host had queued long before the device was done.
+            # The device may have finished batches since.
             self._device.collect()
         if self._logged_at > self.session and self._log_at != _NEVER:
             self._log(logger)

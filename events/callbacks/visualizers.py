@@ -124,7 +124,7 @@ class EvalOutputLogging(Callback):
         input_key: where the inputs are in a batch.
         target_key: where the targets are; None for none.
         show_input: makes a cell of one sample's input, for example a tokenizer's `decode`.
-        show_output: likewise of its output.
+        show_output: the same for its output.
     """
 
     def __init__(

@@ -144,7 +144,7 @@ def valid_caption(caption: Any, name: str, refuse: Refuse) -> str | None:
 def _valid_masks(
     masks: Any, name: str, sizes: Sequence[tuple[int, int] | None], left_out: Sequence[int], refuse: Refuse
 ) -> dict[str, Any] | None:
-    """Returns the masks that fit, without those of the images that are left out."""
+    """Returns the masks that fit, for the images that are not left out."""
     if masks is None:
         return None
     if not isinstance(masks, Mapping):
@@ -198,7 +198,7 @@ def _image_sizes(images: Any, what: str, *, channels_last: bool) -> list[tuple[i
 
 
 def _size_of_file(path: Any, what: str) -> tuple[int, int]:
-    """Returns height and width of an image file, of which the first bytes are read."""
+    """Returns height and width of an image file; reads only its first bytes."""
     import PIL.Image
 
     check_file(path, what)

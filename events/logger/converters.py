@@ -41,9 +41,9 @@ def plain_config(config: Any) -> dict[str, Any]:
     Takes mappings, attrs classes and dataclasses (with or without slots), namespaces, named tuples, pydantic
     models, OmegaConf, `ConfigDict` and flags of absl, nested in any way. Enum members become their values;
     paths, dtypes, devices and other objects their `str`. A value that contains itself, is nested more than a
-    hundred levels deep, or cannot be read, becomes a text that says so, and an interpolation of OmegaConf
-    that cannot be resolved stays as it is written; the others are not affected. The configuration is not
-    changed, and the result shares nothing with it. A number, text, list or any other single object becomes
+    hundred levels deep, or cannot be read, is replaced by a note. An interpolation of OmegaConf that cannot
+    be resolved stays unchanged. Neither affects other values. The configuration is not changed, and the
+    result shares nothing with it. A number, text, list or any other single object becomes
     `{"value": ...}`, and None an empty dict.
     """
     plain = {} if config is None else _plain(config)
@@ -100,7 +100,7 @@ def _plain_inside(value: Any, parents: tuple[Any, ...]) -> Any:
 
 
 def _without_omegaconf(value: Any) -> Any:
-    """Returns a configuration of OmegaConf as a dict or list of its values, and any other value as it is."""
+    """Returns a configuration of OmegaConf as a dict or list of its values; other values unchanged."""
     omegaconf = sys.modules.get("omegaconf")
     if omegaconf is None or not omegaconf.OmegaConf.is_config(value):
         return value
@@ -155,7 +155,7 @@ def _is_like_mapping(value: Any) -> bool:
 
 
 def _read_each(names: Iterable[Any], read: Callable[[Any], Any]) -> dict[Any, Any]:
-    """Returns what `read` returns for each name; where it raises, a text that says so."""
+    """Returns the result of `read` for each name, or a note if it raises."""
     found = {}
     for name in names:
         try:
@@ -225,8 +225,8 @@ def as_picture(value: Any) -> Any:
     print(as_picture(Figure(figsize=(2, 1), dpi=50)).size)  # (100, 50)
     ```
 
-    Takes the axes of a figure too, `pyplot`, and whatever else has `savefig`. What has no shape, but converts
-    to an array of numpy, becomes one.
+    Also takes the axes of a figure, `pyplot`, and any other object with `savefig`. An object without a shape
+    that converts to a numpy array becomes one.
 
     Raises:
         RecordError: the figure cannot be drawn.
@@ -264,9 +264,9 @@ def as_table(columns: Any, rows: Any) -> tuple[Any, Any]:
     ```
 
     Either argument, if the other is None, may be a data frame of pandas or polars, a table of pyarrow, a
-    mapping from column to values, or a list of mappings. Columns beside one of these choose among its own.
-    The index of pandas becomes columns too if it has a name or is not of integers. Values that are missing
-    are None. What is none of these is returned as it is.
+    mapping from column to values, or a list of mappings. Given with one of these, `columns` selects from it.
+    The index of pandas becomes columns too if it has a name or is not of integers. Missing values
+    are None. Other arguments are returned unchanged.
 
     Raises:
         RecordError: the columns have different lengths, or one is unknown.

@@ -105,7 +105,7 @@ class _RowPlan(NamedTuple):
 
     Attributes:
         picks: what returns the values on a device, and the numbers beside them; None if there are no numbers.
-        names: all full names, those of values on the device, and those of the others.
+        names: all full names, the names of values on the device, and the names of the others.
     """
 
     ring: DeviceRing

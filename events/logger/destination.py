@@ -1,4 +1,4 @@
-"""The interface of a destination as a `Logger` sees it, and how often it is written to.
+"""The interface between a `Logger` and a destination, and the rate of writes.
 
 `destinations.LoggerDestination` is the base class to subclass; the protocol keeps the logger independent of
 it, and names neither `Logger` nor `Callback`.
@@ -36,14 +36,14 @@ class WriteRate:
     RunDirectory("runs/mine", write_rate=WriteRate(every_steps=50, aggregate="mean"))
     ```
 
-    **Which limit applies.** While training, `train_seconds`, else `every_seconds`; in every other phase
-    `eval_seconds`, else `every_seconds`; without any of these and without `every_steps`, there is none. Each
-    phase has its own clock, and the first record of a phase is written at once. With seconds and steps, the
-    destination is written to as soon as either has passed.
+    **Limits.** `train_seconds` applies while training and `eval_seconds` in every other phase;
+    `every_seconds` is the default of both. Without any of these and without `every_steps`, there is no limit.
+    Each phase has its own clock, and the first record of a phase is written at once. With seconds and steps,
+    the destination is due as soon as either has passed.
 
-    **What comes in between** is not lost: the latest value of each metric is kept, and written with its own
-    step when the destination is due next in that phase, at the end of `fit`, and where the logger is flushed
-    or closed.
+    **Between writes** nothing is lost: the latest value of each metric is kept, and written with its own step
+    when the destination is next due in that phase, at the end of `fit`, and when the logger is flushed or
+    closed.
 
     Args:
         every_seconds: the minimum time between two writes, in every phase.
@@ -128,7 +128,7 @@ class WriteSchedule:
 
 
 class Destination(Protocol):
-    """Takes records and files; the engine calls its hooks, as those of any callback.
+    """Takes records and files; the engine calls its hooks like a callback's.
 
     ```python
     def names_of(destinations: list[Destination]) -> list[str]:

@@ -4,8 +4,8 @@ Training thread only: to query a CUDA event while a graph is being captured brea
 
 A call takes a snapshot in the order of the device's stream. Scalars go into a row of device memory, and
 `send` starts one copy for all rows that were gathered meanwhile: to queue a copy and an event takes twice as
-long as the snapshot itself. An array has a copy of its own. `collect` reads the copies that are complete.
-Nothing waits, except in `wait`, and where a ring is full and its policy says so.
+long as the snapshot itself. Each array is copied separately. `collect` reads completed copies. Nothing
+waits, except in `wait`, and when a ring is full and its policy is "wait".
 """
 
 import logging
@@ -121,7 +121,7 @@ class DeviceCopies:
         wait_seconds: the maximum wait, for a slot and at the end of `fit`, at flush and at close.
         gather_seconds: how long the metrics of a call may wait on the device for later calls, with which they
             share a copy, and how often to look whether copies have arrived. A quarter of the slots is copied
-            at once, and so is a call after a pause. With 0, each call has a copy of its own, and costs three
+            at once, and so is a call after a pause. With 0, each call is copied separately and costs three
             times as much.
         open_device: returns the device of a tensor.
         clock: a monotonic clock in seconds.
@@ -395,7 +395,7 @@ class DeviceRing:
         self.abandon()
 
     def abandon(self) -> None:
-        """Drops what is pending. Its memory is not used again: a copy may still write to it."""
+        """Drops pending copies. Their memory is not reused, because a copy may still write to it."""
         self._lose([one for _, one in self._copies if not one.is_ready])
         self._lose([self.staged])
         self._copies.clear()

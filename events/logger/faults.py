@@ -95,18 +95,18 @@ def caller() -> str:
 class Faults:
     """Catches and counts the failures of one logger's destinations, and the values that cannot be logged.
 
-    An invalid value costs itself: it is counted, reported once with the line that logged it, and does not
-    reach a destination; the rest of its call does. With `strict` it is also raised, at the end of the call.
+    An invalid value is dropped: it is counted and reported once with the line that logged it, and the rest of
+    its call reaches the destinations. With `strict` it is also raised, at the end of the call.
 
-    Every exception of a destination is caught, `SystemExit` and other `BaseException`s too. Ctrl-C and what a
-    signal handler raises propagate.
+    Every exception of a destination is caught, including `SystemExit` and other `BaseException`s. Ctrl-C and
+    exceptions from signal handlers propagate.
 
     A destination that fails `FAILURES_BEFORE_PARKING` times in a row is parked: it is not called for a
-    minute, then retried, then parked twice as long, up to ten minutes. The calls that it misses are counted.
-    Files and hyperparameters are delivered to it all the same.
+    minute, then retried, then parked twice as long, up to ten minutes. Missed calls are counted. Files
+    and hyperparameters are still delivered.
 
     A destination whose `init` failed is not open: only `close` and `post_close` are called, and missed
-    records are counted. So is one that has set `cannot_open` before it raises from a later hook.
+    records are counted. The same applies if it sets `cannot_open` before it raises from a later hook.
     """
 
     def __init__(
@@ -141,8 +141,9 @@ class Faults:
     def guard(self, destination: Destination, action: str, hook: Callable[P, object]) -> Callable[P, None]:
         """Returns a hook of a destination with its failures caught.
 
-        What `init` raises propagates if it is a `RecordError`, for the destination was set up wrongly, or if
-        the run requires the destination. So does a `RecordError` of a later hook by which it could not open.
+        An exception of `init` propagates if it is a `RecordError`, because the destination was set up
+        wrongly, or if the run requires the destination. So does a `RecordError` of a later hook that fails to
+        open it.
         """
 
         def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -150,7 +151,7 @@ class Faults:
                 return
             try:
                 hook(*args, **kwargs)
-            except BaseException as error:  # that is what this class is for
+            except BaseException as error:  # the purpose of this class
                 is_required = getattr(destination, "require", False)
                 is_set_up_wrongly = isinstance(error, RecordError) and (
                     action == "init" or getattr(destination, "cannot_open", False)

@@ -41,7 +41,7 @@ __all__ = ["Logger"]
 
 _log = logging.getLogger("events")
 
-# The methods whose time a `TimeLedger` charges; those of other records call `log_record`.
+# The methods whose time a `TimeLedger` charges; the other `log_*` methods call `log_record`.
 _CHARGED = ("log_hyperparameters", "log_record", "upload_file", "flush")
 _NO_SPAN: AbstractContextManager[None] = nullcontext()
 # The namespaces of this thread and task, of each logger by its identity.
@@ -72,32 +72,32 @@ class Logger(RecordMethods):
     ```
 
     **Steps.** The default `step` is the number of completed batches: a loss logged while batch 0 is trained
-    has step 0; a metric that a callback logs on the `BATCH_END` after it has step 1. In a loop that counts no
-    batches, it is the step that was given last.
+    has step 0, and a metric that a callback logs on the following `BATCH_END` has step 1. In a loop that
+    counts no batches, it is the last step that was passed.
 
     **Values.** Any value may be a function without arguments. It is called in this thread, at most once, and
-    only if a destination is going to write its result. A function that raises, or returns something that
-    cannot be logged, loses only its own value.
+    only if a destination will write its result. If it raises, or returns something that can't be logged, only
+    its own value is lost.
     Values on a device are copied without waiting, several calls at a time, and delivered in order once they
     have arrived; meanwhile the state has the position of the call. See `DeviceCopies`.
 
     **Rates.** A destination with a `write_rate` gets metrics when it is due; see `WriteRate`.
 
-    **Errors.** A bad value costs itself, in every `log_*` call: a metric that is no number, a name that is no
-    string, a step that is no whole number, an image of the wrong shape. The rest of the call is logged; the
-    bad value is counted in `faults.value_counts`, reported once with the line of the caller, and summed up at
-    close. A record without a valid step gets the default one, and one without a valid name the text of what
-    was given. With `strict` the call raises `RecordError` once the rest is logged; for a bad name or step, at
-    once, and nothing is logged.
+    **Errors.** A bad value is dropped, and the rest of the call is logged. Bad values are a metric that isn't
+    a number, a name that isn't a string, a step that isn't a whole number, an image of the wrong shape, and
+    so on. They are counted in `faults.value_counts`, reported once with the line of the caller, and
+    summarized at close. A record with a bad step gets the default step, and one with a bad name gets the text
+    of that name. With `strict` the call raises `RecordError` once the rest is logged; for a bad name or step
+    it raises at once, and nothing is logged.
 
-    An exception of a destination is caught: counted in `faults.counts`, reported once per kind, and summed up
-    at close. A `RecordError` of a destination, for a record that it cannot take, is counted as a bad value;
-    the other destinations get the record.
+    An exception of a destination is caught, counted in `faults.counts`, reported once per kind, and
+    summarized at close. A `RecordError` of a destination, for a record that it cannot take, counts as a bad
+    value; the other destinations get the record.
 
     **Threading.** Any thread may call `log_metrics` with values on the host; call everything else from the
-    thread that trains. No call waits for a disk or a network, other
-    than `upload_file`, which copies the file, and `download_file`. No call waits for a device, other than
-    `flush`, and one that finds too many pending copies; see `DeviceCopies`.
+    thread that trains. Only `upload_file`, which copies the file, and `download_file` wait for a disk or a
+    network. Only `flush`, and a call that finds too many pending copies, wait for a device; see
+    `DeviceCopies`.
 
     **Ownership.** The caller may change its values as soon as the call returns.
 
@@ -146,10 +146,10 @@ class Logger(RecordMethods):
         self._expects_plain = self._packer is not None
         # Whether `log_metrics` has to do more than to convert values and call the destinations.
         self._is_slow_path = False
-        # Whether that is only because of write rates; or only because of a prefix, or copies on their way.
+        # Whether the only reason is write rates; or only a prefix, or pending copies.
         self._can_defer = False
         self._is_planned = False
-        # What logs scalars on a device, where the last metrics were such ones.
+        # Logs scalars on a device, if the last metrics were such scalars.
         self._log_row: LogRow | None = None
         self._outbox = self._delivery.outbox
         self._refresh()
@@ -172,23 +172,23 @@ class Logger(RecordMethods):
         self.log_metrics = ledger.charge_metrics(self.log_metrics)  # type: ignore[method-assign]
 
     def span(self, name: str) -> AbstractContextManager[None]:
-        """Keeps the time of a block, for the trace of the run; nests.
+        """Adds the time of a block to the trace of the run; blocks can be nested.
 
         ```python
         with run.span("tokenize"):
             batch = tokenize(texts)
         ```
 
-        Kept by the `TimeLedger` of the run, see there; without one, this does nothing. `destinations runs
-        trace NAME` shows it. Use it in any thread.
+        The `TimeLedger` of the run keeps it; without one, this does nothing. `destinations runs trace NAME`
+        shows it. Use it in any thread.
 
         Args:
-            name: of the span; of a few words, for spans of one name are alike.
+            name: the name of the span, in a few words; similar spans should share a name.
         """
         return _NO_SPAN if self._ledger is None else self._ledger.span(name)
 
     def begin_span(self, name: str, track: str) -> Callable[[], None]:
-        """Begins a span of what goes on beside training, as an upload; for callbacks and destinations.
+        """Begins a span of background work, such as an upload; for callbacks and destinations.
 
         Args:
             name: of the span.
@@ -338,7 +338,7 @@ class Logger(RecordMethods):
 
         Args:
             kind: the method without its "log_": "table", "images", "text", …
-            arguments: those of the method, by name and in its order.
+            arguments: the arguments of the method, by name and in its order.
 
         Raises:
             EngineClosedError: the run is closed.
@@ -357,7 +357,7 @@ class Logger(RecordMethods):
             self._log_record(action, values)
 
     def _with_trace_files(self, traces: Mapping[Any, Any]) -> dict[Any, Any]:
-        """Uploads the files among traces, and returns the traces with what each is called in their place."""
+        """Uploads the files among traces, and returns the traces with the files replaced by their names."""
         found = dict(traces)
         for name, path in traces.items():
             if not isinstance(path, Path) or not path.is_file():
@@ -425,18 +425,18 @@ class Logger(RecordMethods):
     ) -> None:
         """Uploads a file to every destination that takes files; they have taken it when the call returns.
 
-        With `link=True`, `Artifacts` and `RunDirectory` take it by hard link where it is on their file
-        system, which needs no time and no room. The caller may delete or replace the file, as always, but
-        must never write into it.
+        With `link=True`, `Artifacts` and `RunDirectory` take a hard link if they are on the same file
+        system, which takes no time and no space. The caller may delete or replace the file, but must never
+        write into it.
 
         Args:
             remote_file_name: the name in the destination, with placeholders such as `{run_name}`, `{rank}`,
                 `{epoch}` and `{batch}`, see `format_name`; a `LiteralName` has none.
-            file_path: the local path. The path of an existing file is taken as it is; in any other,
-                placeholders are filled in.
+            file_path: the local path; placeholders are filled in unless the file exists.
             overwrite: whether it may replace an older file of that name.
             link: whether destinations may link the file instead of copying it.
-            crc32: of the file, where the caller knows it: saves a destination that links it reading it.
+            crc32: the CRC-32 of the file, if known, so that a destination that links the file need not read
+                it.
 
         Raises:
             FileNotFoundError: there is no such file, and a destination takes files.
@@ -502,7 +502,7 @@ class Logger(RecordMethods):
 
         Args:
             remote_file_name: the name in the destination; placeholders as in `upload_file`.
-            destination: the local path to write, as it is.
+            destination: the local path to write, without placeholders.
             overwrite: whether an existing local file may be replaced.
             progress_bar: whether to show the progress.
 
@@ -634,8 +634,8 @@ class Logger(RecordMethods):
         """Prefixes the names of all metrics and records that are logged in a `with` block.
 
         Blocks may be nested: inside `namespace("eval")` and `namespace("clean")`, "loss" is
-        "eval/clean/loss". Hyperparameters and files keep their names. A block is of its thread and its
-        asyncio task: another has its own, and a task begins with those in which it was made.
+        "eval/clean/loss". Hyperparameters and files keep their names. A block applies to its
+        own thread and asyncio task; a task inherits the blocks in which it was created.
 
         Raises:
             RecordError: the name is not a string, or empty.
@@ -760,7 +760,7 @@ class Logger(RecordMethods):
         self._is_slow_path = needs_more or self._delivery.is_paced
         self._can_defer = self._delivery.is_paced and not needs_more
         self._is_planned = not (self._is_stopped or self._delivery.is_paced)
-        # In a namespace the prefix depends on who calls.
+        # In a namespace the prefix depends on the caller.
         has_rows = self._is_planned and self._delivery.has_rows and not self._open_namespaces
         self._log_row = self._delivery.log_row(self._own_prefix) if has_rows else None
 
@@ -792,7 +792,7 @@ class Logger(RecordMethods):
             )
 
     def _file_names(self, remote: Any, local: Any) -> tuple[str, Path]:
-        """Returns the remote name of a file, with placeholders filled in, and the local path as it is."""
+        """Returns the remote name of a file, with placeholders filled in, and the local path."""
         if not isinstance(remote, str):
             raise RecordError(f"file must have a string as its name, got {short_repr(remote)}.")
         try:

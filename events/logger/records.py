@@ -41,17 +41,17 @@ def _to_host(tools: RecordTools, **arguments: Any) -> dict[str, Any]:
 
 @attrs.frozen
 class RecordKind:
-    """How one kind of record is checked and delivered.
+    """Defines how one kind of record is checked and delivered.
 
     Attributes:
-        prepare: checks the arguments of a call, by name, and returns those of a destination's method, in its
-            order; their values are in host memory or on their way. Raises `RecordError`, and leaves out what
-            it can.
+        prepare: checks the arguments of a call, by name, and returns the arguments of a destination's method,
+            in its order; their values are in host memory or being copied there. Leaves out bad parts if it
+            can, and otherwise raises `RecordError`.
         lazy: the arguments that may be functions; the first one if empty.
-        keywords: the arguments that only those destinations get whose method has them.
+        keywords: arguments that a destination gets only if its method has them.
         can_wait: whether a `WriteRate` with `media=True` may delay it.
-        reaches_parked: whether a destination that is parked after failures gets it: it comes only once.
-        is_record: whether `Logger.log_record` takes it; what else there is has a way of its own.
+        reaches_parked: whether a parked destination gets it, because it comes only once.
+        is_record: whether `Logger.log_record` takes it; the others have separate methods.
     """
 
     prepare: Callable[..., dict[str, Any]] = _to_host
@@ -184,11 +184,11 @@ class RecordMethods:
         Args:
             columns: the column names; or the whole table: a data frame of pandas or polars, a table of
                 pyarrow, a dict from column to values, or a list of dicts. Then the name may come second.
-            rows: a list of values per row, one for each column; or a whole table, of which `columns` are
-                kept.
+            rows: a list of values per row, one for each column; or a whole table, and then
+                `columns` selects from it.
             name: the name of the table.
             step: as for `log_metrics`.
-            caption: a text that belongs to it; secrets are redacted.
+            caption: a text shown with it; secrets are redacted.
 
         Raises:
             EngineClosedError: the run is closed.
@@ -215,19 +215,18 @@ class RecordMethods:
         Args:
             images: one array or tensor, `(H, W)`, `(C, H, W)` or `(N, C, H, W)`, uint8 or float in [0, 1],
                 with 1, 3 or 4 channels; a PIL image, a path, or a figure of matplotlib, which is drawn in
-                this call; or a list of any of these. Floats beyond are clipped; in a list, an image that is
-                invalid, or a file that cannot be read, is left out. A dict from name to any of these is
-                logged as one record for each name.
-            name: the name of the images; for a dict, its names follow after a "/", unless this is the
-                default.
+                this call; or a list of these. Floats outside [0, 1] are clipped; invalid images and
+                unreadable files in a list are left out. A dict from name to any of these is logged as one
+                record for each name.
+            name: the name of the images; with a dict, the prefix of its names, unless it is the default.
             channels_last: the shapes are `(H, W, C)` and `(N, H, W, C)`.
             step: as for `log_metrics`.
             masks: by name, class indices for the images: an integer array `(H, W)` or `(N, H, W)`, or a list
                 of them.
             mask_class_labels: the label of each class index.
-            use_table: show the images in a table, for destinations that can do either.
-            captions: a text for each image, "" for none; or the text of a single image; for a dict of images,
-                a dict of these. Secrets are redacted.
+            use_table: whether to show the images in a table, if the destination can.
+            captions: a text for each image, "" for none; or a text for a single image; or a dict of these for
+                a dict of images. Secrets are redacted.
 
         Raises:
             EngineClosedError: the run is closed.
@@ -269,7 +268,7 @@ class RecordMethods:
             sample_rate: samples per second.
             name: the name of the audio.
             step: as for `log_metrics`.
-            caption: a text that belongs to it; secrets are redacted.
+            caption: a text shown with it; secrets are redacted.
 
         Raises:
             EngineClosedError: the run is closed.
@@ -294,7 +293,7 @@ class RecordMethods:
             fps: frames per second; needed for frames.
             name: the name of the video.
             step: as for `log_metrics`.
-            caption: a text that belongs to it; secrets are redacted.
+            caption: a text shown with it; secrets are redacted.
             format: how frames are encoded, "mp4" or "gif"; a video file keeps its own.
 
         Raises:
@@ -363,9 +362,8 @@ class RecordMethods:
         run.log_traces({"profile": Path("trace.json.gz")})
         ```
 
-        A `Path` of a file is kept with the run as `upload_file` does it, as
-        `RUN/traces/NAME-baN-rankN.json.gz`: those of `torch.profiler` are joined to the trace of the run by
-        `destinations runs trace --profiles`.
+        A `Path` is uploaded like a file, as `RUN/traces/NAME-baN-rankN.json.gz`. `destinations runs trace
+        --profiles` joins the files of `torch.profiler` to the trace of the run.
 
         Raises:
             EngineClosedError: the run is closed.

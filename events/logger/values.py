@@ -68,8 +68,8 @@ class BinnedValues:
         non_finite: the number of NaN and infinite values, which are in no bin.
         min: the minimum. Default: the lower edge of the first bin that is not empty.
         max: the maximum. Default: the upper edge of the last bin that is not empty.
-        mean: the mean. Default: that of the bin centers.
-        std: the population standard deviation. Default: that of the bin centers.
+        mean: the mean. Default: the mean of the bin centers.
+        std: the population standard deviation. Default: computed from the bin centers.
 
     Raises:
         RecordError: the edges do not increase, their number is wrong, or a count is negative.

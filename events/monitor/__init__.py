@@ -1,6 +1,6 @@
 """Measurements aggregated per window, and events, passed to registered handlers and to a run's destinations.
 
-The interface is that of `torch.monitor`, without its faults:
+It has the interface of `torch.monitor`, without its faults:
 
 ```python
 from events import monitor

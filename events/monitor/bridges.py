@@ -1,12 +1,12 @@
 """Bridges between monitor events, a run's destinations and `torch.monitor`.
 
-`ForwardMonitor` logs our monitor events to the destinations of a run, `FromTorchMonitor` those of
+`ForwardMonitor` logs our monitor events to the destinations of a run, and `FromTorchMonitor` the events of
 `torch.monitor`; `ToTorchMonitor` passes our events to handlers registered with torch. Events may be logged in
 any thread; each bridge queues them and delivers them in the training thread.
 
-torch calls its handlers while it holds a lock of its own, and a handler written in Python lets other threads
-run meanwhile: two threads that log then deadlock. The handlers registered with torch here are therefore C
-functions. See `torch/csrc/monitor/events.cpp` and https://docs.pytorch.org/docs/stable/monitor.html.
+torch holds a lock while it calls its handlers, and a Python handler lets other threads run meanwhile, so two
+threads that log deadlock. Therefore the handlers registered here are C functions. See
+`torch/csrc/monitor/events.cpp` and https://docs.pytorch.org/docs/stable/monitor.html.
 """
 
 from __future__ import annotations
@@ -433,9 +433,9 @@ def forward_to(logger: Logger) -> ForwardMonitor:
             run.batch_end()
     ```
 
-    Events of the calling thread are logged immediately; those of other threads, windows that end on time
-    among them, at the end of a batch, epoch, evaluation or `fit`, as with `ForwardMonitor` among the
-    callbacks.
+    Events of the calling thread are logged immediately. Events of other threads, including windows that end
+    on time, are logged at the end of a batch, epoch, evaluation or `fit`, as with a `ForwardMonitor`
+    callback.
 
     Args:
         logger: the logger of a run, which also gives the steps.
@@ -475,7 +475,7 @@ def to_torch(logger: Logger | None = None) -> ToTorchMonitor:
     ```
 
     Args:
-        logger: the logger of a run, whose events drive the delivery, and whose close ends it.
+        logger: the logger of a run; its events drive the delivery, and its close ends it.
 
     Returns:
         The active `ToTorchMonitor`. Without a logger, call `drain` regularly in this thread, and `stop` at

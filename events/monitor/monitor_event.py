@@ -181,7 +181,7 @@ def register_event_handler(handler: Callable[[Event], object]) -> EventHandlerHa
 
 
 def _for_torch_handler(handler: Callable[[Event], object]) -> Callable[[Event], object]:
-    """Returns a handler; for torch's own, one that gives windows the name by which it knows them."""
+    """Returns a handler; wraps torch's own, so that windows have the name that torch gives them."""
     # Not imported here: without torch's monitor, the handler cannot be one of its handlers.
     torch_monitor = sys.modules.get("torch.monitor")
     if torch_monitor is None or not isinstance(handler, torch_monitor.TensorboardEventHandler):

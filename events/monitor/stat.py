@@ -45,9 +45,9 @@ _Read = TypeVar("_Read")
 
 # Percentiles are exact up to this many samples.
 RESERVOIR_SAMPLES = 10_000
-# The `add` that finds this many pending samples folds them: a tenth of a millisecond, once in so many calls.
+# The `add` that finds this many pending samples folds them, which takes a tenth of a millisecond.
 MAX_PENDING_SAMPLES = 4096
-# If handlers are so slow that this many windows of a Stat wait for them, later windows are merged.
+# If this many windows of a Stat wait for slow handlers, later windows are merged.
 _MAX_WAITING_WINDOWS = 1000
 _MIN_WAIT_SECONDS = 0.01
 _MAX_WAIT_SECONDS = 3600.0
@@ -218,7 +218,7 @@ def flush() -> None:
 
 
 def _aggregation(given: Any) -> Aggregation:
-    """Returns an aggregation by its value, or that of the same name in `torch.monitor`."""
+    """Returns an aggregation for its value, or for the member of `torch.monitor` with its name."""
     name = str(getattr(given, "name", ""))
     if type(given).__module__ == "torch._C._monitor" and name in Aggregation.__members__:
         return Aggregation[name]
@@ -255,7 +255,7 @@ def _check(
 class Summary:
     """Aggregates of samples that are folded in chunk by chunk; not thread-safe.
 
-    Percentiles are exact up to 10,000 samples. Beyond, they are those of 10,000 samples drawn uniformly:
+    Percentiles are exact up to 10,000 samples. Beyond, they are computed from 10,000 uniformly drawn samples:
     algorithm L, Li, "Reservoir-sampling algorithms of time complexity O(n(1+log(N/n)))", ACM TOMS 20(4),
     1994. The draw has its own generator with a fixed seed: it does not change the random numbers of training.
 

@@ -126,9 +126,9 @@ def ranks() -> int:
 
 
 def wrap(model: torch.nn.Module, device: torch.device, *, is_called: bool = True) -> torch.nn.Module:
-    """Returns the model, wrapped to average gradients over ranks; one that is sharded does so itself.
+    """Returns the model, wrapped to average gradients over ranks; a sharded model needs no wrapping.
 
-    One that is not called as a whole is not wrapped: each of its gradients is averaged as it is made.
+    A model that is not called as a whole is not wrapped; each of its gradients is averaged once computed.
     """
     if is_alone() or isinstance(model, DistributedDataParallel) or is_sharded(model):
         return model
@@ -142,9 +142,9 @@ def wrap(model: torch.nn.Module, device: torch.device, *, is_called: bool = True
 
 
 def average_as_made(tensor: torch.Tensor) -> None:
-    """Gives a tensor the values of rank 0, and averages its gradient whenever a backward pass has made it.
+    """Gives a tensor the values of rank 0, and averages its gradient after each backward pass.
 
-    Gradients that accumulate stay right: what was averaged before is the same on all ranks.
+    Accumulated gradients stay correct, because earlier averages are the same on all ranks.
     """
     from_first(tensor.detach())
     if tensor.requires_grad:
@@ -158,25 +158,25 @@ def _average(parameter: torch.nn.Parameter) -> None:
 class _SettledBuckets(DistributedDataParallel):
     """Sums gradients in the same buckets from the first batch of a process on.
 
-    torch's own sums the first batch in one bucket, and then rebuilds its buckets in the order in which that
-    had its gradients. A ring of three ranks or more adds up a number in an order that depends on its place in
-    the bucket: the first batch of a resumed run would differ in the last bit from that of a run that went on.
+    torch's class sums the first batch in one bucket, and then rebuilds its buckets in the order in which the
+    gradients arrived. A ring of three or more ranks adds numbers in an order that depends on their position
+    in the bucket, so the first batch of a resumed run would differ in the last bit from an uninterrupted run.
     """
 
     def _build_params_for_reducer(self) -> tuple[list[Any], list[bool]]:
-        # The last layer has its gradients first: buckets in this order are summed during the backward pass.
+        # The last layer's gradients come first, so buckets in this order are summed during the backward pass.
         parameters, are_sparse = super()._build_params_for_reducer()  # type: ignore[no-untyped-call]
         return list(parameters)[::-1], list(are_sparse)[::-1]
 
     def settle(self) -> None:
-        """Rebuilds the buckets now, which torch does once; all ranks must call it."""
+        """Rebuilds the buckets now, which torch does only once; all ranks must call it."""
         self.reducer._push_all_rebuilt_params()  # noqa: SLF001
         self.reducer._rebuild_buckets()  # noqa: SLF001
 
 
 def is_dtensor(value: Any) -> bool:
-    """Returns whether a value is a tensor of which this rank has a part, as `fully_shard` makes them."""
-    # Without importing `torch.distributed.tensor`, which takes long; a program with a DTensor has done so.
+    """Returns whether a value is a tensor divided among ranks, as by `fully_shard`."""
+    # Avoids importing `torch.distributed.tensor`, which is slow.
     return isinstance(value, torch.Tensor) and hasattr(value, "device_mesh")
 
 

@@ -33,12 +33,11 @@ class Evaluator:
     Args:
         label: names it in metrics (`metrics/<label>/…`) and in `state.dataloader_label`.
         dataloader: yields evaluation batches.
-        metric_names: regular expressions that the names of its metrics must contain a match of. Default: all
-            metrics.
-        subset_num_batches: how many batches to evaluate on, at least 1; -1 for all. Default: that of the
-            trainer.
-        eval_interval: how often, such as "1ep" or "500ba"; a bare integer counts epochs. Default: that of the
-            trainer. The end of training is always evaluated.
+        metric_names: regular expressions; only metrics whose name matches one are used. Default: all metrics.
+        subset_num_batches: how many batches to evaluate on, at least 1; -1 for all. Default: the
+            trainer's.
+        eval_interval: how often, such as "1ep" or "500ba"; a bare integer counts epochs. Default: the
+            trainer's. The end of training is always evaluated.
     """
 
     label: str
@@ -112,10 +111,10 @@ def as_evaluators(eval_dataloader: Any) -> tuple[Evaluator, ...]:
 
 
 def apart_from(train_dataloader: Any, dataloader: Any) -> Any:
-    """Returns a dataloader that can be read within an epoch of training: a copy, where it would end that.
+    """Returns a dataloader that can be read within an epoch of training; a copy if it would disturb that.
 
     Raises:
-        ValueError: it is the one of training, has a position of its own, and cannot be copied.
+        ValueError: it is the training dataloader, has a position, and cannot be copied.
     """
     has_position = hasattr(dataloader, "__next__") or hasattr(dataloader, "load_state_dict")
     if dataloader is not train_dataloader or not (
@@ -127,9 +126,9 @@ def apart_from(train_dataloader: Any, dataloader: Any) -> Any:
             f"eval_dataloader must be another {type(dataloader).__name__} than train_dataloader: reading it "
             "would move the position of training. Make a second one."
         )
-    _log.warning("The training dataloader is evaluated too: a copy of it, with worker processes of its own.")
+    _log.warning("The training dataloader is evaluated too, through a copy with separate worker processes.")
     apart = copy.copy(dataloader)
-    # An iterator of persistent workers is one for all who read.
+    # All readers share one iterator of persistent workers.
     vars(apart)["_iterator"] = None
     return apart
 

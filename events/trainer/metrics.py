@@ -51,7 +51,7 @@ class MeanMetric:
     _samples: int = 0
 
     def __call__(self, outputs: Any, targets: Any, samples: int) -> Any:
-        """Returns the value for one batch of so many samples, and adds it to the mean."""
+        """Returns the value for a batch, and adds it to the mean, weighted by its samples."""
         value = self._function(outputs, targets)
         if isinstance(value, torch.Tensor):
             value = value.detach()
@@ -115,13 +115,13 @@ class WeightedMeans:
         self._sums[name] = (total + detached * weight, weights + weight)
 
     def over_ranks(self, names: Sequence[str], device: torch.device) -> dict[str, Any]:
-        """Returns the means over all values of all ranks: NaN where none has a value.
+        """Returns the means over the values of all ranks; NaN if no rank has a value.
 
-        One collective, whatever this rank has values of; every rank must call it.
+        One collective, even if this rank has no values; every rank must call it.
 
         Args:
-            names: those of all ranks, the same on each; one rank alone has its own.
-            device: that of the values.
+            names: the names of all ranks, the same on each; ignored on a single rank.
+            device: the device of the values.
         """
         if distributed.is_alone():
             return {name: total / weight for name, (total, weight) in self._sums.items()}
@@ -137,12 +137,13 @@ class WeightedMeans:
 
 
 def total_loss(loss: Any) -> tuple[torch.Tensor, dict[str, Any]]:
-    """Returns a loss as one number, and the losses that it has been given as, by name.
+    """Returns a loss as one number, and its parts by name.
 
-    Of several, by name or in a list, it is the one called "total", else their sum; of samples, their mean.
+    The total of several losses, by name or in a list, is the one called "total", or else their sum. The total
+    of losses per sample is their mean.
 
     Raises:
-        TypeError: it is none of these.
+        TypeError: it is no loss.
     """
     if isinstance(loss, torch.Tensor):
         return (loss if loss.dim() == 0 else loss.mean()), {}
@@ -186,9 +187,9 @@ def losses_by_name(returned: Any) -> dict[str, Any]:
 
 
 def scalars(name: str, value: Any) -> dict[str, Any]:
-    """Returns the numbers of a metric's value by name: of a vector `name/0`, of a mapping `name/key`.
+    """Returns the numbers of a metric's value by name: `name/0` in a vector, `name/key` in a mapping.
 
-    What is neither a number nor a vector, such as a matrix, is left out.
+    Other values, such as a matrix, are left out.
     """
     if isinstance(value, torch.Tensor) and value.ndim == 0:
         return {name: value}
@@ -202,9 +203,9 @@ def log_values(logger: Logger, values: Mapping[str, Any], said: set[str]) -> dic
     """Logs the values of metrics, a matrix as a table, and returns the numbers.
 
     Args:
-        logger: where to.
-        values: by name.
-        said: the names of values that cannot be logged, of which it was said: once.
+        logger: the logger.
+        values: the values by name.
+        said: the names for which a warning was already logged.
     """
     numbers: dict[str, Any] = {}
     tables: dict[str, Any] = {}
@@ -253,7 +254,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _numbers(name: str, value: Any) -> dict[str, Any]:
-    """Returns a number by its name, the numbers of a vector by theirs, else nothing."""
+    """Returns a number, or the numbers of a vector, by name; otherwise an empty dict."""
     if _is_number(value):
         return {name: value}
     if isinstance(value, list | tuple) or (_is_array(value) and value.ndim == 1):
@@ -303,7 +304,7 @@ def states_of(metrics: Mapping[str, Any]) -> dict[str, Any]:
 
 @attrs.frozen
 class StatefulMetric:
-    """The whole state of a metric: that of torchmetrics lacks how often each was updated."""
+    """The complete state of a metric, with the update counts that torchmetrics leaves out."""
 
     _metric: Any
 

@@ -20,9 +20,9 @@ __all__ = [
     "seed_all",
 ]
 
-# Where a dataloader and its parts keep their own; its live iterator holds queues and processes.
+# Attributes that may hold generators; the live iterator holds queues and processes.
 _PARTS = ("generator", "sampler", "batch_sampler", "dataset", "collate_fn")
-# How older checkpoints name what a module has.
+# How older checkpoints name the parts of a module.
 _IN_MODULE = re.compile(r"\._modules\['(\w+)'\]")
 
 
@@ -34,30 +34,30 @@ def seed_all(seed: int) -> None:
 
 
 def random_state_of(dataloader: Any) -> dict[str, Any]:
-    """Returns the states of the global generators and, by their place, of those that the dataloader holds."""
+    """Returns the states of the global generators, and of the dataloader's generators by their location."""
     return {"global": _global_state(), "dataloader": generator_states(generators_in(dataloader))}
 
 
 def restore_random_state(state: Mapping[str, Any], dataloader: Any) -> list[str]:
-    """Restores what `random_state_of` returned; returns the places where there is no such generator now."""
+    """Restores the result of `random_state_of`; returns the locations of missing generators."""
     _restore_global_state(state["global"])
     return restore_generators(state["dataloader"], generators_in(dataloader))
 
 
 def generators_in(dataloader: Any) -> dict[str, Any]:
-    """Returns the generators that a dataloader holds, by their place."""
+    """Returns the generators in a dataloader, by their location."""
     return reach(parts_of(dataloader)).generators
 
 
 def generator_states(generators: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the states of generators, by their place."""
+    """Returns the states of generators, by their location."""
     return {place: _state(one) for place, one in generators.items()}
 
 
 def restore_generators(saved: Mapping[str, Any] | list[Any], generators: Mapping[str, Any]) -> list[str]:
-    """Restores what `generator_states` returned; returns the places where there is no such generator now."""
+    """Restores the result of `generator_states`; returns the locations of missing generators."""
     if not isinstance(saved, Mapping):
-        # An older checkpoint has those of torch, of the loader and its samplers, in this order.
+        # An older checkpoint has torch's generators of the loader and its samplers, in this order.
         own = [
             place
             for place, one in generators.items()
@@ -70,11 +70,11 @@ def restore_generators(saved: Mapping[str, Any] | list[Any], generators: Mapping
 
 
 def parts_of(dataloader: Any) -> dict[str, Any]:
-    """Returns the parts of a dataloader where generators are looked for, by name."""
+    """Returns the parts of a dataloader to search for generators, by name."""
     parts = {
         name: getattr(dataloader, name) for name in _PARTS if getattr(dataloader, name, None) is not None
     }
-    # One of another kind has them anywhere.
+    # Other kinds of loaders may have them anywhere.
     return parts if isinstance(dataloader, torch.utils.data.DataLoader) else {"": dataloader, **parts}
 
 
@@ -141,7 +141,7 @@ def _restore_global_state(state: dict[str, Any]) -> None:
         torch.cuda.set_rng_state_all(state["cuda"])
 
 
-# How the state of a generator is got and set, by its type.
+# How to get and set the state of a generator, by type.
 _KINDS: dict[type, tuple[Callable[[Any], Any], Callable[[Any, Any], None]]] = {
     torch.Generator: (lambda one: one.get_state(), lambda one, state: one.set_state(state)),
     random.Random: (_python_state, _set_python_state),

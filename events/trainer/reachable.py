@@ -1,4 +1,4 @@
-"""Finds what learns or draws random numbers among the objects that the trainer's arguments reach.
+"""Finds modules and random number generators among the objects that the trainer's arguments reach.
 
 Everything runs in the training thread. The search is bounded and computes no property.
 """
@@ -28,7 +28,7 @@ _STATEFUL = (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.
 _DEPTH = 8
 _OBJECTS = 2000
 _ITEMS = 32
-# What a module of torch has beside its weights, with room to spare.
+# Attributes of a torch module besides its weights, with room to spare.
 _OBJECTS_OF_MODULE = 16
 _NEVER_INSIDE = (
     str,
@@ -43,22 +43,22 @@ _NEVER_INSIDE = (
     np.generic,
     random.SystemRandom,
 )
-# Most of what a module has: to pass over them at once is what makes a search of a large model quick.
+# Most attributes of a module; skipping them early makes the search of a large model fast.
 _PLAIN = frozenset({bool, int, float, str, type(None), torch.device, torch.dtype})
 _CONTAINERS = frozenset({dict, OrderedDict, set, list, tuple})
-# These have the run itself, threads and process groups, but nothing of the user's.
+# These hold the run itself, threads and process groups, but no objects of the user.
 _CLOSED = ("events.", "destinations.", "uploads.", "torch.")
 _OPEN = "torch.utils.data"
 
 
 @attrs.frozen
 class Reached:
-    """What was found, nearest first, each once, by its place such as "dataset.transform.rng".
+    """The found objects, nearest first and each once, by a location such as "dataset.transform.rng".
 
     Attributes:
         generators: torch's, numpy's and Python's generators.
-        parts: modules that are in no other, without wrappers; optimizers, schedulers and gradient scalers.
-        is_whole: whether everything was looked at.
+        parts: outermost modules, without wrappers; optimizers, schedulers and gradient scalers.
+        is_whole: whether the search was complete.
     """
 
     generators: dict[str, Any]
@@ -67,17 +67,16 @@ class Reached:
 
 
 def reach(roots: Mapping[str, Any], seen: set[int] | None = None) -> Reached:
-    """Looks into objects, nearest first.
+    """Searches objects, nearest first.
 
-    It looks at attributes, at the first 32 items of lists, tuples and dictionaries, at arguments of
-    `functools.partial`, at the object of a bound method, at what a function has captured, and at modules and
-    generators among the global variables that a function names; eight deep, in 2,000 objects. Attributes of
-    modules are looked at in every module of a model, however deep. Other global variables, and what is inside
-    types of other extensions, are not found.
+    It searches attributes, the first 32 items of lists, tuples and dictionaries, arguments of
+    `functools.partial`, the object of a bound method, closures, and modules and generators among the globals
+    that a function names; eight levels deep, in 2,000 objects. The attributes of all modules of a model are
+    searched at any depth. Other globals, and the inside of extension types, are not.
 
     Args:
-        roots: where to begin, by name.
-        seen: objects, by identity, that are not looked into; those that are looked into are added.
+        roots: the objects to start from, by name.
+        seen: identities of objects to skip; searched objects are added.
     """
     found = Reached({}, {}, is_whole=True)
     seen = set() if seen is None else seen
@@ -120,7 +119,7 @@ def _is_closed(value: Any) -> bool:
 
 
 def _beside(module: torch.nn.Module) -> Iterator[tuple[str, Any]]:
-    """Yields what a module has beside its weights and its parts, and plain values."""
+    """Yields the attributes of a module except its weights, submodules and plain values."""
     if _is_closed(module) and not type(module).__module__.startswith("torch.nn."):
         return
     for name, one in list(vars(module).items()):
@@ -131,7 +130,7 @@ def _beside(module: torch.nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def _inside(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yields what an object holds, with how it is reached; computes no property."""
+    """Yields the contents of an object with their paths; computes no property."""
     if isinstance(value, types.FunctionType):
         for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
             with contextlib.suppress(ValueError):  # Nothing is assigned yet.

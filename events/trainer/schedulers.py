@@ -1,8 +1,8 @@
 """Learning-rate schedules in training time: "1dur", "10ep" or "500ba" rather than a number of steps.
 
 A schedule is a function of the state that returns a factor for the learning rate; `Trainer` takes it, and any
-function like it, in place of one of torch's schedulers. Names, arguments and formulas are those of Composer's
-schedulers: https://docs.mosaicml.com/projects/composer/en/stable/trainer/schedulers.html
+function like it, in place of one of torch's schedulers. Names, arguments and formulas are the same as in
+Composer's schedulers: https://docs.mosaicml.com/projects/composer/en/stable/trainer/schedulers.html
 """
 
 import math

@@ -71,11 +71,11 @@ COMPOSERS = {
     "save_ignore_keys": "Pass load_exclude= where the checkpoint is loaded.",
     "save_metrics": "Checkpoints hold the metrics that the model has.",
 }
-"""What to use in the place of arguments that Composer's trainer has."""
+"""What to use instead of arguments of Composer's trainer."""
 
 
 def own_arguments(others: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns arguments that the trainer lacks, without those of Composer's that mean nothing as None."""
+    """Returns unknown arguments, without Composer's arguments that are None."""
     return {name: one for name, one in others.items() if one is not None or name not in COMPOSERS}
 
 
@@ -244,7 +244,7 @@ def length_of(dataloader: Any) -> int | None:
 
 
 def shorter(length: int | None, limit: int | None) -> int | None:
-    """Returns the length of a dataloader of which only so many batches are read."""
+    """Returns the number of batches to read, given the length of a dataloader and a limit."""
     return limit if limit is not None and (length is None or length > limit) else length
 
 

@@ -1,8 +1,8 @@
-"""Reads the training data, and resumes reading where a checkpoint was saved, in the same order.
+"""Reads the training data, and resumes reading at the position of a checkpoint, in the same order.
 
-What a checkpoint has of it, for each rank: the states of all generators, global ones and those that the
-dataloader holds (`random_state`), and the states of loader, samplers and dataset that have a `state_dict`,
-when it was saved and when the epoch began. Everything runs in the training thread.
+For each rank, a checkpoint holds the states of all generators, global and in the dataloader
+(`random_state`), and the states of loader, samplers and dataset if they have a `state_dict`, both when it was
+saved and when the epoch began. Everything runs in the training thread.
 """
 
 import copy
@@ -49,24 +49,24 @@ _log = logging.getLogger("events")
 
 SkipBy = Literal["auto", "index", "reading"]
 
-# How many samplers may wrap each other, and datasets.
+# How many samplers, or datasets, may wrap each other.
 _NESTED = 8
 _OBJECTS = 1000
 
 
 def data_state(state: State, held: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Returns the random numbers of this rank and the positions of its dataloaders, as they are now.
+    """Returns the current random state of this rank and the positions of its dataloaders.
 
     Args:
         state: the run.
-        held: the generators that other parts of the run hold, by name; None to look for them.
+        held: the generators in other parts of the run, by name; None to search for them.
     """
     place = {"parts": _part_states(state.train_dataloader), "place": _place(state)}
     return {**random_numbers(state, held), **place, **state.interrupted_evaluation}
 
 
 def random_numbers(state: State, held: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Returns the random numbers of this rank, as they are now; see `data_state`."""
+    """Returns the current random state of this rank; see `data_state`."""
     held = state.parts.find().generators if held is None else held
     return {
         **random_state_of(state.train_dataloader),
@@ -82,9 +82,9 @@ def random_numbers(state: State, held: Mapping[str, Any] | None = None) -> dict[
 
 
 def _place(state: State) -> dict[str, Any]:
-    """Returns how far this rank is in its epoch, in samples, and by what that is counted.
+    """Returns the position of this rank in its epoch, in samples, with what it depends on.
 
-    A resumed epoch begins at a sample, maybe with batches of another size than before: "base" is where.
+    A resumed epoch begins at the sample "base", possibly with another batch size.
     """
     loader = state.train_dataloader
     size, length = _batch_size(loader), _samples_in(loader)
@@ -92,7 +92,7 @@ def _place(state: State) -> dict[str, Any]:
     done = None if size is None else samples + (int(state.timestamp.batch_in_epoch) - batches) * size
     return {
         "batch_size": size,
-        # The last batch may have fewer; a sampler that is asked for more comes to its end, as it did then.
+        # The last batch may be smaller; a sampler that is asked for more samples ends, as it did then.
         "samples": done,
         "is_end": None not in {done, length} and done >= length,  # type: ignore[operator]  # no None
         "is_distributed": _is_distributed(loader),
@@ -101,19 +101,19 @@ def _place(state: State) -> dict[str, Any]:
 
 
 def _is_distributed(loader: Any) -> bool:
-    """Returns whether samples have one order, whatever the number of ranks."""
+    """Returns whether the order of samples is the same for any number of ranks."""
     return type(getattr(loader, "sampler", None)) is DistributedSampler
 
 
 def _batch_size(loader: Any) -> int | None:
-    """Returns how many samples a batch has, or None where the loader does not tell."""
+    """Returns the batch size, or None if the loader does not tell."""
     size = getattr(loader, "batch_size", None)
     size = getattr(getattr(loader, "batch_sampler", None), "batch_size", None) if size is None else size
     return size if isinstance(size, int) else None
 
 
 def _samples_in(loader: Any) -> int | None:
-    """Returns how many samples an epoch of this rank has, or None where only reading tells."""
+    """Returns the number of samples in this rank's epoch, or None if only reading tells."""
     if not _is_data_loader(loader) or isinstance(loader.dataset, IterableDataset):
         return None
     sampler = (
@@ -123,7 +123,7 @@ def _samples_in(loader: Any) -> int | None:
 
 
 def samplers_of(dataloader: Any) -> dict[str, Any]:
-    """Returns the samplers of a dataloader, and those that they wrap, by name, each once."""
+    """Returns the samplers of a dataloader and the samplers inside them, by name, each once."""
     found: dict[str, Any] = {}
     for name in ("sampler", "batch_sampler"):
         place, sampler = name, getattr(dataloader, name, None)
@@ -136,13 +136,13 @@ def samplers_of(dataloader: Any) -> dict[str, Any]:
 
 
 class TrainData:
-    """The training data of a run: its batches, in an order that a resumed run repeats.
+    """The training data of a run: batches in an order that a resumed run repeats.
 
     Args:
         state: the run.
         engine: runs the events around reading.
-        skip_by: how batches are passed over that were trained on before; see `Trainer`.
-        is_saved: whether there are checkpoints, for which positions are noted and limits are said.
+        skip_by: how to skip batches that were already trained on; see `Trainer`.
+        is_saved: whether there are checkpoints, which need positions and warnings.
         is_limited: whether epochs may end before the end of the data.
 
     Raises:
@@ -160,33 +160,33 @@ class TrainData:
         self._is_saved = is_saved
         self._is_limited = is_limited
         self._is_announced = False
-        # An iterator is one for all epochs: this one has been read from in this process.
+        # The iterator that this process has read from; all epochs share it.
         self._begun: Any = None
-        # That of an epoch which is resumed in its middle.
+        # The iterator of an epoch that was resumed in its middle.
         self._iterator: Iterator[Any] | None = None
-        # Whether what was loaded may yet be at the end of its epoch.
+        # Whether the loaded position may be the end of its epoch.
         self._may_be_at_end = False
-        # Whose workers were there before this epoch.
+        # The sampler of workers that were started before this epoch.
         self._indices: _Indices | None = None
-        # Whether this epoch goes on with other batches than it began with.
+        # Whether this epoch continues with other batches than it began with.
         self._is_shifted = False
 
     def _announce(self) -> None:
-        """Logs what a resumed run may not repeat, once."""
+        """Warns once of anything that a resumed run may not repeat."""
         if self._is_announced or not self._is_saved:
             return
         self._is_announced = True
         reasons = _not_promised(self._state.train_dataloader, self._skip_by, is_limited=self._is_limited)
         if reasons and self._state.rank == 0:
             _log.warning(
-                "A run that is resumed may not read the same samples as one that is not interrupted: %s. "
-                'The page "Checkpoints" says what is promised.',
+                "A resumed run may not read the same samples as an uninterrupted one: %s. "
+                'The page "Checkpoints" lists what is promised.',
                 "; ".join(reasons),
             )
 
     @property
     def length(self) -> int | None:
-        """How many batches this epoch has, with those before a resume; None where only reading tells."""
+        """The number of batches in this epoch, including those before a resume; None if unknown."""
         loader = self._state.train_dataloader
         length, base = length_of(loader), (self._state.random_at_epoch_start or {}).get("base")
         if length is None or base is None or self._state.timestamp.batch_in_epoch == 0:
@@ -199,14 +199,14 @@ class TrainData:
         return int(batches) + (rest // size if loader.drop_last else -(-rest // size))
 
     def begin(self, of_ranks: Sequence[Mapping[str, Any] | None]) -> None:
-        """Goes to where training is, and restores the random numbers of a checkpoint.
+        """Goes to the position of training, and restores the random state of a checkpoint.
 
         Args:
-            of_ranks: what `data_state` returned then, on each rank; empty where training begins, or goes on
-                in this process.
+            of_ranks: the results of `data_state` on each rank; empty if training begins, or continues in this
+                process.
 
         Raises:
-            CheckpointError: the epoch cannot go on at the sample where it was.
+            CheckpointError: the epoch cannot continue at its sample.
         """
         state, loader = self._state, self._state.train_dataloader
         done = int(state.timestamp.batch_in_epoch)
@@ -234,21 +234,21 @@ class TrainData:
         missing += restore_generators(now.get("held", {}), held)
         if missing:
             _log.warning(
-                "The checkpoint has the states of random number generators that are not there now: %s. "
-                "What draws from them differs from the uninterrupted run.",
+                "The checkpoint has states of random number generators that no longer exist: %s. "
+                "Their random numbers differ from the uninterrupted run.",
                 ", ".join(missing),
             )
         if done > 0 and _is_data_loader(loader) and not _is_at_dataset(loader):
             _load_parts(loader, now, only="dataset")
 
     def _find_place(self, done: int, of_ranks: Sequence[Mapping[str, Any] | None]) -> tuple[int, int | None]:
-        """Returns how many batches, and samples where that is known, this rank passes over.
+        """Returns how many batches, and samples if known, this rank skips.
 
-        With batches of another size, or another number of ranks, the epoch goes on at the same sample of the
+        With another batch size, or another number of ranks, the epoch continues at the same sample of the
         global order.
 
         Raises:
-            CheckpointError: the batches have no beginning there.
+            CheckpointError: no batch begins at that sample.
         """
         state, loader = self._state, self._state.train_dataloader
         saved = next((one for one in (*of_ranks[state.rank : state.rank + 1], *of_ranks) if one), {})
@@ -266,7 +266,7 @@ class TrainData:
             if size is None and place["length"] != length_of(loader):
                 _log.warning(
                     "train_dataloader had %s batches in an epoch when the checkpoint was saved, and has %s: "
-                    "where batches have another size, this epoch has samples twice or not at all.",
+                    "if the batch size has changed, this epoch repeats or omits samples.",
                     place["length"],
                     length_of(loader),
                 )
@@ -274,8 +274,8 @@ class TrainData:
         if ranks != state.world_size:
             if not (place["is_distributed"] and _is_distributed(loader)):
                 _log.warning(
-                    "Each rank reads other samples of this epoch from here on: only a DistributedSampler "
-                    "has one order for any number of ranks.",
+                    "Each rank reads other samples for the rest of this epoch: only a DistributedSampler "
+                    "has the same order for any number of ranks.",
                 )
                 return done, None
             samples = samples if place["is_end"] else samples * ranks / state.world_size
@@ -284,7 +284,7 @@ class TrainData:
             raise CheckpointError(
                 f"train_dataloader must begin at the sample where the checkpoint is, after {done} batches of "
                 f"{before} on each of {ranks} ranks; it cannot with batches of {size} on {state.world_size}. "
-                "Take the same batch size and number of ranks until the epoch ends, or a size that divides."
+                "Use the same batch size and number of ranks until the epoch ends, or a size that divides."
             )
         start = start or {**random_state_of(loader), "parts": {}, "workers": None, "is_exhausted": False}
         state.random_at_epoch_start = {**start, "base": [done, int(samples)]}
@@ -292,7 +292,7 @@ class TrainData:
         return int(samples) // size, int(samples)
 
     def _can_begin_at(self, samples: int) -> bool:
-        """Returns whether the loader can begin after so many samples."""
+        """Returns whether the loader can begin after this number of samples."""
         loader = self._state.train_dataloader
         if _can_skip_by_index(loader):
             return type(loader.batch_sampler) is BatchSampler
@@ -302,9 +302,9 @@ class TrainData:
         return samples % loader.batch_size == 0 and not (_is_stateful(loader) or is_by_workers)
 
     def epoch(self) -> Iterator[Any]:
-        """Yields the remaining batches of an epoch, and runs the events around reading them."""
+        """Yields the remaining batches of an epoch, with the events around reading."""
         state = self._state
-        # Where the epoch that was resumed was at its end, this is the next.
+        # If the resumed epoch was at its end, this is the next one.
         iterator = None if state.timestamp.batch_in_epoch == 0 else self._iterator
         self._iterator = None
         is_first = iterator is None
@@ -317,7 +317,7 @@ class TrainData:
                 state.batch = next(iterator)
             except StopIteration:
                 if is_first and self._may_be_at_end and state.random_at_epoch_start is not None:
-                    # It was given the state of the end of an epoch, and has come to that.
+                    # The loaded state was the end of an epoch.
                     restore_random_state(state.random_at_epoch_start, state.train_dataloader)
                     iterator, self._may_be_at_end = iter(state.train_dataloader), False
                     try:
@@ -330,13 +330,13 @@ class TrainData:
                     return
             is_first = self._may_be_at_end = False
             if is_at_dataset and state.random_at_epoch_start is not None and _has_read_all(iterator):
-                # The batch is the last, and the dataset may be where its next epoch begins.
+                # This is the last batch, and the dataset may already be at its next epoch.
                 state.random_at_epoch_start["is_exhausted"] = True
             self._engine.run_event(Event.AFTER_DATALOADER)
             yield state.batch
 
     def _started(self) -> Iterator[Any]:
-        """Begins an epoch, after its random state is noted."""
+        """Begins an epoch, after recording its random state."""
         state, loader = self._state, self._state.train_dataloader
         self._begun = loader
         _set_epoch(loader, int(state.timestamp.epoch))
@@ -350,7 +350,7 @@ class TrainData:
             )
         state.random_at_epoch_start = {
             **start,
-            # A loader that has a state is asked for that of the moment alone.
+            # A stateful loader only gives its current state.
             "parts": _part_states(loader) if self._is_saved and not _is_stateful(loader) else {},
             "workers": workers,
             "is_exhausted": False,
@@ -358,7 +358,7 @@ class TrainData:
         return iter(loader)
 
     def _begin_workers(self, start: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
-        """Starts the processes that are there for the whole run: the epoch after does not draw their seed."""
+        """Starts persistent workers, so that the resumed epoch does not draw their seed."""
         state, loader = self._state, self._state.train_dataloader
         for evaluator in state.evaluators:
             had = saved.get("evaluators", {}).get(evaluator.label, {}).get("has_workers")
@@ -368,7 +368,7 @@ class TrainData:
         self._indices = None
         if not _has_persistent_workers(loader):
             return
-        # Their seed is drawn anew, where a script has looked at a batch before.
+        # Their seed is drawn again if a script has already read a batch.
         loader._iterator = None  # noqa: SLF001
         begun = start.get("workers") or {"epoch": 0, "random": None}
         epoch, done = state.timestamp.epoch.value, int(state.timestamp.batch_in_epoch)
@@ -379,7 +379,7 @@ class TrainData:
             self._indices.iterate(0)
 
     def _is_at_iterator(self) -> bool:
-        """Passes over all that was read from an iterator; returns False for a loader that can begin anew."""
+        """Skips everything that was read from an iterator; returns False for a loader that can start over."""
         loader = self._state.train_dataloader
         if not hasattr(loader, "__next__") or _is_stateful(loader):
             return False
@@ -392,7 +392,7 @@ class TrainData:
         loader = self._state.train_dataloader
         self._may_be_at_end = _load_parts(loader, now)
         if self._may_be_at_end and _is_stateful(loader):
-            # torchdata's goes to its position here; what it draws does not count.
+            # torchdata's loader seeks here; its random numbers do not count.
             loader.state_dict()
             if not start.get("is_exhausted", True):
                 iter(loader)
@@ -400,7 +400,7 @@ class TrainData:
     def _reopened(
         self, skip: tuple[int, int | None], start: Mapping[str, Any] | None, now: Mapping[str, Any]
     ) -> Iterator[Any]:
-        """Returns an iterator over the epoch that has passed over the batches trained on."""
+        """Returns an iterator over the epoch that has skipped the batches already trained on."""
         state, loader = self._state, self._state.train_dataloader
         done = skip[0]
         if self._is_at_iterator():
@@ -416,7 +416,7 @@ class TrainData:
                 None if isinstance(getattr(loader, "dataset", None), IterableDataset) else length_of(loader)
             )
             if length is not None and done >= length and _pass_over(iterator, 1):
-                # It has begun its next epoch, where this one is at its end.
+                # This epoch was at its end, and the loader has begun the next.
                 _load_parts(loader, now)
                 return iter(())
             return iterator
@@ -428,12 +428,12 @@ class TrainData:
         self._restore_start(start)
         iterator, found = self._skipped(*skip)
         if found == 0:
-            # A sampler that was given the state of the end of an epoch has come to that.
+            # The sampler's loaded state was the end of an epoch.
             self._restore_start(start)
             iterator, found = self._skipped(*skip)
         if found < done:
             _log.warning(
-                "train_dataloader has %d batches in this epoch, of which the checkpoint had seen %d.",
+                "train_dataloader has %d batches in this epoch, but the checkpoint had already seen %d.",
                 found,
                 done,
             )
@@ -444,7 +444,7 @@ class TrainData:
             restore_random_state(start, self._state.train_dataloader)
 
     def _skipped(self, done: int, samples: int | None) -> tuple[Iterator[Any], int]:
-        """Returns an iterator after so many batches, and how many there were."""
+        """Returns an iterator after the skipped batches, and their number."""
         loader = self._state.train_dataloader
         if _can_skip_by_index(loader) and (
             self._skip_by == "index"
@@ -454,8 +454,8 @@ class TrainData:
             return (_Indices(loader) if self._indices is None else self._indices).iterate(done, samples)
         if _can_skip_by_index(loader) and self._skip_by == "auto" and self._state.rank == 0:
             _log.warning(
-                "%d batches of this epoch are read again and thrown away: random numbers may be drawn for "
-                "their samples. skip_by='index' passes over them unread.",
+                "%d batches of this epoch are read again and thrown away, because random numbers may be "
+                "drawn for their samples. skip_by='index' skips them without reading.",
                 done,
             )
         iterator: Iterator[Any] = iter(loader)
@@ -463,10 +463,10 @@ class TrainData:
 
 
 class _Indices:
-    """Stands for the index sampler of a `DataLoader` in the iterators that are made by `iterate`.
+    """Replaces the index sampler of a `DataLoader` in the iterators that `iterate` makes.
 
     Args:
-        loader: the loader, which keeps its own.
+        loader: the loader, which keeps its own sampler.
     """
 
     def __init__(self, loader: Any) -> None:
@@ -477,13 +477,13 @@ class _Indices:
         self._latest: _LaterIndices | None = None
 
     def iterate(self, skip: int, samples: int | None = None) -> tuple[Iterator[Any], int]:
-        """Returns an iterator after so many batches, of which none is read, and how many there were.
+        """Returns an iterator positioned after `skip` batches without reading them, and the number skipped.
 
-        One that has persistent workers has had this for its sampler since they were started.
+        Persistent workers have used this sampler since they were started.
 
         Args:
-            skip: how many batches.
-            samples: how many samples, where that is known.
+            skip: how many batches to skip.
+            samples: the number of samples in them, if known.
         """
         attributes = vars(self._loader)
         attributes[self._name], self._skip = self, (skip, samples)
@@ -508,9 +508,9 @@ class _Indices:
 
 
 class _LaterIndices:
-    """Iterates over a sampler, and begins after so many batches.
+    """Iterates over a sampler, after skipping batches.
 
-    They are passed over when the first is asked for: a loader draws the seed of its workers before that.
+    It skips when the first batch is requested, because a loader draws the seed of its workers before that.
     """
 
     def __init__(self, sampler: Any, skip: int, samples: int | None) -> None:
@@ -518,17 +518,17 @@ class _LaterIndices:
         self._skip: int | None = skip
         self._samples = samples
         self.found = 0
-        # One of torch is a generator, which asks its sampler for an iterator when it is asked for the first.
+        # torch's is a generator, which makes the iterator of its sampler at the first request.
         self._is_torchs = type(sampler) is BatchSampler
         self._iterator = iter(()) if self._is_torchs else iter(sampler)
 
     def pass_over(self) -> None:
-        """Goes to the first that is not passed over; a second call does nothing."""
+        """Skips the batches; a second call does nothing."""
         skip, self._skip = self._skip, None
         if skip is None:
             return
         if self._is_torchs:
-            # Sample by sample is twice as fast.
+            # Skipping samples is twice as fast as skipping batches.
             samples, size = iter(self._sampler.sampler), self._sampler.batch_size
             count = skip * size if self._samples is None else self._samples
             passed = _pass_over(samples, count)
@@ -546,14 +546,14 @@ class _LaterIndices:
 
 
 def _pass_over(iterator: Iterator[Any], count: int) -> int:
-    """Takes so many from an iterator; returns how many there were."""
+    """Takes up to `count` items from an iterator; returns their number."""
     counter = itertools.count()
     deque(zip(itertools.islice(iterator, count), counter, strict=False), maxlen=0)
     return next(counter)
 
 
 def _is_data_loader(loader: Any) -> bool:
-    """Returns whether it is read as torch's `DataLoader` is, whose state torch does not know."""
+    """Returns whether a loader is read like torch's `DataLoader`, which has no state."""
     return (
         isinstance(loader, DataLoader)
         and type(loader).__iter__ is DataLoader.__iter__
@@ -562,19 +562,19 @@ def _is_data_loader(loader: Any) -> bool:
 
 
 def _is_stateful(value: Any) -> bool:
-    # Accelerate's loaders have both methods, for the loader inside, which may have none.
+    # Accelerate's loaders have both methods, but the loader inside may not.
     inside = getattr(value, "base_dataloader", value)
     return all(callable(getattr(inside, name, None)) for name in ("state_dict", "load_state_dict"))
 
 
 def _is_at_dataset(loader: Any) -> bool:
-    """Returns whether the dataset in this process knows the position."""
+    """Returns whether the position is in the dataset, in this process."""
     return _is_data_loader(loader) and isinstance(loader.dataset, IterableDataset) and loader.num_workers == 0
 
 
 def _has_read_all(iterator: Any) -> bool:
-    """Returns whether an iterator of `DataLoader` has come to the end of an iterable dataset."""
-    # Only the last batch can tell, which has fewer samples; torchdata asks the same.
+    """Returns whether an iterator of a `DataLoader` has reached the end of an iterable dataset."""
+    # Only a smaller last batch shows that; torchdata checks the same.
     return bool(getattr(getattr(iterator, "_dataset_fetcher", None), "ended", False))
 
 
@@ -587,7 +587,7 @@ def _has_workers(loader: Any) -> bool:
 
 
 def _set_epoch(loader: Any, epoch: int) -> None:
-    """Tells the samplers and the dataset, and the loader, if they want to know."""
+    """Calls `set_epoch` on samplers, dataset and loader, if they have it."""
     for one in (*samplers_of(loader).values(), getattr(loader, "dataset", None), loader):
         if callable(getattr(one, "set_epoch", None)):
             one.set_epoch(epoch)
@@ -606,10 +606,10 @@ def _part_states(loader: Any) -> dict[str, Any]:
 
 
 def _load_parts(loader: Any, saved: Mapping[str, Any], *, only: str | None = None) -> bool:
-    """Loads what `_part_states` returned; returns whether there was something to load.
+    """Loads the result of `_part_states`; returns whether there was anything to load.
 
     Raises:
-        CheckpointError: a part does not take its state.
+        CheckpointError: a part does not accept its state.
     """
     states = saved.get("parts", {})
     found = {
@@ -636,11 +636,11 @@ def _can_skip_by_index(loader: Any) -> bool:
 
 
 def _draws_alike(loader: Any) -> bool:
-    """Returns whether batches that are not read leave all generators as those that are do.
+    """Returns whether skipping batches leaves all generators in the same state as reading them.
 
-    In this process, generators are restored after skipping; only one that both the sampler and the dataset
-    draw from would be in another state while the sampler is passed over. Those of worker processes are not
-    seen, so what they run must be known.
+    In this process, generators are restored after skipping, so only a generator that sampler and dataset
+    share would differ while the sampler is skipped. Generators in worker processes are invisible, so their
+    code must be known.
     """
     if loader.num_workers > 0:
         return _draws_nothing(loader)
@@ -670,12 +670,12 @@ def _draws_nothing(loader: Any) -> bool:
 
 
 def _not_promised(loader: Any, skip_by: SkipBy, *, is_limited: bool) -> list[str]:
-    """Returns what a resumed run may not repeat, by name."""
+    """Returns the reasons why a resumed run may read other samples."""
     name = type(loader).__name__
     reasons: list[str] = []
     if is_limited and (parts := [one for one in _stateful_parts(loader) if one != "loader"]):
         reasons.append(
-            f"train_subset_num_batches ends an epoch where the {' and '.join(parts)} may mean to go on"
+            f"train_subset_num_batches ends an epoch where the {' and '.join(parts)} may want to continue"
         )
     if isinstance(loader, list | tuple):
         return reasons
@@ -691,24 +691,26 @@ def _not_promised(loader: Any, skip_by: SkipBy, *, is_limited: bool) -> list[str
         why = "is iterated by workers" if loader.num_workers > 0 else "has no state_dict"
         reasons.append(f"the IterableDataset {dataset} {why}, and is read again from its beginning")
     reasons += [
-        f"the {place} {type(one).__name__} has neither state_dict nor set_epoch, and what it keeps beside "
-        "generators is not saved"
+        f"the {place} {type(one).__name__} has neither state_dict nor set_epoch, so only its "
+        "generators are saved"
         for place, one in samplers_of(loader).items()
         if not _is_known_sampler(one)
     ]
     if loader.num_workers > 0:
         reasons += _not_promised_of_workers(loader, skip_by)
     if not reach(parts_of(loader)).is_whole:
-        reasons.append(f"the {name} holds too many objects to look for random number generators in all")
+        reasons.append(
+            f"the {name} holds too many objects to search all of them for random number generators"
+        )
     return reasons
 
 
 def _not_promised_of_workers(loader: Any, skip_by: SkipBy) -> list[str]:
-    """Returns the same of worker processes."""
+    """Returns the same for worker processes."""
     dataset = type(loader.dataset).__name__
     reasons: list[str] = []
     if not getattr(loader, "in_order", True):
-        reasons.append("in_order=False gives batches in the order in which workers have read them")
+        reasons.append("in_order=False gives batches in the order in which workers read them")
     if _draws_nothing(loader):
         return reasons
     if loader.persistent_workers:
@@ -722,12 +724,12 @@ def _not_promised_of_workers(loader: Any, skip_by: SkipBy) -> list[str]:
 
 
 def _not_promised_of_stateful(loader: Any) -> list[str]:
-    """Returns the same of a loader that has a state."""
+    """Returns the same for a stateful loader."""
     name = type(loader).__name__
     reasons: list[str] = []
     if length_of(loader) is None:
         reasons.append(
-            f"the {name} has no length, and must not begin anew where it is resumed after the last batch of "
+            f"the {name} has no length, and must not start over when it is resumed after the last batch of "
             "an epoch"
         )
     if getattr(loader, "persistent_workers", False):

@@ -1,6 +1,6 @@
 """A small, complete trainer: `fit`, `eval` and `predict`, on one device or on several ranks.
 
-It gives the events a loop to run in and does not compete with larger trainers. Use it from one thread.
+It provides a loop for the events and does not compete with larger trainers. Use it from one thread.
 """
 
 import inspect
@@ -98,17 +98,17 @@ class Trainer:
     trainer.fit()
     ```
 
-    **Batches.** A batch is a pair `(inputs, targets)`, of tensors or of containers of tensors, or a mapping,
-    or anything that the model takes. The loss of a pair is `loss_fn(model(inputs), targets)`; for a mapping
+    **Batches.** A batch is a pair `(inputs, targets)` of tensors or containers of tensors, or a mapping, or
+    anything else that the model takes. The loss of a pair is `loss_fn(model(inputs), targets)`; for a mapping
     it is `loss_fn(model(**batch), batch)`. Without `loss_fn` it is `outputs.loss`, `outputs["loss"]`, or the
     one number among the outputs; such a model gets the targets too if it has a parameter for them. A model
-    with `loss` and `eval_forward` of its own gets whole batches, and its `get_metrics` and `update_metric`
-    are used. Objects with a method `to` are moved by it. For other batches, override `forward`, `targets`,
-    `loss`, `samples_in`, `loss_weight` and `tokens_in`; for other ways to train and evaluate, `train_step`
-    and `eval_step`.
+    with the methods `loss` and `eval_forward` gets whole batches, and its `get_metrics` and `update_metric`
+    are used. An object with a method `to` is moved as a whole. For other batches, override `forward`,
+    `targets`, `loss`, `samples_in`, `loss_weight` and `tokens_in`; for other ways to train and evaluate,
+    `train_step` and `eval_step`.
 
-    **Losses.** A loss is a mean, or losses of samples; or several by name or in a list, of which the sum, or
-    the one called "total", is trained on, and each is logged as `loss/train/<name>`.
+    **Losses.** A loss is a mean, or one loss per sample; or several by name or in a list. Several are logged
+    as `loss/train/<name>`, and the one called "total", or else their sum, is trained on.
 
     **Metrics.** Logged with each batch, at the step that counts the batches before it: `loss/train/total`,
     `metrics/train/<name>`, `lr/<optimizer>/group<i>`, `time/epoch`, `time/sample`; with each epoch
@@ -119,7 +119,7 @@ class Trainer:
     reduced over ranks; give the training dataloader a `DistributedSampler`. `state.stop_training()` on any
     rank stops all, and the first rank without a batch ends the epoch of all.
 
-    **Close.** `close`, or the end of a `with` block, closes callbacks and destinations; so do `fit` when it
+    **Close.** `close`, or the end of a `with` block, closes callbacks and destinations. So does `fit` if it
     raises, and interpreter exit. A closed trainer cannot be used again.
 
     Args:
@@ -130,10 +130,10 @@ class Trainer:
         max_duration: when training ends, such as "5ep", "1000ba" or "2h"; a bare integer counts epochs.
         loss_fn: takes outputs and targets, returns the mean loss of a (micro)batch. Not needed for a model
             with `loss(outputs, batch)` and `eval_forward(batch, outputs)`, such as Composer's.
-        train_step: trains on a batch instead of the trainer, as the method `train_step` does: a function of
-            state and batch.
-        optimizers: one or several; all step with each batch. One that needs a closure, as LBFGS does, is
-            alone, and runs the events of a batch as often as it computes the loss.
+        train_step: a function of state and batch that trains on the batch; it replaces the method
+            `train_step`.
+        optimizers: one or several; all step with each batch. One that needs a closure, such as LBFGS, must be
+            the only one, and the events of a batch run as often as it computes the loss.
         schedulers: torch's, one or several; or schedules of training time, such as
             `CosineAnnealingWithWarmupScheduler("100ba")`, "linear", "cosine", "constant", or a function of
             the state that returns a factor. All step with each batch, or with each epoch; `PlateauScheduler`
@@ -143,43 +143,43 @@ class Trainer:
         eval_interval: how often to evaluate within `fit`, such as "1ep" or "500ba"; the end of training is
             always evaluated.
         train_subset_num_batches: ends each epoch after as many batches, at least 1; None or -1 for all.
-        eval_subset_num_batches: ends each evaluation after as many, at least 1; an `Evaluator`'s own number
-            goes first.
+        eval_subset_num_batches: ends each evaluation after as many; an `Evaluator`'s own number takes
+            precedence.
         iteration_length: the length of an iteration in epochs ("3ep"); None for no iterations.
         callbacks: the callbacks.
         loggers: the destinations.
         run_name: the name of the run, the same on all ranks. Default: the environment variable `RUN_NAME`,
-            else a new one.
+            or a new name.
         device: where to train. Default: the accelerator that torch finds, else the CPU.
         device_train_microbatch_size: samples per forward pass; gradients accumulate over a batch. "auto":
             halved whenever memory runs out, for the rest of the run; on a single rank.
         precision: "fp32", or "bf16" or "fp16" (also "amp_bf16", "amp_fp16") for `torch.autocast`.
         seed: seeds Python's, numpy's and torch's generators, differently on each rank.
         saver: saves checkpoints: `CheckpointSaver("{run_name}/checkpoints", save_interval="500ba", keep=3)`.
-            Those among the callbacks save too; this one runs last, and includes what they do.
-        save_folder: a short cut: saves checkpoints there, as `saver=CheckpointSaver(save_folder)` does; None
-            for no checkpoints. The seven others are further arguments of that saver, with its defaults.
-        save_filename, save_interval, save_overwrite, save_weights_only, save_sharded: its `filename`,
+            Savers among the callbacks work too; this one runs last.
+        save_folder: a short cut for `saver=CheckpointSaver(save_folder)`; None for no checkpoints. The
+            following arguments are passed to that saver.
+        save_filename, save_interval, save_overwrite, save_weights_only, save_sharded: the saver's `filename`,
             `save_interval`, `overwrite`, `weights_only` and `sharded`.
-        save_latest_filename: its `latest_filename`.
-        save_num_checkpoints_to_keep: its `keep`.
-        load_path: the checkpoint to start from: a local path, a URI in a store, "latest" for the newest where
-            this run saves, or a name that a destination can download.
-        load_weights_only: whether only the model is loaded from `load_path`: a new run begins with it.
-        load_strict: whether the names of the weights must be those of the model; with `load_weights_only`.
-        load_exclude: patterns, as of `fnmatch`, of weights not to load; with `load_weights_only`.
-        autoresume: resumes from the newest whole checkpoint in `save_folder` or of a `CheckpointSaver`, if
-            there is one; needs `run_name`.
-        skip_by: how a run that resumes within an epoch passes over the batches trained on: "index" asks the
-            sampler and reads none of them, "reading" reads them; "auto": by index where random numbers are
-            the same then, as they are without workers.
-        preemption: how training ends on SIGTERM or SIGUSR1: by default after the batch at hand, with a
+        save_latest_filename: the saver's `latest_filename`.
+        save_num_checkpoints_to_keep: the saver's `keep`.
+        load_path: the checkpoint to start from: a local path, a URI in a store, "latest" for the newest of
+            this run, or a name that a destination can download.
+        load_weights_only: whether to load only the model from `load_path`, for a new run.
+        load_strict: whether the names of the weights must match the model's; with `load_weights_only`.
+        load_exclude: `fnmatch` patterns of weights not to load; with `load_weights_only`.
+        autoresume: whether to resume from the newest intact checkpoint in `save_folder` or of a
+            `CheckpointSaver`, if there is one; needs `run_name`.
+        skip_by: how a run that resumes within an epoch skips batches that were already trained on. "index"
+            skips indices of the sampler, "reading" reads the batches; "auto" skips by index if that gives
+            the same random numbers, which is always so without workers.
+        preemption: how training ends on SIGTERM or SIGUSR1: by default after the current batch, with a
             checkpoint; None leaves these signals alone.
-        time_ledger: whether to add a `TimeLedger` to the callbacks, where they have none.
-        raise_errors, strict, namespace, device_copies: those of the `Logger`.
-        state: what else checkpoints hold, by name: objects with `state_dict` and `load_state_dict`, or random
-            number generators, such as `{"teacher": teacher}`. Modules and generators of the model, the loss,
-            metrics and callbacks are found; None leaves out the one of that name.
+        time_ledger: whether to add a `TimeLedger` to the callbacks, if they have none.
+        raise_errors, strict, namespace, device_copies: see `Logger`.
+        state: further objects for checkpoints, by name: objects with `state_dict` and `load_state_dict`, or
+            random number generators, such as `{"teacher": teacher}`. Modules and generators of the model, the
+            loss, metrics and callbacks are found automatically; None excludes the one of that name.
 
     Raises:
         ValueError: the arguments are invalid or inconsistent.
@@ -268,22 +268,22 @@ class Trainer:
         self._step_schedulers_every_batch = step_schedulers_every_batch
         self._train_subset = as_limit(train_subset_num_batches, "train_subset_num_batches")
         self._eval_subset = as_limit(eval_subset_num_batches, "eval_subset_num_batches")
-        # Whether any rank has asked to stop, as all know.
+        # Whether any rank has asked to stop; the same on all ranks.
         self._is_stopping = False
-        # The signal that any rank got, and whether it ends training, as all know.
+        # The signal of any rank, and whether it ends training; the same on all ranks.
         self._signal: int | None = None
         self._is_preempted, self._signals = False, SignalWatch(preemption)
-        # How many batches of this epoch each rank has for certain; 0 where one must ask.
+        # The number of batches that each rank certainly has in this epoch; 0 if ranks must ask.
         self._certain_batches = 0
         # The names of losses and metrics that a batch has on any rank; None before the first of `fit`.
         self._batch_names: tuple[str, ...] | None = None
-        # What was said once: of metrics that cannot be logged, of ranks with unequal numbers of batches.
+        # Warnings that were already logged, by key.
         self._said: set[str] = set()
-        # When the current lap began; evaluation moves it, for the clock of a run counts training alone.
+        # When the current lap began; evaluations move it, because the clock of a run counts only training.
         self._lap_start = 0.0
         self._device = find_device(device)
-        # Before the engine, so that at interpreter exit it runs after it: callbacks may still use the process
-        # group.
+        # Registered before the engine, so that at interpreter exit it runs after it: callbacks may still use
+        # the process group.
         self._leave_ranks = (
             weakref.finalize(self, distributed.leave) if distributed.join(self._device) else None
         )
@@ -354,16 +354,16 @@ class Trainer:
                 "device_train_microbatch_size must be None with train_step, which splits batches."
             )
         self._module = distributed.wrap(model, self._device, is_called=not self._has_own_step)
-        # Ranks may evaluate different numbers of batches: not by the wrapped one.
+        # Evaluations don't use the wrapped module, because ranks may evaluate different numbers of batches.
         self._bare_module: torch.nn.Module = state.model
         self._closure_optimizer = closure_optimizer(state.optimizers, state.precision)
-        # The model, where it computes loss and metrics itself, as Composer's do.
+        # The model, if it computes loss and metrics itself, like Composer's.
         has_steps = all(callable(getattr(state.model, name, None)) for name in ("loss", "eval_forward"))
         self._steps: Any = state.model if has_steps and self._loss_fn is None else None
         has_own_loss = self._loss_fn is None and self._steps is None and type(self).loss is Trainer.loss
-        # How many parts of a batch the model gets at least; one that computes its loss needs the targets.
+        # How many parts of a batch the model needs; one that computes its loss needs the targets.
         self._parts_given = parts_taken(state.model) if has_own_loss else 0
-        # A step of one's own returns what it measures.
+        # A custom step returns its measurements.
         of_batches = {} if self._has_own_step else self._all_metrics(is_train=True)
         state.train_metrics = as_metrics(of_batches, self._device)
         state.evaluators = self._evaluators(state.eval_dataloader)
@@ -371,10 +371,10 @@ class Trainer:
         state.eval_metrics = {one.label: self._eval_metrics(one) for one in state.evaluators}
         check_monitors(state, has_loss=self._steps is None)
         is_scaled = AUTOCAST_DTYPES.get(state.precision) is torch.float16 and self._device.type != "cpu"
-        # Trained parameters that DistributedDataParallel does not know, and parameters that no optimizer has.
+        # Trained parameters outside of DistributedDataParallel, and parameters that no optimizer has.
         self._unsynced: list[torch.nn.Parameter] = []
         self._untrained: list[torch.nn.Parameter] = []
-        # Where it is disabled, it steps the optimizers and leaves the gradients as they are.
+        # If disabled, it steps the optimizers and doesn't change the gradients.
         self._scaler = torch.amp.GradScaler(self._device.type, enabled=is_scaled)
         state.scaler = self._scaler if is_scaled else None
         self.engine.run_event(Event.INIT)
@@ -495,15 +495,15 @@ class Trainer:
             return
         state.status = RunStatus.PREEMPTED
         if not self._savers:
-            _log.warning("Nothing of the run is saved: pass save_folder=... to the Trainer to continue it.")
+            _log.warning("The run is not saved: pass save_folder=... to the Trainer to continue it later.")
         for saver in self._savers:
             saver.limit(self._signals.seconds_left)
         self.engine.run_event(Event.FIT_END)
 
     def _begin_data(self) -> Sequence[str]:
-        """Goes to the position of the checkpoint in the data: draws before training do not count.
+        """Goes to the position of the checkpoint in the data; random numbers drawn before do not count.
 
-        Returns the labels of evaluations that a signal had interrupted there.
+        Returns the labels of evaluations that a signal had interrupted.
         """
         checkpoint, self._resumed = self._resumed, None
         saved = [] if checkpoint is None else checkpoint["random"]
@@ -521,7 +521,7 @@ class Trainer:
         return labels
 
     def _begin_parts(self, checkpoint: Mapping[str, Any] | None) -> None:
-        """Restores what callbacks have made at FIT_START, and lists the parameters of all parts."""
+        """Restores parts that callbacks made at FIT_START, and lists the parameters of all parts."""
         state = self.state
         if checkpoint is not None:
             load_optimizers(checkpoint, state, is_late=True)
@@ -538,7 +538,7 @@ class Trainer:
             else:
                 distributed.from_first(parameter.detach())
         known = {id(one) for one in trained}
-        # Those of callbacks are theirs.
+        # Callbacks handle their own parameters.
         self._untrained = [
             one
             for name, one in state.parts.parameters().items()
@@ -552,7 +552,7 @@ class Trainer:
     def _zero_gradients(self) -> None:
         for optimizer in self.state.optimizers:
             optimizer.zero_grad()
-        # Those of no optimizer would add up.
+        # Otherwise gradients of parameters without an optimizer would add up.
         for parameter in self._untrained:
             parameter.grad = None
 
@@ -577,12 +577,12 @@ class Trainer:
         self._end_epoch()
 
     def _has_next(self, batches: Iterator[Any]) -> bool:
-        """Reads the next batch; returns whether every rank has one: the first without ends the epoch of all.
+        """Reads a batch; returns whether every rank has one, as any rank without one ends the epoch.
 
-        Where all know how many they have, they ask each other at the beginning and the end alone.
+        If all ranks know their numbers of batches, they communicate only at the beginning and the end.
 
         Raises:
-            ValueError: the dataloader has fewer than it says, on this rank of several.
+            ValueError: with several ranks, the dataloader yields fewer batches than its length.
         """
         has_batch = next(batches, _NO_BATCH) is not _NO_BATCH
         if distributed.is_alone():
@@ -597,14 +597,14 @@ class Trainer:
         return True
 
     def _agree_on_batches(self, *, has_batch: bool) -> bool:
-        """Returns whether every rank has a batch, and finds how many each of them has."""
+        """Returns whether every rank has a batch, and finds how many each has."""
         if distributed.is_alone():
             return has_batch
         state = self.state
         length = self._data.length
         known = -1 if length is None else length
         all_have, none_has, least, most = distributed.least(has_batch, not has_batch, known, -known)
-        # Workers of an iterable dataset may yield more or less than it says.
+        # Workers of an iterable dataset may yield more or fewer than its length.
         is_certain = not isinstance(getattr(state.train_dataloader, "dataset", None), IterableDataset)
         self._certain_batches = int(least) if least > 0 and is_certain else 0
         state.dataloader_len = shorter(int(least) if least >= 0 else None, self._train_subset)
@@ -621,10 +621,10 @@ class Trainer:
         self._said.add(key)
 
     def _what_is_over(self) -> Literal["", "epoch", "training"]:
-        """Returns what has ended where the run is: nothing, the epoch, or training, maybe within an epoch.
+        """Returns what ends at this point: nothing, the epoch, or training, possibly within an epoch.
 
-        It is the one place that decides this: asked before each batch, also the first of a resumed run. The
-        end of the data is not known before it is reached.
+        This alone decides it, before each batch, including the first of a resumed run. The end of the data is
+        not known before it is reached.
 
         Raises:
             ValueError: the maximum is in tokens, and batches have none.
@@ -658,7 +658,7 @@ class Trainer:
         self._agree_on_stopping()
 
     def _end_iteration(self) -> None:
-        """Ends the iteration if it is over, also where the run resumes at that point."""
+        """Ends the iteration if it is over, even if the run resumes at that point."""
         state, length = self.state, self._iteration_length
         if length is None or state.timestamp.batch_in_epoch or state.timestamp.epoch_in_iteration < length:
             return
@@ -729,7 +729,7 @@ class Trainer:
     def _step_with_closure(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         """Lets an optimizer compute gradients as often as it needs; returns the metrics from before its step.
 
-        Its decisions depend on the loss, which is that of all ranks: they compute it equally often.
+        Its decisions depend on the loss over all ranks, so all ranks compute it equally often.
         """
         state, batch = self.state, self.state.batch
         before: list[tuple[Any, dict[str, Any]]] = []
@@ -749,7 +749,7 @@ class Trainer:
         """Computes the gradients of the batch and its loss (`state.loss`); returns its metrics."""
         state, batch = self.state, self.state.batch
         self._zero_gradients()
-        # Around a step of one's own they have been run.
+        # `_run_own_step` runs this event around a custom step.
         if not self._has_own_step:
             self.engine.run_event(Event.BEFORE_TRAIN_BATCH)
         means = self._accumulate(batch, is_measured=is_measured)
@@ -761,7 +761,7 @@ class Trainer:
         averages = means.over_ranks(self._names_of_batch(means), self._device)
         state.loss = averages.pop("loss")
         if is_measured:
-            # The model's own metrics take batches and return nothing: their value so far.
+            # The model's own metrics return nothing for a batch, so their current value is logged.
             for name, metric in state.train_metrics.items():
                 if self._is_models_own(name):
                     averages |= scalars(f"metrics/train/{name}", metric.compute())
@@ -775,7 +775,7 @@ class Trainer:
         return averages
 
     def _names_of_batch(self, means: WeightedMeans) -> tuple[str, ...]:
-        """Returns the names of what is averaged over ranks: those of any rank in the first batch of `fit`."""
+        """Returns the names to average over ranks: the names on any rank in the first batch of `fit`."""
         if distributed.is_alone():
             return means.names
         if self._batch_names is None:
@@ -786,7 +786,7 @@ class Trainer:
         return self._batch_names
 
     def _accumulate(self, batch: Any, *, is_measured: bool) -> WeightedMeans:
-        """Runs the passes over the microbatches, smaller ones if memory runs out and the size is "auto"."""
+        """Runs the passes over the microbatches; with "auto", uses smaller ones if memory runs out."""
         samples = self.samples_in(batch)
         size = min(samples, self._auto_size) if self._microbatch_size == "auto" else self._microbatch_size
         while True:
@@ -840,7 +840,7 @@ class Trainer:
             means.add(f"loss/train/{name}", part, share)
 
     def _update(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
-        """Adds the batch to metrics; returns the values for it of those that tell."""
+        """Adds the batch to metrics; returns the values for this batch, if the metrics return them."""
         state, steps = self.state, self._steps
         own = [name for name in metrics if self._is_models_own(name)]
         outputs = (
@@ -857,7 +857,7 @@ class Trainer:
         return values
 
     def _is_models_own(self, name: str) -> bool:
-        """Returns whether a metric is one of a model that updates its metrics itself."""
+        """Returns whether the model updates this metric itself."""
         return self._steps is not None and name not in (self._metrics or {})
 
     def _seconds(self) -> float:
@@ -897,7 +897,7 @@ class Trainer:
         """Evaluates, outside of `fit`.
 
         Args:
-            eval_dataloader: one dataloader, or several by label. Default: that of the trainer.
+            eval_dataloader: one dataloader, or several by label. Default: the trainer's.
 
         Returns:
             Metrics by name, for each label; with a `loss_fn` also the loss.
@@ -934,7 +934,7 @@ class Trainer:
             before = random_numbers(self.state) if self._savers and self._signals.preemption else {}
             values = self._evaluate_one(evaluator, may_leave=True)
             if values is None:
-                # The run that resumes begins with it, from these random numbers.
+                # The resumed run begins with this evaluation, from this random state.
                 earlier = self.state.interrupted_evaluation
                 labels = [*earlier.get("evaluating", ()), *(one.label for one in evaluators[index:])]
                 self.state.interrupted_evaluation = {**before, **earlier, "evaluating": labels}
@@ -993,12 +993,12 @@ class Trainer:
         return values
 
     def _in_step(self, batches: Iterable[Any], label: str, *, may_leave: bool = False) -> Iterator[Any]:
-        """Yields batches, where `may_leave` until a signal comes.
+        """Yields batches; with `may_leave`, until a signal comes.
 
-        Ranks that each have a part of the model need each other for every batch; others do not meet.
+        Only ranks with parts of the model need each other for every batch.
 
         Raises:
-            ValueError: they have unequal numbers of batches; on all of them.
+            ValueError: these ranks have unequal numbers of batches; raised on all of them.
         """
         if distributed.is_alone() or not distributed.is_sharded(self.state.model):
             for batch in batches:
@@ -1022,9 +1022,9 @@ class Trainer:
             yield batch
 
     def _agree_on_evaluation(self, names: Sequence[str], *, is_whole: bool) -> tuple[str, ...] | None:
-        """Returns the names of the losses that any rank has, and adds up what the ranks have evaluated.
+        """Returns the names of the losses on any rank, and adds up the counts of all ranks.
 
-        None where one was interrupted.
+        Returns None if one was interrupted.
         """
         state, now = self.state, self.state.eval_timestamp
         if distributed.is_alone():
@@ -1046,7 +1046,7 @@ class Trainer:
     ) -> None:
         state = self.state
         state.batch = move(batch, self._device)
-        # Ranks may evaluate different numbers of batches: they do not meet before the end.
+        # Ranks may evaluate different numbers of batches, so they don't communicate before the end.
         state.batch_samples = self.samples_in(state.batch)
         self.engine.run_event(Event.EVAL_BATCH_START)
         started = time.perf_counter()
@@ -1112,14 +1112,14 @@ class Trainer:
         return module(*batch[: max(1, len(batch) - (len(batch) > self._parts_given))])
 
     def targets(self, batch: Any) -> Any:
-        """Returns what loss and metrics compare the outputs with; may be overridden."""
+        """Returns the targets for loss and metrics; may be overridden."""
         return batch[-1] if has_parts(batch) else batch
 
     def loss(self, outputs: Any, batch: Any) -> Any:
         """Returns the loss of a (micro)batch; may be overridden.
 
-        A mean, the losses of its samples, or several of these by name or in a list: their sum is trained on,
-        or the one called "total".
+        It is a mean, or one loss per sample, or several of these by name or in a list. The one called
+        "total", or else their sum, is trained on.
 
         Raises:
             ValueError: there is no `loss_fn`, and the outputs have no loss.
@@ -1149,17 +1149,17 @@ class Trainer:
                 return loss
         ```
 
-        One of your own computes gradients and steps the optimizers itself. The trainer moves the batch,
-        counts, steps schedulers, logs, evaluates and saves. Over several ranks each gradient is averaged as
-        it is made, so all ranks must make the same ones. It runs under the `torch.autocast` of `precision`;
-        with "fp16", scale losses and step optimizers by `state.scaler`, and update that. `metrics` are those
-        of evaluations. Between BEFORE_TRAIN_BATCH and AFTER_TRAIN_BATCH there are the events that it runs by
-        `engine.run_event`.
+        Your step computes gradients and steps the optimizers itself. The trainer moves the batch, counts,
+        steps schedulers, logs, evaluates and saves. With several ranks each gradient is averaged once
+        computed, so all ranks must compute gradients of the same parameters. The step runs under the
+        `torch.autocast` of `precision`; with "fp16", scale losses and step optimizers with `state.scaler`,
+        and update it. `metrics` are computed in evaluations only. Between BEFORE_TRAIN_BATCH and
+        AFTER_TRAIN_BATCH, your step may run events with `engine.run_event`.
 
         Returns:
-            The loss; or several by name, logged as `loss/train/<name>`, of which "total" or "loss", else the
-            sum, is that of the batch; or None. What has a "/" in its name, as "metrics/train/return", is no
-            loss and is logged under that name.
+            The loss; or several by name, logged as `loss/train/<name>`; or None. The loss of the batch is
+            "total" or "loss", or else the sum. A value with a "/" in its name, such as
+            "metrics/train/return", is not a loss and is logged under that name.
         """
         if self._step_function is not None:
             return self._step_function(self.state, batch)
@@ -1169,7 +1169,7 @@ class Trainer:
     def eval_step(self, batch: Any) -> Any:
         """Evaluates a batch; returns its loss or losses, or None without one; may be overridden.
 
-        It must set `state.outputs`, which metrics take. It runs without gradients, under the `torch.autocast`
+        It must set `state.outputs` for the metrics. It runs without gradients, under the `torch.autocast`
         of `precision`; EVAL_BEFORE_FORWARD and EVAL_AFTER_FORWARD are run here.
         """
         state = self.state
@@ -1187,16 +1187,16 @@ class Trainer:
     def samples_in(self, batch: Any) -> int:
         """Returns the number of samples of a batch; may be overridden.
 
-        It is the length of its first tensor or array, or what an object says as `num_graphs` or `batch_size`.
-        Without these, the length of the first list with an entry for each sample, such as images of different
+        It is the length of its first tensor or array, or an object's `num_graphs` or `batch_size`. Without
+        these, it is the length of the first list with one entry per sample, such as images of different
         sizes, dicts or texts.
         """
         return samples_in(batch)
 
     def loss_weight(self, batch: Any) -> float:
-        """Returns what a batch weighs in the loss of an evaluation, and a microbatch in its batch.
+        """Returns the weight of a batch in the loss of an evaluation, and of a microbatch in its batch.
 
-        Default: its samples. Return the number of tokens where the loss is a mean over tokens.
+        Default: its samples. Return the number of tokens if the loss is a mean over tokens.
         """
         return self.samples_in(batch)
 
@@ -1216,10 +1216,10 @@ class Trainer:
         """Sets dataloader, phase and label of the state; restores them at the end.
 
         Args:
-            dataloader: what is read.
+            dataloader: the dataloader.
             phase: what the loop does with it.
             label: its label.
-            limit: how many batches of it are read; None for all.
+            limit: how many batches to read; None for all.
         """
         state = self.state
         names = (
@@ -1250,7 +1250,7 @@ class Trainer:
             with torch.no_grad():
                 yield
         finally:
-            # Each its own: some may be frozen.
+            # Each module separately, because some may be frozen.
             for module, was_training in modes:
                 module.training = was_training
 
@@ -1262,7 +1262,7 @@ class Trainer:
         """Closes callbacks and destinations; a second call does nothing.
 
         Raises:
-            Exception: the first that a callback raised in its `close`.
+            Exception: the first exception from a callback's `close`.
         """
         self._close(None)
 
@@ -1319,7 +1319,7 @@ def _saver_of(saver: CheckpointSaver | None, **given: Any) -> CheckpointSaver | 
 
 
 def _close_earlier(run_name: str | None, savers: list[CheckpointSaver]) -> None:
-    """Closes a trainer of this process that has the run, such as the one that a cell made before."""
+    """Closes a trainer of this process that has the run, such as one from an earlier cell."""
     folders = {one.folder.template for one in savers}
     for one in tuple(_open_trainers):
         is_same = any(other.folder.template in folders for other in one._savers)  # noqa: SLF001

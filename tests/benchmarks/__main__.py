@@ -1,11 +1,11 @@
-"""Runs the benchmarks: `python -m tests.benchmarks` all of them, `python -m tests.benchmarks dispatch` those named.
+"""Runs the benchmarks: `python -m tests.benchmarks` runs all, `python -m tests.benchmarks dispatch` those named.
 
-A benchmark is a module of this folder that has `main()`. Where `main` returns False, a budget was not kept:
-the others run all the same, and the exit status is 1.
+A benchmark is a module of this folder with a function `main()`. If `main` returns False, a budget was missed; the
+other benchmarks still run, and the exit code is 1.
 
-`python -m tests.benchmarks --keep [--rounds 3] [NAME ...]`, which is `make bench`, runs each several times,
-stores its figures in `results.json`, and ends with 1 also where a ratio to a peer is worse than the last time,
-beyond noise; see `report`. On a machine that others use, nothing is stored or compared.
+`python -m tests.benchmarks --keep [--rounds 3] [NAME ...]`, which is `make bench`, runs each several times and
+stores its figures in `results.json`. It also exits with 1 if a ratio to a peer is worse than the last time, beyond
+noise; see `report`. On a busy machine, nothing is stored or compared.
 """
 
 import argparse

@@ -1,8 +1,8 @@
-"""What our destinations cost in other people's trainers: `python -m tests.benchmarks adapters`.
+"""Measures our destinations in other people's trainers: `python -m tests.benchmarks adapters`.
 
-A thousand steps of a tiny model with ten metrics logged in each, on the CPU. In each round every system
-trains once, one after another in one process, so that they are compared under the same load; the median over
-rounds counts. Tiny steps make the cost of logging as large a part of the whole as it can be.
+Each system trains a tiny model for a thousand steps on the CPU, with ten metrics in each. In a round, the systems
+run one after another in one process, so that they meet the same load; the median over rounds counts. Tiny steps
+make the cost of logging as visible as it can be.
 """
 
 import contextlib

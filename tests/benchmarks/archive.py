@@ -1,9 +1,9 @@
-"""A dataset of very many short runs: `python -m tests.benchmarks archive`.
+"""Measures a dataset of many short runs: `python -m tests.benchmarks archive`.
 
-`python -m tests.benchmarks.archive 1` has 100,000 runs of twenty hyperparameters and ten values of ten metrics;
-by default a hundredth of them. Fifty are folders that are compacted. The rows of the others are copies of
-theirs under other ids, in the parts and shelves where `compact` would put them, since it reads a folder in
-milliseconds and the folders are not what is measured. They are in `BENCHMARK_FOLDER` or the temporary folder.
+`python -m tests.benchmarks.archive 1` has 100,000 runs of twenty hyperparameters and ten values of ten metrics; the
+default is a hundredth of them. Fifty are folders that are compacted. The rows of the others are copies under other
+ids, in the parts and shelves where `compact` would put them: it reads a folder in milliseconds, and the folders are
+not what is measured. They are in `BENCHMARK_FOLDER` or the temporary folder.
 """
 
 import json

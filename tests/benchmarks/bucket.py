@@ -1,7 +1,7 @@
-"""Runs that live in a bucket: `python -m tests.benchmarks bucket`, with rclone's S3 server on this machine.
+"""Measures runs in a bucket, with rclone's S3 server on this machine: `python -m tests.benchmarks bucket`.
 
-What a live run takes until somebody sees it, what it asks of the store, how many bytes it sends, and what a page
-of a thousand runs takes that nobody has looked at yet. `LIVE` is how many runs are written at once, for `SECONDS`.
+It measures how long a reader waits for new rows of a live run, the requests and bytes of the writer, and the first
+page of a thousand runs. `LIVE` runs are written at once, for `SECONDS`.
 """
 
 import contextlib

@@ -1,23 +1,23 @@
-"""What a checkpoint costs training: `python -m tests.benchmarks.checkpoints [GiB …]`.
+"""Measures what a checkpoint costs training: `python -m tests.benchmarks.checkpoints [GiB …]`.
 
-A model of so many GiB of parameters with Adam, which makes the state three times as large, is saved by each of
-several libraries, each in a process of its own. The stall is the time in which training can do nothing; the
-total ends when the file is complete, "in store" when it is in a store in a folder. "Copy" is the bare copy of the same
-tensors into memory that is there. "Written" are bytes in files until the file is complete, "memory" is the peak
-less what was there before. In shards, two ranks have half of the state each; the figures are of rank 0.
+Several libraries save a model of so many GiB of parameters with Adam, which makes the state three times as large,
+each in a process of its own. The stall is the time in which training can do nothing; the total ends when the file is
+complete, "in store" when it is in a store in a folder. "Copy" is the bare copy of the same tensors into existing
+memory. "Written" counts the bytes in files until the file is complete, "memory" is the peak above the start. In
+shards, two ranks have half of the state each; the figures are rank 0's.
 
-Where there is a CUDA device the state is on it, "copy" goes into pinned memory, and both it and the stall end when
-the device has nothing left to do: kernels of the next batch would wait behind copies that are queued.
+With a CUDA device, the state is on it, "copy" goes into pinned memory, and both it and the stall end when the device
+is idle: kernels of the next batch would wait behind queued copies.
 
-`python -m tests.benchmarks.checkpoints --many [tensors]` saves a state of many small tensors, of 16 bytes each,
-and says what the first batch, the stall and the file cost beside the bare copy, one tensor after the other.
+`python -m tests.benchmarks.checkpoints --many [tensors]` saves many tensors of 16 bytes each, and compares the first
+batch, the stall and the file with copying one tensor after the other.
 
-`python -m tests.benchmarks.checkpoints --steps [GiB]` trains on while a checkpoint is written, and uploaded by
-those that do so: a loop of Python and one that adds to 32 MiB of memory, each in one thread. A step is compared
-with the same one just before, and with nothing to write.
+`python -m tests.benchmarks.checkpoints --steps [GiB]` trains on while a checkpoint is written and uploaded: a loop of
+Python and one that adds to 32 MiB of memory, each in one thread. A step is compared with the same step just before,
+when nothing is being written.
 
-All sizes take about six minutes where nothing else runs. A row for which there is not enough memory is left out,
-and says what it needs.
+All sizes take about six minutes on a quiet machine. If there isn't enough memory for a row, it is left out, with a
+line that says how much it needs.
 """
 
 import contextlib

@@ -1,12 +1,12 @@
-"""Many runs as Delta tables: `python -m tests.benchmarks compaction`.
+"""Measures compacting runs into Delta tables: `python -m tests.benchmarks compaction`.
 
-`python -m tests.benchmarks.compaction 1` compacts 1,000 runs of 100,000 steps of ten metrics, 10^9 values; by
-default a hundredth of these runs. It needs 16 GB of disk, in `BENCHMARK_FOLDER` or the temporary folder, and
-six minutes of processor time. Sorting the values needs another 90 bytes for each of them in the temporary folder,
-and is left out where they are not free.
+`python -m tests.benchmarks.compaction 1` compacts 1,000 runs of 100,000 steps of ten metrics, 10^9 values; the default
+is a hundredth of these runs. It needs 16 GB of disk, in `BENCHMARK_FOLDER` or the temporary folder, and six minutes of
+processor time. Sorting the values needs another 90 bytes each in the temporary folder, and is skipped if they aren't
+free.
 
-At most ten runs differ, the others are hard links to their files: what is written does not get smaller, for the
-values are random, but what is read comes from memory. Memory is the peak of a process that does nothing else.
+At most ten runs differ; the others are hard links to their files. The values are random, so the output isn't smaller
+for it, but the input is read from memory. Memory is the peak of a process that does nothing else.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""What the core destinations add to a training step of the demo: the same loop with them and without, in turns."""
+"""Measures what the core destinations add to a training step of the demo: the same loop with and without, in turns."""
 
 import contextlib
 import io

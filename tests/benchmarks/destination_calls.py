@@ -1,4 +1,4 @@
-"""What the core destinations take of the training thread: a call of log_metrics, and the end of a batch."""
+"""Measures the core destinations in the training thread: a call of `log_metrics`, and the end of a batch."""
 
 import contextlib
 import io

@@ -1,9 +1,9 @@
-"""What logging and the ledger cost a loop on a GPU: `python -m tests.benchmarks.device`.
+"""Measures logging and the ledger in a loop on a GPU: `python -m tests.benchmarks.device`.
 
-Says so, and measures nothing, where there is no CUDA device. A small transformer is trained in bf16 in short turns, each
-with one way to log ten numbers of a step that are on the device; turns follow each other, so that clocks and what
-else the machine does are in all of them. In the first size the host is the slower one, which queues kernels; in the
-second it is the device. What checkpoints cost there says `tests.benchmarks.checkpoints`.
+Without a CUDA device it says so and measures nothing. A small transformer trains in bf16 in short turns, each with one
+way to log ten numbers that are on the device; the turns alternate, so that clock speeds and other load affect all of
+them. In the first size the host, which queues kernels, is slower; in the second the device is.
+`tests.benchmarks.checkpoints` measures checkpoints there.
 """
 
 import contextlib

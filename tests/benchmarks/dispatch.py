@@ -1,4 +1,4 @@
-"""What an event, a metrics call and an import cost; Composer's engine beside ours where it is installed."""
+"""Measures an event, a metrics call and an import, beside Composer's engine if it is installed."""
 
 import statistics
 import subprocess

@@ -1,7 +1,6 @@
-"""What draining takes: `python -m tests.benchmarks.drain ROWS METRICS`.
+"""Measures draining the journal: `python -m tests.benchmarks.drain ROWS METRICS`.
 
-The processor time of the draining thread alone, with nothing else at work in the process; the best of three
-runs.
+The figure is the processor time of the draining thread alone, with an otherwise idle process; the best of three runs.
 """
 
 import random

@@ -1,7 +1,7 @@
-"""What a metrics call costs that is more than plain numbers: tensors, TensorDicts, functions, rates, namespaces.
+"""Measures metrics calls with more than plain numbers: tensors, TensorDicts, functions, rates, namespaces.
 
-torchrl's conversion, `_make_metrics_safe`, is beside ours where torchrl is installed. On a machine with CUDA
-the calls are also timed behind queued kernels, which is what a training loop meets.
+torchrl's conversion, `_make_metrics_safe`, runs beside ours if torchrl is installed. With CUDA, the calls are also
+timed behind queued kernels, as in a training loop.
 """
 
 import importlib

@@ -1,4 +1,4 @@
-"""What `TimeLedger` costs: an event, a batch of a loop, the files of a month, and a trace of four ranks."""
+"""Measures `TimeLedger`: an event, a batch of a loop, the files of a month, and a trace of four ranks."""
 
 import io
 import statistics

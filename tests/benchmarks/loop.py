@@ -1,12 +1,11 @@
-"""What ten floats a step take from a real training loop: `python -m tests.benchmarks.loop [PAIRS]`.
+"""Measures what ten floats a step take from a real training loop: `python -m tests.benchmarks.loop [PAIRS]`.
 
-A loop of Python and small operations empties the caches between two calls, as a loop of nothing but calls
-does not. Each system trains the same network in a process of its own, in short turns with and without logging
-that are compared in pairs, so that what else the machine does is in both. A step costs what it takes longer,
-in processor time of the training thread, and what the other threads and processes of the system take, such as
-the one that drains the journal.
+A loop of Python and small operations empties the caches between two calls; a loop of nothing but calls doesn't. Each
+system trains the same network in a process of its own, in short turns with and without logging that are compared in
+pairs, so that other load affects both. The figures are processor time: of the training thread, and of the other
+threads and processes of the system, such as the one that drains the journal.
 
-The second table has a call between two matrix products, and the same at once after it, in turns with the bare
+The second table has a call between two matrix products and the same call right after it, in turns with the bare
 packing of the numbers into memory.
 """
 

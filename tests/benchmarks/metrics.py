@@ -1,8 +1,7 @@
-"""What logging metrics costs: `python -m tests.benchmarks.metrics`.
+"""Measures logging metrics: `python -m tests.benchmarks.metrics`.
 
-Everything is measured in this one run, the project and whichever peers are installed side by side; ratios
-mean more than microseconds. Each system logs the same rows in a process of its own, three times; the run with
-the least median counts.
+The project and the installed peers run side by side; ratios mean more than microseconds. Each system logs the same
+rows in a process of its own, three times; the run with the smallest median counts.
 """
 
 import importlib

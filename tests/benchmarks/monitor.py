@@ -1,7 +1,7 @@
-"""What a measurement costs the code that is measured: `Stat.add` here, `torch.monitor.Stat.add` beside it.
+"""Measures adding a sample: `Stat.add` here, beside `torch.monitor.Stat.add`.
 
-A call is the fastest of many short runs, most of which see no samples folded in: what an add takes, but one
-in four thousand. "All in" is the mean over a window of a million samples, folding and closing included.
+A call is the fastest of many short runs, most of which fold no samples: that is the cost of all but one add in four
+thousand. "All in" is the mean over a window of a million samples, with folding and closing.
 """
 
 import sys

@@ -1,9 +1,9 @@
-"""A simulated month in one run: `python -m tests.benchmarks month`, or `python -m tests.benchmarks.month [SCALE]`.
+"""Measures one run of a simulated month: `python -m tests.benchmarks month`, or `python -m tests.benchmarks.month [SCALE]`.
 
-At scale 1: 30 million rows of 50 metrics, 3,000 checkpoints (small files in their place), 200,000 pictures.
-The default is 1/200. Everything is measured at the scale and at a quarter of it, each in a process of its
-own, and read from the disk: what grows by more than the run does is marked. At scale 1 the folder takes some 6 GB;
-`BENCHMARK_FOLDER` says where it is meanwhile.
+At scale 1: 30 million rows of 50 metrics, 3,000 small files in place of checkpoints, 200,000 pictures. The default is
+1/200. Everything is measured at the scale and at a quarter of it, each in a process of its own, and read from the
+disk; figures that grow faster than the run are marked. At scale 1 the folder takes about 6 GB; `BENCHMARK_FOLDER` says
+where it is meanwhile.
 """
 
 import json

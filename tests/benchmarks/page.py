@@ -1,4 +1,4 @@
-"""What people wait for in a browser: `python -m tests.benchmarks page`; needs Chromium and playwright.
+"""Measures what people wait for in a browser: `python -m tests.benchmarks page`; needs Chromium and playwright.
 
 A sweep of 200 runs of 2,000 steps and 8 metrics: bytes of a first visit and of an open page, the charts of 100 runs,
 first and again, a run of 3,000 metrics, and the seconds of each task of `tests.ten_tasks`. Seconds are from the

@@ -1,7 +1,7 @@
-"""What sending a run takes: 100,000 rows of ten metrics to TensorBoard's files, and into another run folder.
+"""Measures sending a run of 100,000 rows of ten metrics to TensorBoard files and to a run folder.
 
-`python -m tests.benchmarks replay`. The time is from the call of `send` to its return, with everything in the
-files; reading the rows alone stands beside it.
+`python -m tests.benchmarks replay`. The time is from the call of `send` to its return, with everything in the files;
+reading the rows alone stands beside it.
 """
 
 import random

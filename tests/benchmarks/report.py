@@ -1,8 +1,8 @@
-"""Keeps what benchmarks measured in `results.json`, from which the site's page "Benchmarks" is made.
+"""Keeps the figures of benchmarks in `results.json`, from which the site's page "Benchmarks" is made.
 
-A benchmark runs several times, its rounds. What is compared with the last time is the ratio of a figure to its
-peer, which was measured beside it: a ratio is worse where the best of today's rounds is above the worst of the
-last time's by more than a tenth. The figures of another machine are replaced, and not compared.
+A benchmark runs several times, its rounds. The ratio of a figure to its peer, which ran beside it, is compared with the
+last time: it is worse if today's best round is more than a tenth above last time's worst round. The figures of another
+machine are replaced, not compared.
 """
 
 import json

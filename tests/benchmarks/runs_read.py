@@ -1,10 +1,9 @@
-"""Reading runs back: `python -m tests.benchmarks runs_read`.
+"""Measures reading runs back: `python -m tests.benchmarks runs_read`.
 
-`python -m tests.benchmarks.runs_read 1000` exports so many runs.
+`python -m tests.benchmarks.runs_read 1000` exports that many runs.
 
-Runs are folders of plain files, so they are written here as `RunDirectory` leaves them: ten metrics of random
-numbers, which no encoding makes smaller. Seconds are those of the processor, for the machine has other work;
-peak memory is that of a child process.
+The run folders are written here as `RunDirectory` leaves them: ten metrics of random numbers, which no encoding makes
+smaller. Seconds are processor time, since the machine has other work; peak memory is a child process's.
 """
 
 import json

@@ -1,8 +1,8 @@
-"""What it costs to find runs: `python -m tests.benchmarks.runs_scan [RUNS]`, by default 10,000, then 100,000.
+"""Measures finding runs: `python -m tests.benchmarks.runs_scan [RUNS]`, by default 10,000, then 100,000.
 
-Each has 40 hyperparameters and 40 metrics; one in a hundred was killed. The scanner of stable-pretraining
-does the same on the same folders, where it is installed, up to 20,000 runs. All folders are removed
-afterwards; `BENCHMARK_FOLDER` says where they are meanwhile.
+Each has 40 hyperparameters and 40 metrics; one in a hundred was killed. If stable-pretraining is installed, its scanner
+reads the same folders, up to 20,000 runs. All folders are removed afterwards; `BENCHMARK_FOLDER` says where they are
+meanwhile.
 """
 
 import importlib

@@ -1,9 +1,8 @@
-"""What TensorBoard files cost: `python -m tests.benchmarks tensorboard`.
+"""Measures TensorBoard files: `python -m tests.benchmarks tensorboard`.
 
-Ten floats a row, through our Logger and `TensorBoard`, and through torch's `SummaryWriter`, each in processes
-of its own, one after the other, several times: the least of each counts. "A call" is what it takes by the
-clock, CPU is that of the calling thread, and that of the whole process until all is in the file, in
-microseconds a row.
+Ten floats a row go through our Logger and `TensorBoard`, and through torch's `SummaryWriter`, each in processes of its
+own, several times; the smallest figure counts. "A call" is wall time, CPU is processor time of the calling thread or of
+the whole process until everything is in the file, in microseconds a row.
 """
 
 import functools

@@ -1,7 +1,7 @@
-"""What all benchmarks share: timing a statement, timing calls one by one, and the table that they print.
+"""Times a statement, times calls one by one, and prints the tables of all benchmarks.
 
-Figures are of the machine that runs them. The best of several repeats is what the code costs; percentiles are
-what a training loop meets.
+Figures belong to the machine that runs them. The best of several repeats is the cost of the code; percentiles are what
+a training loop meets.
 """
 
 import statistics

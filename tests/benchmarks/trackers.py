@@ -1,10 +1,9 @@
-"""What WandB and MLflow cost the training thread, and what their own packages cost it: `python -m tests.benchmarks trackers`.
+"""Measures WandB and MLflow in the training thread, beside their own packages: `python -m tests.benchmarks trackers`.
 
-Everything is measured in one run. Each system logs ten floats in a process of its own: call upon call, while
-the thread of the tracker works all the time; and with some milliseconds of numpy between two calls, as a
-training loop has, after which caches hold other things: what a Logger takes there that has no destination,
-is in the table. Three times, of which the best median counts. Percentiles are of single calls; the clock
-itself is in them.
+Each system logs ten floats in a process of its own: call upon call, while the tracker's thread works all the time; and
+with some milliseconds of numpy between two calls, as in a training loop, after which the caches hold other things. A
+Logger without a destination is in the table for comparison. Each runs three times, and the best median counts.
+Percentiles are of single calls, the clock included.
 """
 
 import contextlib

@@ -1,7 +1,7 @@
-"""What uploads cost, as ratios measured in one run: `python -m tests.benchmarks.transfers [SUBJECT ...]`.
+"""Measures uploads as ratios within one run: `python -m tests.benchmarks.transfers [SUBJECT ...]`.
 
-The server is `rclone serve s3` on loopback, so that the client is what is measured. Ratios move with the
-machine's noise; each is the median of several turns where a turn is short.
+The server is `rclone serve s3` on loopback, so that the client is measured. Ratios move with the machine's noise; short
+turns are repeated, and the median counts.
 """
 
 import base64

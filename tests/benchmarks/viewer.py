@@ -1,10 +1,9 @@
-"""What the page costs: `python -m tests.benchmarks viewer`, or `python -m tests.benchmarks.viewer [RUNS [STEPS]]`.
+"""Measures the viewer: `python -m tests.benchmarks viewer`, or `python -m tests.benchmarks.viewer [RUNS [STEPS]]`.
 
-By default 1,000 runs of 100,000 steps and 10 metrics. Twenty different files of metrics are written, and the
-runs share them by hard links: what is read is what 1,000 files would be, and the disk has 0.5 GB.
-TensorBoard reads twenty runs of 10,000 steps and as many metrics into what it serves, and its time is scaled
-to the number of steps: at 100,000 it takes minutes. All folders are removed afterwards; `BENCHMARK_FOLDER` says where they are
-meanwhile.
+The default is 1,000 runs of 100,000 steps and 10 metrics. Twenty different files are written, and the runs share them
+by hard links, so reading is real and the disk holds 0.5 GB. TensorBoard reads twenty runs of 10,000 steps, and its time
+is scaled to the number of steps: at 100,000 it takes minutes. All folders are removed afterwards; `BENCHMARK_FOLDER`
+says where they are meanwhile.
 """
 
 import http.client

@@ -1,6 +1,6 @@
-"""Runs of very many metrics: `python -m tests.benchmarks wide`.
+"""Measures runs of many metrics: `python -m tests.benchmarks wide`.
 
-Ten thousand metrics in each row, against fifty; and a new name in each row.
+It compares ten thousand metrics in each row with fifty, and logs a new name in each row.
 """
 
 import resource

@@ -156,7 +156,7 @@ def faulty(seed):
     return plan
 
 
-def test_machines_that_are_lost_take_no_row_of_a_finished_interval_along(moto, proxy, prefix, tmp_path):
+def test_a_lost_machine_loses_no_row_of_a_finished_interval(moto, proxy, prefix, tmp_path):
     """What a reader saw stays: no row is twice, none is overwritten, and none of another writer is missing."""
     draw = random.Random(int(os.environ.get("SEED", "0")))
     direct = moto.uri(f"{prefix}/killed")

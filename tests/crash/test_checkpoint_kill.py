@@ -84,7 +84,7 @@ def check_folder(folder):
         read_checkpoint(store / (store / "run/checkpoints/latest.symlink").read_text().strip())
 
 
-def test_what_is_resumed_after_each_kill_is_the_run_that_was_not_killed(trainers, tmp_path):
+def test_a_run_resumed_after_each_kill_equals_an_uninterrupted_run(trainers, tmp_path):
     """The resumed run is equal to the last bit; whatever is seen in between, here and in the store, is whole."""
     start(trainers, tmp_path / "whole")
     assert status(trainers) == 0, (tmp_path / "errors").read_text()

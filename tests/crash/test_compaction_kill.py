@@ -90,7 +90,7 @@ def expected_of(root):
     return found
 
 
-def test_a_compaction_that_is_killed_loses_no_row_and_has_none_twice(tmp_path, start, place):
+def test_a_killed_compaction_loses_and_repeats_no_row(tmp_path, start, place):
     """SIGKILL at spread moments, with a new and a changed run: readers see all rows of before or after."""
     root = tmp_path / "runs"
     for number in range(4):

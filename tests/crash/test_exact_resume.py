@@ -49,7 +49,7 @@ def differing(text):
 
 
 @pytest.mark.parametrize("first", STARTS)
-def test_a_run_that_was_interrupted_is_the_run_that_was_not(torch_server, folder, environment, first):
+def test_an_interrupted_run_equals_an_uninterrupted_one(torch_server, folder, environment, first):
     """Weights, optimizer, scheduler, random numbers, timestamp and rows are the same, whatever is drawn."""
     outcome = torch_server.run(PROGRAM, folder, first, AT_ONCE, env=environment, timeout_s=3000)
 
@@ -58,7 +58,7 @@ def test_a_run_that_was_interrupted_is_the_run_that_was_not(torch_server, folder
 
 
 @pytest.mark.parametrize(("ranks", "count"), OF_RANKS)
-def test_ranks_that_were_interrupted_are_those_that_were_not(torch_server, folder, environment, ranks, count):
+def test_interrupted_ranks_equal_uninterrupted_ones(torch_server, folder, environment, ranks, count):
     """Two and three ranks that are interrupted end with the weights and records of those that are not."""
     outcome = torch_server.torchrun(
         ranks, resume_child.__file__, folder, FIRST, count, env=environment, timeout_s=3000

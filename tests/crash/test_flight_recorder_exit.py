@@ -70,7 +70,7 @@ def test_sigterm_still_ends_a_process_without_a_handler(start, tmp_path):
     assert read(tmp_path)["reason"] == "sigterm"
 
 
-def test_an_orderly_exit_that_was_asked_for_later_still_works(start, tmp_path):
+def test_a_later_orderly_exit_still_works(start, tmp_path):
     """`exit_on_sigterm`, called when the recorder has its handler already, calls that and then exits."""
     program = (
         BEGIN
@@ -118,7 +118,7 @@ run.close()
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="needs SIGSTOP")
-def test_a_process_that_was_stopped_did_not_hang(start, tmp_path):
+def test_a_stopped_process_is_not_reported_as_hanging(start, tmp_path):
     """Stopped for longer than `hang_seconds`, it continues without a report; a hang after that is reported."""
     program = (
         BEGIN

@@ -156,7 +156,7 @@ def test_any_number_of_ranks_loads_it_and_ends_as_if_never_stopped(saved, run_ra
     assert seen(tmp_path, "fsdp2", 2)[1]["random"] == expected[1]["random"]
 
 
-def test_what_four_ranks_saved_two_load(saved, run_ranks, tmp_path):
+def test_two_ranks_load_what_four_ranks_saved(saved, run_ranks, tmp_path):
     """Some of the four had nothing of a tensor that is too small."""
     run_ranks(4, tmp_path, f"four:save={tmp_path}/c")
 
@@ -184,7 +184,7 @@ def test_a_rank_that_is_killed_while_it_saves_leaves_the_checkpoint_before(saved
     assert names(tmp_path / "c") == EVERYTHING
 
 
-def test_a_damaged_shard_costs_its_checkpoint_on_every_rank(saved, run_ranks, tmp_path):
+def test_a_damaged_shard_invalidates_its_checkpoint_on_every_rank(saved, run_ranks, tmp_path):
     """Ranks that do not read it refuse it too; the one before is loaded, and it is said which file it is."""
     shutil.copytree(saved / "fsdp", tmp_path / "c")
     flip_a_bit(tmp_path / "c/ep2-ba10/__1_0.distcp")
@@ -284,7 +284,7 @@ def test_after_a_rank_has_died_the_others_delete_what_it_has_uploaded(run_ranks,
     assert left == sorted([*(f"ep3-ba16/{name}" for name in FILES if "1" not in name), "latest.symlink"])
 
 
-def test_a_full_disk_on_one_rank_costs_that_checkpoint_on_all(saved, run_ranks, tmp_path):
+def test_a_full_disk_on_one_rank_drops_that_checkpoint_on_all_ranks(saved, run_ranks, tmp_path):
     """All say so, give back its room and go on; the next is whole."""
     text = run_ranks(2, tmp_path, f"full:save={tmp_path}/c,full=3-6")
 

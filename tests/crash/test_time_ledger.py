@@ -97,7 +97,7 @@ def test_a_stopped_process_is_not_slow(tmp_path, fault):
     assert sum(report.seconds.values()) == pytest.approx(report.wall)
 
 
-def test_what_holds_the_interpreter_is_not_a_stop(tmp_path):
+def test_holding_the_interpreter_lock_is_not_a_stop(tmp_path):
     """A library that waits without giving up the interpreter's lock is charged where it does."""
     begin("held", tmp_path / "run").communicate()
     seconds = Run.open(tmp_path / "run").time_report().seconds
@@ -138,7 +138,7 @@ def _is_stopped(pid):
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
-def test_a_kill_costs_what_came_after_it(tmp_path):
+def test_a_kill_loses_only_the_time_after_the_last_write(tmp_path):
     """Until the next session had trained what the killed one had; sessions and gaps add up to the wall's."""
     started = time.time()
     begin("killed", tmp_path / "run").communicate()
@@ -160,7 +160,7 @@ def test_a_kill_costs_what_came_after_it(tmp_path):
 
 
 @pytest.mark.xdist_group("torchrun")
-def test_who_made_others_wait_at_a_step_is_named(tmp_path, torch_server):
+def test_the_rank_that_made_others_wait_is_named(tmp_path, torch_server):
     """One step of one rank, which is no slow rank by the sum; with the span that was open."""
     run_fault(Fault("step", 1, 2), tmp_path, torch_server)
     report = Run.open(tmp_path / "run").time_report()

@@ -23,7 +23,7 @@ print(*(str(error).replace(chr(10), " ") for error in errors if error), sep=chr(
 """
 
 
-def test_of_two_ranks_that_put_one_name_exactly_one_wins(start, counting_s3, prefix, tmp_path):
+def test_exactly_one_of_two_ranks_that_put_the_same_name_wins(start, counting_s3, prefix, tmp_path):
     """Two processes submit twenty names at the same moment with overwrite=False.
 
     Each name has one winner, the loser is told both entries, and both continue.

@@ -1,6 +1,6 @@
-"""A checkpoint on a real device: the training thread does not wait, and what is saved is what was there.
+"""Tests checkpoints on a real device: the training thread does not wait, and the copy is exact.
 
-Skipped where there is no CUDA.
+Skipped without CUDA.
 """
 
 import pytest
@@ -14,8 +14,8 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 SPIN_CYCLES = 500_000_000
 
 
-def test_a_copy_is_queued_behind_the_step_and_before_the_next():
-    """While kernels are queued the call returns; a change that is queued after it is not in the copy."""
+def test_a_copy_is_queued_between_two_steps():
+    """The call returns while kernels are queued, and later changes are not in the copy."""
     weight = torch.zeros(1 << 22, device="cuda")
     buffer = SnapshotBuffer()
     buffer.reserve(weight.nbytes)
@@ -37,8 +37,8 @@ def test_a_copy_is_queued_behind_the_step_and_before_the_next():
 
 
 @pytest.mark.parametrize("process_bytes", [0, 1 << 40], ids=["process", "thread"])
-def test_a_checkpoint_of_a_model_on_a_device_is_read_on_the_host(tmp_path, process_bytes):
-    """Weights and moments, as they were when it was saved."""
+def test_a_checkpoint_from_a_device_is_read_on_the_host(tmp_path, process_bytes):
+    """Weights and moments are as they were at the save."""
     model = torch.nn.Linear(1000, 1000, device="cuda")
     optimizer = torch.optim.Adam(model.parameters())
     model(torch.randn(8, 1000, device="cuda")).sum().backward()

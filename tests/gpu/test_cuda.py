@@ -1,7 +1,6 @@
-"""What a real device does: no call waits for it, and what arrives is what was there at the call.
+"""Tests logging from a real device: no call waits for it, and values arrive as they were at the call.
 
-Skipped where there is no CUDA. Times here are compared with 50 ms of queued kernels, not with a clock of the
-machine.
+Skipped without CUDA. Times are compared with 50 ms of queued kernels, not with absolute bounds.
 """
 
 import gc
@@ -24,19 +23,19 @@ DEVICES = range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
 
 @pytest.fixture
 def memory():
-    """What arrives."""
+    """The destination that receives the records."""
     return InMemory()
 
 
 @pytest.fixture
 def logger(memory):
-    """The default policy."""
+    """A logger with the default policy."""
     return Logger(State("r"), memory, raise_errors=True)
 
 
 @pytest.fixture
 def cycles():
-    """How many cycles of a spinning kernel take the queued time on this device."""
+    """The number of cycles for which a spinning kernel takes the queued time on this device."""
     torch.cuda._sleep(1_000_000)
     torch.cuda.synchronize()
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -49,10 +48,10 @@ def cycles():
 
 @pytest.fixture
 def errors_on_sync():
-    """Every synchronisation that torch knows of raises."""
+    """Makes every synchronization that torch knows of raise."""
     torch.cuda.synchronize()
     with warnings.catch_warnings():
-        # It says that it does not know of all.
+        # torch warns that it doesn't know of all.
         warnings.simplefilter("ignore")
         torch.cuda.set_sync_debug_mode("error")
     yield
@@ -70,10 +69,10 @@ def _seconds(call):
 
 
 @pytest.mark.parametrize("index", DEVICES)
-def test_a_value_overwritten_right_after_the_call_arrives_as_it_was(index, memory, logger, cycles):
-    """The old value arrives, though the device reaches the copy long after."""
+def test_a_value_overwritten_right_after_the_call_arrives_unchanged(index, memory, logger, cycles):
+    """The old value arrives, although the device reaches the copy much later."""
     loss = torch.tensor(0.5, device=f"cuda:{index}")
-    # The first call allocates, and loads kernels, which may wait for the device.
+    # The first call allocates and loads kernels, and may wait for the device.
     logger.log_metrics({"loss": loss})
     logger.flush()
     memory.clear()
@@ -106,7 +105,7 @@ def test_a_value_overwritten_right_after_the_call_arrives_as_it_was(index, memor
 )
 @pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
 def test_every_dtype_keeps_its_value_and_its_kind(dtype, value, shape, memory, logger):
-    """A float in between would lose the last bits of an integer."""
+    """Integers keep all bits, because they aren't converted to floats on the way."""
     tensor = torch.full(shape, value, dtype=dtype, device="cuda")
 
     logger.log_metrics({"a": tensor})
@@ -117,7 +116,7 @@ def test_every_dtype_keeps_its_value_and_its_kind(dtype, value, shape, memory, l
 
 
 def test_the_call_does_not_wait_for_queued_kernels(memory, logger, cycles, capsys):
-    """It returns where `.item()` and a copy with an event's synchronize, which is how torchrl converts, wait for all of them."""
+    """It returns at once; `.item()`, and a copy with an event's synchronize as in torchrl, wait for all kernels."""
     metrics = {f"m{index}": torch.tensor(float(index), device="cuda") for index in range(10)}
     for _ in range(10):
         logger.log_metrics(metrics)
@@ -138,7 +137,7 @@ def test_the_call_does_not_wait_for_queued_kernels(memory, logger, cycles, capsy
         event.synchronize()
         return [copy.item() for copy in copies]
 
-    # The first of each turn comes after 50 ms in which this thread did nothing but wait, with cold caches.
+    # The first call of each turn has cold caches, because this thread waited for 50 ms before it.
     turns = [with_kernels(lambda: logger.log_metrics(metrics), calls=5) for _ in range(20)]
     firsts, ours = sorted(turn[0] for turn in turns), sorted(itertools.chain(*turns))
     [items] = with_kernels(lambda: [value.item() for value in metrics.values()])
@@ -157,8 +156,8 @@ def test_the_call_does_not_wait_for_queued_kernels(memory, logger, cycles, capsy
 
 
 @pytest.mark.usefixtures("errors_on_sync")
-def test_a_thousand_calls_make_no_synchronisation(memory, logger):
-    """Nor do the events between them; and everything arrives, in order."""
+def test_a_thousand_calls_never_synchronize(memory, logger):
+    """Events between them don't either, and everything arrives in order."""
     engine = Engine(State("r"), logger)
     loss = torch.zeros((), device="cuda")
 
@@ -174,8 +173,8 @@ def test_a_thousand_calls_make_no_synchronisation(memory, logger):
 
 
 @pytest.mark.usefixtures("errors_on_sync")
-def test_media_make_no_synchronisation_and_arrive_as_they_were(memory, logger):
-    """A snapshot is taken in the order of the stream, large or small, contiguous or not."""
+def test_media_never_synchronize_and_arrive_unchanged(memory, logger):
+    """Snapshots of any size and layout are taken in the order of the stream."""
     image = torch.rand(3, 64, 64, device="cuda")
     expected = image.clone()
 
@@ -191,7 +190,7 @@ def test_media_make_no_synchronisation_and_arrive_as_they_were(memory, logger):
 
 
 def test_many_images_in_flight_do_not_mix(memory, logger, cycles):
-    """Memory that a snapshot is in is not given to the next."""
+    """Two snapshots never share memory."""
     torch.cuda.synchronize()
     torch.cuda._sleep(cycles)
 
@@ -217,7 +216,7 @@ def test_a_small_ring_waits_and_loses_nothing(memory, cycles):
 
 
 def test_a_ring_that_drops_never_waits(memory, cycles):
-    """What had no room is counted."""
+    """Values without a free slot are counted."""
     policy = DeviceCopies(slots=2, when_full="drop")
     logger = Logger(State("r"), memory, raise_errors=True, device_copies=policy)
     value = torch.tensor(1.0, device="cuda")
@@ -233,8 +232,8 @@ def test_a_ring_that_drops_never_waits(memory, cycles):
     assert logger.lost_values == 8
 
 
-def test_while_a_graph_is_captured_logging_is_refused_and_the_capture_is_whole(memory):
-    """It is refused with a record on its way from before, too; the graph replays, and its output can be logged."""
+def test_logging_during_graph_capture_is_refused_and_the_capture_succeeds(memory):
+    """It is refused even if an earlier record is pending; the graph replays, and its output can be logged."""
     logger = Logger(State("r"), memory, raise_errors=True, strict=True)
     x = torch.ones((), device="cuda")
     logger.log_metrics({"before": x})
@@ -259,7 +258,7 @@ def test_while_a_graph_is_captured_logging_is_refused_and_the_capture_is_whole(m
     assert _values(memory) == [{"before": 1.0}, {"plain": 1.0}, *({"y": 3.0 * value} for value in range(3))]
 
 
-def test_values_made_on_a_stream_of_ones_own_are_in_order(memory, logger, cycles):
+def test_values_from_a_custom_stream_are_in_order(memory, logger, cycles):
     """The snapshot is taken on the stream that is current at the call."""
     side = torch.cuda.Stream()
 
@@ -273,8 +272,8 @@ def test_values_made_on_a_stream_of_ones_own_are_in_order(memory, logger, cycles
     assert _values(memory) == [{"loss": 5.0}, {"other": 7}]
 
 
-def test_rows_of_two_streams_that_share_memory_keep_their_values_and_their_order(memory, logger, cycles):
-    """Values are overwritten in place right after each call, on the stream that made them, while it is busy."""
+def test_rows_from_two_streams_keep_their_values_and_order(memory, logger, cycles):
+    """Values are overwritten in place right after each call, on the busy stream that made them."""
     streams = [torch.cuda.current_stream(), torch.cuda.Stream()]
     values = []
     for stream in streams:
@@ -295,8 +294,8 @@ def test_rows_of_two_streams_that_share_memory_keep_their_values_and_their_order
     ]
 
 
-def test_a_name_may_come_from_the_host_from_the_device_or_with_another_dtype(memory, logger):
-    """Each arrives as what it is."""
+def test_a_metric_may_change_between_host_device_and_dtype(memory, logger):
+    """Each value keeps its type."""
     made = [
         torch.tensor(0.5, device="cuda"),
         torch.tensor(2**62 + 1, device="cuda"),
@@ -325,12 +324,12 @@ def test_a_name_may_come_from_the_host_from_the_device_or_with_another_dtype(mem
 
 
 def test_memory_does_not_grow_with_the_calls(logger):
-    """Slots are made once; neither device nor pinned memory is allocated per call."""
+    """Slots are allocated once; a call allocates neither device nor pinned memory."""
     loss = torch.zeros((), device="cuda")
     for _ in range(300):
         logger.log_metrics({"loss": loss})
     logger.flush()
-    # What earlier tests have left.
+    # Frees the memory of earlier tests.
     gc.collect()
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
@@ -344,7 +343,7 @@ def test_memory_does_not_grow_with_the_calls(logger):
 
 @pytest.mark.skipif(len(DEVICES) < 2, reason="needs two CUDA devices")
 def test_values_of_two_devices_in_one_call_arrive_together(memory, logger, cycles):
-    """They arrive though one of them is busy, and is not the current one."""
+    """They arrive although one device is busy and not current."""
     torch.cuda.set_device(0)
     with torch.cuda.device(1):
         torch.cuda._sleep(cycles)
@@ -358,8 +357,8 @@ def test_values_of_two_devices_in_one_call_arrive_together(memory, logger, cycle
 
 
 @pytest.mark.parametrize("mode", ["no_grad", "inference_mode"])
-def test_the_first_call_may_come_in_any_mode(mode, memory, logger):
-    """What is allocated there serves training too."""
+def test_the_first_call_works_in_any_mode(mode, memory, logger):
+    """Memory allocated in inference mode serves training too."""
     with getattr(torch, mode)():
         logger.log_metrics({"a": torch.tensor(1.0, device="cuda")})
         logger.log_images(torch.zeros(3, 4, 4, device="cuda"))
@@ -370,7 +369,7 @@ def test_the_first_call_may_come_in_any_mode(mode, memory, logger):
 
 
 def test_a_compiled_region_that_logs_continues(memory, logger, recwarn):
-    """It is left for the call; some versions of torch warn of that."""
+    """The call breaks the graph, and some versions of torch warn about it."""
     warnings.simplefilter("always")
 
     def step(x):

@@ -1,6 +1,6 @@
-"""Shards of a model on real devices: over NCCL on two where there are two, else on one.
+"""Tests shards of a model on real devices: over NCCL on two if there are two, else on one.
 
-Skipped where there is no CUDA.
+Skipped without CUDA.
 """
 
 import os
@@ -20,7 +20,7 @@ BACKEND = "cpu:gloo,cuda:nccl"
 
 
 def train(rank, ranks, folder, load_path, batches, process_bytes):
-    """Trains on one rank, and writes down the weights."""
+    """Trains on one rank, and saves the weights."""
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
     if DEVICE == "cuda":
         torch.cuda.set_device(rank)
@@ -54,8 +54,8 @@ def train(rank, ranks, folder, load_path, batches, process_bytes):
 
 
 @pytest.mark.parametrize("process_bytes", [0, 1 << 40], ids=["process", "thread"])
-def test_what_is_saved_is_what_was_on_the_devices_and_is_loaded_there(tmp_path, process_bytes):
-    """Six batches at once, and three and three from a checkpoint, end with the same weights."""
+def test_shards_are_saved_from_devices_and_loaded_back(tmp_path, process_bytes):
+    """Six batches at once, and three plus three from a checkpoint, end with the same weights."""
     ranks = min(2, torch.cuda.device_count() or 2)
     multiprocessing.spawn(train, (ranks, tmp_path, None, 6, process_bytes), nprocs=ranks)
     expected = torch.load(tmp_path / "weights.0")

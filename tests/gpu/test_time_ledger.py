@@ -1,6 +1,6 @@
-"""The ledger's clock on a real device: the time of kernels is that of the pass that queued them.
+"""Tests the ledger's clock on a real device: kernels count for the pass that queued them.
 
-Skipped where there is no CUDA.
+Skipped without CUDA.
 """
 
 import pytest
@@ -27,14 +27,14 @@ class Spins(torch.nn.Module):
 
 
 class Waits(Callback):
-    """Waits for the device after each batch, as one that prints the loss does."""
+    """Waits for the device after each batch, as printing the loss does."""
 
     def batch_end(self, state, logger):
         torch.cuda.synchronize()
 
 
-def test_kernels_count_where_they_were_queued():
-    """The host waits for the loss elsewhere; most of the time of batches is in the forward pass."""
+def test_kernels_count_for_the_pass_that_queued_them():
+    """Most of a batch is in the forward pass, although the host waits elsewhere."""
     ledger = TimeLedger()
     data = [(torch.randn(4, 4), torch.randint(2, (4,))) for _ in range(20)]
     model = Spins()

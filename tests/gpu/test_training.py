@@ -1,6 +1,6 @@
-"""Training on a real device: resumed to the bit, watched without a wait, and ended as failed by what only a GPU does.
+"""Tests training on a real device: exact resumes, callbacks that never wait, and failures of a GPU.
 
-Skipped where there is no CUDA.
+Skipped without CUDA.
 """
 
 import json
@@ -37,14 +37,14 @@ LIMIT_SECONDS = 120
 
 
 def make_model():
-    """A model that draws random numbers on its device."""
+    """Returns a model that draws random numbers on its device."""
     torch.manual_seed(3)
     layers = torch.nn.Linear(16, 64), torch.nn.Dropout(0.2), torch.nn.ReLU(), torch.nn.Linear(64, 4)
     return torch.nn.Sequential(*layers).to(DEVICE)
 
 
 def make_data():
-    """Batches that are on the device already."""
+    """Returns batches on the device."""
     drawn = torch.Generator().manual_seed(7)
     return [
         (
@@ -56,7 +56,7 @@ def make_data():
 
 
 def train(model, memory, *callbacks, batches=BATCHES, **options):
-    """Trains for so many batches in all; returns the trainer."""
+    """Trains up to a number of batches; returns the trainer."""
     with Trainer(
         model,
         make_data(),
@@ -76,8 +76,8 @@ def train(model, memory, *callbacks, batches=BATCHES, **options):
 
 @pytest.mark.parametrize(("precision", "compiled"), [("fp16", False), ("bf16", False), ("bf16", True)])
 @pytest.mark.filterwarnings("ignore::UserWarning:torch", "ignore::DeprecationWarning")
-def test_a_resumed_run_is_the_run_that_was_not_interrupted(tmp_path, precision, compiled):
-    """Weights, moments, the scale of gradients and every loss are the same to the bit, dropout and all."""
+def test_a_resumed_run_equals_the_uninterrupted_run(tmp_path, precision, compiled):
+    """Weights, moments, the gradient scale and every loss are the same to the last bit, with dropout."""
 
     def run(name, batches, memory, **options):
         model = torch.compile(make_model()) if compiled else make_model()
@@ -105,7 +105,7 @@ def test_a_resumed_run_is_the_run_that_was_not_interrupted(tmp_path, precision, 
 
 
 class SyncMode(Callback):
-    """Has each synchronisation that torch knows of raise, or be allowed again, at an event of a batch."""
+    """Makes every synchronization that torch knows of raise, or allows it again, at an event of a batch."""
 
     def __init__(self, event, batch, mode):
         super().__init__()
@@ -118,8 +118,8 @@ class SyncMode(Callback):
                 torch.cuda.set_sync_debug_mode(self._mode)
 
 
-def test_eight_callbacks_make_no_synchronisation():
-    """They watch loss, norms, memory, speed and the machine, and what they log arrives."""
+def test_eight_callbacks_never_synchronize():
+    """They watch loss, norms, memory, speed and the machine, and their metrics arrive."""
     memory = InMemory()
     watching = [
         LRMonitor(),
@@ -148,7 +148,7 @@ def test_eight_callbacks_make_no_synchronisation():
 
 
 def test_a_captured_step_is_logged_after_each_replay():
-    """The graph writes its loss to one place; each row has the loss of its own replay."""
+    """The graph writes each loss to the same memory, and each row has the loss of its own replay."""
 
     def step():
         optimizer.zero_grad(set_to_none=False)
@@ -219,8 +219,8 @@ with Trainer(
 @pytest.mark.parametrize(
     ("kind", "text"), [("memory", "Tried to allocate"), ("index", "device-side assert triggered")]
 )
-def test_a_run_that_the_device_ends_has_failed_and_has_its_rows(tmp_path, kind, text):
-    """Out of memory, and an assertion in a kernel, after which no call to the device returns."""
+def test_a_run_that_dies_on_the_device_is_failed_and_keeps_its_rows(tmp_path, kind, text):
+    """Out of memory and a failed assertion in a kernel, after which no call to the device returns, are both covered."""
     command = [sys.executable, "-c", FAILS, str(tmp_path / "run"), kind, DEVICE]
     outcome = subprocess.run(command, check=False, capture_output=True, text=True, timeout=LIMIT_SECONDS)
 
@@ -264,7 +264,7 @@ for device in (None, "gpu", "cpu"):
 
 
 def test_a_forked_process_says_why_it_cannot_use_the_device(tmp_path):
-    """It does so before the first tensor, for any device that it would take; on the CPU it trains and saves."""
+    """The error comes before the first tensor; on the CPU, the process trains and saves."""
     command = [sys.executable, "-W", "ignore", "-c", FORKS, str(tmp_path / "saved"), DEVICE]
     outcome = subprocess.run(command, check=False, capture_output=True, text=True, timeout=LIMIT_SECONDS)
 

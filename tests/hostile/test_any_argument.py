@@ -112,10 +112,7 @@ def _outside_of_any_repository(tmp_path_factory, monkeypatch):
 )
 @given(calls=st.lists(CALLS, min_size=1, max_size=12), is_paced=st.booleans())
 def test_any_argument_of_any_record_costs_at_most_that_record(calls, is_paced, tmp_path_factory):
-    """Good metrics, texts and hyperparameters between the others are in every destination.
-
-    No destination fails.
-    """
+    """Good metrics, texts and hyperparameters around it reach every destination."""
     folder = tmp_path_factory.mktemp("run")
     memory = InMemory()
     rate = WriteRate(every_steps=2) if is_paced else None

@@ -40,7 +40,7 @@ def _evaluate(path, **options):
 
 
 def test_a_run_opened_again_for_an_evaluation_keeps_what_training_logged(tmp_path):
-    """Rows are put aside where training begins again, and nowhere else."""
+    """Rows are put aside only from where training begins again."""
     _train(tmp_path / "run", 10)
 
     _evaluate(tmp_path / "run", if_exists="resume")
@@ -67,7 +67,7 @@ def test_an_evaluation_that_does_not_ask_for_the_completed_run_is_beside_it(tmp_
 
 
 def test_a_run_that_trains_again_from_the_beginning_leaves_the_old_rows(tmp_path):
-    """Each step is seen once where the loop names its batch."""
+    """If the loop names its batch, each step appears once."""
     _train(tmp_path / "run", 10)
     _train(tmp_path / "run", 3, batch=0, if_exists="resume")
 
@@ -99,7 +99,7 @@ def _join_threads_of(name):
 
 @pytest.mark.parametrize("nth", [1, 2], ids=["while media are written", "while rows are written"])
 def test_ctrl_c_during_close_releases_the_folder(nth, tmp_path):
-    """In a notebook the process lives on: lock and threads are gone, rows are there, and the folder may be opened again."""
+    """In a notebook the process continues: lock and threads are gone, rows are there, and the folder can be opened again."""
     destination = RunDirectory(tmp_path / "run", flush_seconds=1000, close_seconds=InterruptsWait(nth))
 
     def interrupted():
@@ -120,7 +120,7 @@ def test_ctrl_c_during_close_releases_the_folder(nth, tmp_path):
 
 
 def test_a_clock_that_fails_at_close_keeps_no_lock(tmp_path):
-    """What `close` raises does not keep `post_close` from releasing the folder."""
+    """If `close` raises, `post_close` still releases the folder."""
 
     class Clock:
         fails = False
@@ -140,7 +140,7 @@ def test_a_clock_that_fails_at_close_keeps_no_lock(tmp_path):
 
 
 def test_a_folder_that_cannot_be_opened_is_refused_when_the_run_begins(tmp_path):
-    """Nothing of it stays open: the folder is free, and so is the destination."""
+    """Nothing stays open: the folder is free, and so is the destination."""
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "journal").write_text("in the way")
     destination = RunDirectory(tmp_path / "run")
@@ -173,7 +173,7 @@ def test_a_run_name_cannot_lead_out_of_its_folder(destination_type, run_name, tm
 
 
 def test_a_run_without_init_never_raises_and_says_what_it_lost(tmp_path, caplog):
-    """The first thousand records wait for `init`; what comes after them is counted."""
+    """The first thousand records wait for `init`; later ones are counted."""
     logger = Logger(State("r"), RunDirectory(tmp_path / "run"))
     engine = Engine(logger.state, logger)
 
@@ -185,7 +185,7 @@ def test_a_run_without_init_never_raises_and_says_what_it_lost(tmp_path, caplog)
     assert "lost 1,500 records logged before init." in caplog.text
 
 
-def test_what_is_logged_before_init_is_copied(tmp_path):
+def test_records_before_init_are_copied(tmp_path):
     """The caller may change an array or a dict as soon as the call returns."""
     destination = RunDirectory(tmp_path / "run")
     values, hyperparameters = np.zeros(3), {"optimizer": {"lr": 0.5}}
@@ -202,8 +202,8 @@ def test_what_is_logged_before_init_is_copied(tmp_path):
     assert json.loads((tmp_path / "run" / "sidecar.json").read_text())["hparams"]["optimizer.lr"] == 0.5
 
 
-def test_a_record_that_fails_at_init_costs_itself(tmp_path, caplog):
-    """The run begins, and has the other records that came before it."""
+def test_a_record_that_fails_at_init_affects_only_itself(tmp_path, caplog):
+    """The run begins, with the other records that came before it."""
     destination = RunDirectory(tmp_path / "run")
     destination.log_metrics({"before": 1.0}, 0)
     destination.log_text("bad", "../outside")
@@ -239,7 +239,7 @@ def test_a_working_directory_that_is_gone_is_named(tmp_path, monkeypatch):
     ],
 )
 def test_a_destination_that_is_used_without_a_run_is_an_error_at_exit(make, what, tmp_path):
-    """What was logged to it is lost; one with a run says nothing."""
+    """The error says that its records are lost; a destination with a run logs nothing."""
     program = (
         "from destinations import RunDirectory, TensorBoard, TextFile\n"
         "from events import Run\n"

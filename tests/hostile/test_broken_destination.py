@@ -68,7 +68,7 @@ HOOKS = ["init", "fit_start", "batch_start", "batch_end", "fit_end", "close", "p
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 @pytest.mark.parametrize("method", [*HOOKS, "should_write", "can_upload_files", "state_dict"])
 def test_whatever_a_destination_raises_stays_there(method, error, tmp_path):
-    """Training goes through, the destination beside it gets every record, both are closed."""
+    """Training completes, the other destination gets every record, and both are closed."""
     broken, beside = Raises("init", error), Records()
     if method == "can_upload_files":
         broken = Raises("upload_file", error)
@@ -94,8 +94,8 @@ def test_whatever_a_destination_raises_stays_there(method, error, tmp_path):
 
 
 @pytest.mark.parametrize("error", [OSError("no server"), SystemExit(2)], ids=["Exception", "BaseException"])
-def test_what_a_destination_missed_that_failed_to_open_is_counted_and_said(error, caplog):
-    """It is not called again, not even for files and hyperparameters, but for its end."""
+def test_records_that_a_failed_destination_missed_are_counted_and_logged(error, caplog):
+    """Only `close` and `post_close` are called again, not even files or hyperparameters arrive."""
     broken, beside = Raises("init", error), Records()
     broken.log_metrics = broken.log_hyperparameters = lambda *_: pytest.fail("called without init")
 
@@ -111,10 +111,8 @@ def test_what_a_destination_missed_that_failed_to_open_is_counted_and_said(error
     assert caplog.messages[-1] == f"Raises lost 1,201 records: it was not open, {why}"
 
 
-def test_a_file_that_cannot_be_opened_is_said_in_one_line_and_what_it_lost_is_counted(
-    tmp_path, monkeypatch, caplog
-):
-    """A text file of an earlier run: the script is started again, and nothing of this run is written."""
+def test_a_file_that_cannot_be_opened_is_logged_in_one_line_with_lost_records(tmp_path, monkeypatch, caplog):
+    """A restarted script finds the text file of an earlier run, and writes nothing of this run."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "log.txt").write_text("of the first run")
     (tmp_path / "folder").mkdir()
@@ -139,8 +137,8 @@ def test_a_file_that_cannot_be_opened_is_said_in_one_line_and_what_it_lost_is_co
     assert (tmp_path / "log.txt").read_text() == "of the first run"
 
 
-def test_a_disk_that_is_full_at_the_end_is_said_in_one_line(caplog):
-    """Of a file or a store, the message says all; of anything else, the traceback does."""
+def test_a_full_disk_at_the_end_is_logged_in_one_line(caplog):
+    """For a file or a store the message is enough; other errors have a traceback."""
     full, broken = (
         Raises("close", OSError(28, "about 25 lines are lost")),
         Raises("close", KeyError("handle")),
@@ -155,7 +153,7 @@ def test_a_disk_that_is_full_at_the_end_is_said_in_one_line(caplog):
 
 
 def test_a_file_name_that_is_taken_or_refused_does_not_park_a_destination(tmp_path, caplog):
-    """Twenty bad names, and the next file is kept all the same."""
+    """After twenty bad names the next file is still kept."""
     (tmp_path / "model.pt").write_text("weights")
     places = [
         RunDirectory(tmp_path / "run", keep_files="copy"),
@@ -191,7 +189,7 @@ def test_a_required_destination_that_cannot_be_set_up_stops_the_run_before_train
 
 
 def test_a_destination_that_failed_to_open_is_reported_last_also_without_records(caplog):
-    """Who reads the end of the output must know."""
+    """The last lines of the output must say so."""
     with Run(Raises("init", OSError("no server")), run_name="r"):
         pass
 
@@ -209,7 +207,7 @@ def test_a_destination_that_was_set_up_wrong_says_so_when_the_run_begins():
 
 
 def test_the_exit_that_a_signal_asked_for_is_not_kept_by_the_destination_it_arrives_in():
-    """A scheduler's SIGTERM ends training, though a destination is at work when it comes."""
+    """SIGTERM from a scheduler ends training even if a destination is at work."""
     before = signal.getsignal(signal.SIGTERM)
 
     def end(number, frame):
@@ -241,7 +239,7 @@ def test_the_exit_that_a_signal_asked_for_is_not_kept_by_the_destination_it_arri
 
 
 def test_a_destination_that_logs_from_its_own_methods_does_not_take_training_with_it():
-    """Recursion costs the destination its record, and the others none."""
+    """Recursion loses the destination's own record, and no other."""
 
     class Recursive(LoggerDestination):
         def init(self, state, logger):
@@ -260,7 +258,7 @@ def test_a_destination_that_logs_from_its_own_methods_does_not_take_training_wit
 
 
 def test_a_destination_that_closes_the_logger_ends_no_training():
-    """What is logged after that says that the run is closed, and how many times it is closed does not matter."""
+    """Later records are reported as logged after close, and closing again does nothing."""
 
     class Closes(LoggerDestination):
         def batch_end(self, state, logger):

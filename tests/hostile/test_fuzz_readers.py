@@ -143,7 +143,7 @@ def read_run(path):
     ("kind", "name"), [(kind, name) for kind, names in RUN_FILES.items() for name in names]
 )
 def test_a_file_of_a_run_may_hold_anything(originals, kind, name):
-    """Bytes of a file are damaged, and values of its JSON are of another type: a run is read, or says what is wrong."""
+    """Damaged bytes and JSON values of other types are read, or reported."""
     path = originals / kind / name
     content = path.read_bytes()
     contents = damaged(content)
@@ -178,7 +178,7 @@ HEADS = st.sampled_from(
 @given(st.lists(st.tuples(HEADS, st.lists(VALUES, max_size=5)), max_size=5))
 @example([((0, 1, None), [(1,), (2.0,)]), ((0, 1 << 70, 1 << 70, 0.0), [(float("nan"),)])])
 def test_frames_with_a_right_checksum_may_hold_anything(originals, payloads):
-    """Valid frames of any values, in any order, are rows, or are skipped."""
+    """Valid frames of any values, in any order, become rows or are skipped."""
     path = originals / "killed/journal/rank0/00000001.journal"
     content = path.read_bytes()
     frames = [keys_frame(0, ("loss",)), *(encode_frame((*head, *values)) for head, values in payloads)]
@@ -237,7 +237,7 @@ WORDS = st.sampled_from(
 @example("(" * 50_000)
 @example("summary.loss < 1 and " * 5000 + "alive")
 def test_a_filter_may_be_any_text(originals, text):
-    """A filter is parsed and its query runs, or it is a FilterError."""
+    """A filter is parsed and its query runs, or it raises FilterError."""
     try:
         parse_filter(text, 1e9)
     except FilterError as error:

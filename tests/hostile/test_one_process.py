@@ -62,11 +62,7 @@ def logged(folder, name):
 
 @pytest.mark.parametrize("isolation", ["threads", "process"])
 def test_a_signal_handler_that_logs_and_uploads_neither_hangs_nor_loses(child, tmp_path, isolation):
-    """A handler that saves a checkpoint before preemption comes in the middle of any call.
-
-    It comes every two milliseconds, and does all that the loop does; locks that it needs may be held by the
-    call that it interrupted.
-    """
+    """A handler that saves a checkpoint before preemption may interrupt any call."""
     counts = answer(child("signals", isolation))
 
     assert counts["handler"] >= 200
@@ -81,12 +77,12 @@ def test_a_signal_handler_that_logs_and_uploads_neither_hangs_nor_loses(child, t
 
 
 def test_calls_of_an_open_run_import_nothing(child):
-    """A handler that comes in the middle of an import would find half of a module, and the call takes its time."""
+    """A handler that interrupts an import would find half of a module."""
     assert answer(child("imported by calls")) == []
 
 
 def test_rows_of_several_threads_are_there_once_each(tmp_path):
-    """Four threads with steps of their own, beside the thread that trains."""
+    """Four threads log with their own steps, beside the training thread."""
     memory = InMemory()
     begin = threading.Barrier(4)
     destinations = [
@@ -125,7 +121,7 @@ def test_rows_of_several_threads_are_there_once_each(tmp_path):
 
 
 def test_a_process_that_is_stopped_and_continued_loses_no_row(child, tmp_path):
-    """SIGSTOP, as a scheduler or a laptop's lid does it: what was logged is readable meanwhile."""
+    """After SIGSTOP, as from a scheduler or a laptop's lid, logged rows stay readable."""
     process = child("until told")
     acknowledged = [int(process.stdout.readline()) for _ in range(100)]
     os.kill(process.pid, signal.SIGSTOP)
@@ -142,7 +138,7 @@ def test_a_process_that_is_stopped_and_continued_loses_no_row(child, tmp_path):
 
 
 def test_a_wall_clock_that_jumps_loses_and_delays_nothing(tmp_path):
-    """A laptop that was suspended, or a clock that is set back: rows keep their order, a resume its steps."""
+    """After a suspend or a clock that is set back, rows keep their order and a resume keeps its steps."""
     now = [1.7e9]
     memory = InMemory()
 
@@ -229,7 +225,7 @@ def test_two_trainers_in_a_row_leave_nothing_behind(tmp_path):
         assert (tmp_path / "store" / name / "note.txt").read_text() == name
 
 
-def test_what_is_logged_after_close_is_refused_by_name(tmp_path):
+def test_logging_after_close_is_refused_by_name(tmp_path):
     """The run refuses it, whatever its destinations; nothing is written, and nothing stays open."""
     run = Run([RunDirectory(tmp_path / "run"), InMemory()], run_name="mine")
     run.log_metrics({"loss": 1.0})

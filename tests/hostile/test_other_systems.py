@@ -114,7 +114,7 @@ def rows(folder):
 
 @pytest.mark.parametrize("missing", [WITHOUT_PROC, WITHOUT_FCNTL], ids=["proc", "fcntl"])
 def test_a_run_without_what_only_linux_has(tmp_path, missing):
-    """Without /proc, fdatasync, fallocate and flags of mmap, or without fcntl: every row is written."""
+    """Every row is written without /proc, fdatasync, fallocate and mmap flags, or without fcntl."""
     code, said = run_python(missing + RUN, tmp_path / "run")
 
     assert code == 0, said
@@ -123,7 +123,7 @@ def test_a_run_without_what_only_linux_has(tmp_path, missing):
 
 
 def test_an_upload_without_what_only_linux_has(tmp_path):
-    """A file larger than one buffer is copied, checked and in the store."""
+    """A file larger than one buffer is copied, checked and uploaded."""
     code, said = run_python(WITHOUT_PROC + UPLOAD, tmp_path / "x")
 
     assert code == 0, said
@@ -131,7 +131,7 @@ def test_an_upload_without_what_only_linux_has(tmp_path):
 
 
 def test_uploads_without_locks_say_so(tmp_path):
-    """They are refused when the queue is made, and not when something is lost."""
+    """They are refused when the queue is made, before anything is lost."""
     code, said = run_python(WITHOUT_FCNTL + UPLOAD, tmp_path / "x")
 
     assert code == 1
@@ -139,7 +139,7 @@ def test_uploads_without_locks_say_so(tmp_path):
 
 
 def test_a_run_folder_without_locks_has_one_writer(tmp_path):
-    """A second process is refused while the first lives, and continues the run once that is killed."""
+    """A second process is refused while the first lives, and continues the run after it was killed."""
     first = subprocess.Popen(
         [sys.executable, "-c", WITHOUT_FCNTL + HOLD, str(tmp_path / "run")],
         env=ENVIRONMENT,
@@ -163,7 +163,7 @@ def test_a_run_folder_without_locks_has_one_writer(tmp_path):
 
 
 def test_every_module_can_be_imported_without_posix():
-    """A Python for Windows can import them; adapters need their frameworks."""
+    """Python for Windows can import every module; adapters need their frameworks."""
     code, said = run_python(AS_ON_WINDOWS)
 
     assert code == 0, said

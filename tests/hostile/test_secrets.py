@@ -558,7 +558,7 @@ def _calls_of(text):
 
 @pytest.mark.parametrize("seed", ADVERSARIAL)
 def test_twice_the_text_takes_twice_the_calls(seed):
-    """What is done for each finding does not depend on how many there are."""
+    """The work for each finding doesn't depend on their number."""
     once, twice = _calls_of(seed * 500), _calls_of(seed * 1000)
 
     assert twice <= 2 * once + 50
@@ -577,7 +577,7 @@ def _repetitions(parsed):
 
 
 def test_no_pattern_repeats_without_a_bound_and_gives_back():
-    """An unbounded repetition is possessive: what it has taken is not tried again in a shorter form."""
+    """Unbounded repetitions are possessive, so they are never retried in a shorter form."""
     module = vars(redaction)
     patterns = [value for value in module.values() if isinstance(value, re.Pattern)]
     patterns += [step[1] for step in (*module["_FORMAT_STEPS"], *module["_PLACE_STEPS"])] + list(
@@ -646,7 +646,7 @@ def test_no_file_of_a_run_has_a_secret(tmp_path):
 
 
 def test_a_large_diff_is_measured_and_not_searched(tmp_path, monkeypatch):
-    """Its size is exact, whatever it holds; searching it, or decoding it, would change that."""
+    """Its size is exact, because it is neither searched nor decoded."""
     monkeypatch.chdir(tmp_path)
     identity = ["-c", "user.name=a", "-c", "user.email=a@example.com"]
     for command in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "x"]):

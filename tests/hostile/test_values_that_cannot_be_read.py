@@ -102,7 +102,7 @@ CALLS = {
 @pytest.mark.parametrize("value", UNREADABLE.values(), ids=UNREADABLE)
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 def test_a_value_that_cannot_be_read_is_an_error_at_the_call_and_none_later(call, value):
-    """Nothing reaches the loop, with `strict` a `RecordError`, and the next record is taken."""
+    """The loop continues, `strict` raises RecordError, and the next record is accepted."""
     for strict in (False, True):
         memory = InMemory()
 
@@ -116,8 +116,8 @@ def test_a_value_that_cannot_be_read_is_an_error_at_the_call_and_none_later(call
 
 
 @pytest.mark.parametrize("value", UNREADABLE.values(), ids=UNREADABLE)
-def test_a_metric_that_cannot_be_read_costs_itself(value, tmp_path):
-    """The others of the call are logged, before and after it."""
+def test_an_unreadable_metric_affects_only_itself(value, tmp_path):
+    """The other metrics of the call are logged."""
     with Run(RunDirectory(tmp_path / "run"), run_name="r", strict=True) as run:
         run.batch_start()
         with pytest.raises(RecordError):
@@ -139,7 +139,7 @@ def test_a_histogram_of_too_many_bins_is_refused(bins):
 
 @pytest.mark.parametrize("kind", ["pipe", "device", "folder"])
 def test_a_file_that_may_never_end_is_refused(kind, tmp_path):
-    """A pipe without a writer would block the loop for ever, and /dev/zero fill memory."""
+    """A pipe without a writer would block the loop forever, and /dev/zero would fill memory."""
     path = {"pipe": tmp_path / "pipe", "device": "/dev/zero", "folder": tmp_path}[kind]
     if kind == "pipe":
         os.mkfifo(path)

@@ -157,7 +157,7 @@ def shape(path):
 
 @pytest.mark.parametrize("kind", PLACES)
 @pytest.mark.parametrize("where", ["folder", "store"])
-def test_one_fault_of_the_disk_loses_nothing_in_silence(tmp_path, monkeypatch, caplog, where, kind):
+def test_a_single_disk_fault_loses_nothing_silently(tmp_path, monkeypatch, caplog, where, kind):
     """After any one call was refused, cut short or found nothing, all is there, or it was said that it is not."""
     caplog.set_level(logging.WARNING)
     silent = {}

@@ -1,13 +1,13 @@
-"""`python -m tests.soak`: a run with all destinations, and others that are killed, beside a server that fails.
+"""`python -m tests.soak`: runs a trainer with all destinations, and kills others, beside a server that fails.
 
-Ends with 1 where anything accepted is missing, or where the run that lives on holds more and more.
+Exits with 1 if anything accepted is missing, or if the long run grows.
 
-The run that lives on has all destinations; it and its worker are stopped and continued now and then. Beside
-it, rounds: each has a run and a spool of its own, three trainers one after the other, and SIGKILL of the
-trainer, of its worker, or of both; `uploads resume` sends what is left. The long run and every other round
-send to S3 through a proxy that does everything wrong in turn, the others to a folder. The wall clock of all
-these processes jumps by seconds to a year, there and back. Afterwards each acknowledged row and file is looked
-for. `SOAK_MINUTES` bounds it (3), `SOAK_SEED` repeats what is drawn.
+The long run has all destinations; it and its worker are stopped and continued now and then. Beside it, each round
+has a run and a spool of its own and three trainers in a row; the trainer, its worker or both are killed, and
+`uploads resume` sends the rest. The long run and every other round send to S3 through a proxy that does everything
+wrong in turn, the others to a folder. The wall clock of all these processes jumps by seconds to a year, and back.
+At the end, each acknowledged row and file is looked for. `SOAK_MINUTES` limits the time (3), `SOAK_SEED` repeats the
+random choices.
 """
 
 import contextlib
@@ -45,7 +45,7 @@ IMPATIENT = "&connect_timeout_seconds=2&read_timeout_seconds=2"
 
 
 def main() -> int:
-    """Runs rounds until the time is over; returns the exit code."""
+    """Runs rounds until the time is up; returns the exit code."""
     minutes = float(os.environ.get("SOAK_MINUTES", "3"))
     seed = int(os.environ.get("SOAK_SEED", str(random.SystemRandom().randrange(1 << 30))))
     chance = random.Random(seed)
@@ -109,7 +109,7 @@ def _uri(moto, proxy, prefix) -> str:
 
 @contextlib.contextmanager
 def _jumps(clock, chance):
-    """Sets the clock of all processes that read the file, every few seconds; yields how often."""
+    """Sets the clock of all processes that read the file, every few seconds; yields the number of jumps."""
     count, is_over = [0], threading.Event()
 
     def jump() -> None:
@@ -128,7 +128,7 @@ def _jumps(clock, chance):
 
 
 def _round(parent, chance, number, moto, proxy) -> list[str]:
-    """One run with its trainers; returns what is missing. Its folder is kept where anything is."""
+    """Runs the trainers of one run; returns what is missing, and keeps the folder in that case."""
     prefix = f"round-{number}"
     folder = parent / prefix
     folder.mkdir()
@@ -162,7 +162,7 @@ def _round(parent, chance, number, moto, proxy) -> list[str]:
 
 
 def _train(chance, folder, uri, kill, rows, files) -> None:
-    """One trainer, from its start to its death."""
+    """Runs one trainer from its start until it is killed."""
     first = max(rows, default=-1) + 1
     command = [sys.executable, "-m", "tests.soak.trainer", str(folder), uri, str(first), "core"]
     with (folder / "stderr.txt").open("ab") as stderr:
@@ -185,7 +185,7 @@ def _train(chance, folder, uri, kill, rows, files) -> None:
 
 
 def _hear(trainer, rows, files) -> bool:
-    """Takes one line in; whether there was one."""
+    """Reads one line; returns whether there was one."""
     line = trainer.stdout.readline()
     if not line.endswith(b"\n"):
         return False
@@ -203,7 +203,7 @@ def _kill_worker(folder) -> None:
 
 
 def _resume(spool) -> int:
-    """Sends the rest, once a worker that outlived its trainer has ended."""
+    """Sends the remaining files, after a worker that outlived its trainer has ended."""
     deadline = time.monotonic() + LIMIT_SECONDS
     while True:
         try:

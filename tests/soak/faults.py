@@ -1,4 +1,4 @@
-"""Everything that an S3 server, or what stands before it, does wrong: one after the other, for seconds each."""
+"""The faults of an S3 server and of proxies in front of it: one after the other, for seconds each."""
 
 import random
 import threading
@@ -30,7 +30,7 @@ def _lost_answer(request):
 
 
 def _hang(request):
-    """Nothing for longer than the client waits; then the server carries it out all the same."""
+    """Stays silent for longer than the client waits; then the server carries out the request."""
     late = Late()
     timer = threading.Timer(_HANG_SECONDS, late.event.set)
     timer.daemon = True
@@ -38,7 +38,7 @@ def _hang(request):
     return late
 
 
-# Name, the share of requests that it meets, and what happens to them.
+# Name, the share of requests that it hits, and what happens to them.
 FAULTS = (
     (CALM, 0.0, lambda request: None),
     ("connection reset", 0.3, lambda request: Reset()),
@@ -61,7 +61,7 @@ FAULTS = (
 class FaultsInTurn:
     """A plan for `FaultProxy`: all faults, one after the other, until `stop`.
 
-    The requests that the proxy keeps are let go: there are too many of them in hours.
+    Forgets the requests that the proxy records, because hours have too many of them.
     """
 
     def __init__(self, proxy: FaultProxy, chance: random.Random) -> None:
@@ -86,5 +86,5 @@ class FaultsInTurn:
         return found
 
     def stop(self) -> None:
-        """From now on the server answers for itself."""
+        """Lets the server answer every request from now on."""
         self._is_over = True

@@ -31,7 +31,7 @@ _LEAST_SAMPLES = 30
 
 @attrs.frozen
 class Sample:
-    """What a process held at a moment: its own memory in MiB, and how many threads and descriptors."""
+    """The memory of a process in MiB, and its threads and descriptors, at one moment."""
 
     memory: float
     threads: int
@@ -39,7 +39,7 @@ class Sample:
 
 
 def sample_of(pid: int) -> Sample | None:
-    """Looks at a process; None where it has ended."""
+    """Returns a sample of a process, or None if it has ended."""
     about = Path(f"/proc/{pid}")
     try:
         status = dict(line.split(":", 1) for line in (about / "status").read_text().splitlines())
@@ -53,9 +53,9 @@ def sample_of(pid: int) -> Sample | None:
 
 
 class LongRun:
-    """Starts the trainer, hears what it has accepted, and looks at it and its worker each second.
+    """Starts the trainer, reads what it accepted, and samples it and its worker each second.
 
-    Both are stopped for half a second now and then (SIGSTOP, SIGCONT), as a scheduler or a laptop does it.
+    Both are stopped for half a second now and then (SIGSTOP, SIGCONT), as a scheduler or a laptop does.
     """
 
     def __init__(self, folder: Path, uri: str, chance) -> None:
@@ -91,7 +91,7 @@ class LongRun:
         return self._last["file"] // STEPS_PER_FILE + 1
 
     def end(self) -> None:
-        """Has the trainer close the run, and waits for it."""
+        """Makes the trainer close the run, and waits for it."""
         self._is_over.set()
         self._threads[1].join()
         self._process.stdin.close()
@@ -102,16 +102,16 @@ class LongRun:
         self._threads[0].join()
 
     def kill(self) -> None:
-        """Ends it at once, where something else has failed."""
+        """Kills the trainer, after something else has failed."""
         self._is_over.set()
         self._process.kill()
         self._process.wait()
 
     def problems(self, objects: dict[str, bytes]) -> list[str]:
-        """What is missing, and what has grown.
+        """Returns what is missing, and what has grown.
 
         Args:
-            objects: what the store holds, by name.
+            objects: the contents of the store, by name.
         """
         found = []
         if self._process.returncode or self._report is None:
@@ -138,7 +138,7 @@ class LongRun:
         return [f"{text}, in {self.folder}" for text in found]
 
     def figures(self) -> str:
-        """What it held, in the second third of the run and in the last."""
+        """Returns the figures of the second and of the last third of the run."""
         lines = [
             f"long run: {self.rows} rows, {self.files} files, stopped and continued {self.stops} times",
             f"  spool at most {max(self.spool_bytes, default=0) / (1 << 20):.1f} MiB",
@@ -208,13 +208,13 @@ class LongRun:
 
 
 def thirds(samples: list[Sample]) -> tuple[list[Sample], list[Sample]]:
-    """The second and the last third: in the first, caches fill and packages are imported."""
+    """Returns the second and the last third; in the first, caches fill and packages are imported."""
     third = len(samples) // 3
     return samples[third : 2 * third], samples[2 * third :]
 
 
 def grown(process: str, samples: list[Sample]) -> list[str]:
-    """What holds more in the last third than in the second, beyond the noise of an allocator."""
+    """Returns what grew from the second to the last third, beyond the noise of an allocator."""
     if len(samples) < _LEAST_SAMPLES:
         return []
     middle, last = thirds(samples)

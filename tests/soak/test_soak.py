@@ -1,4 +1,4 @@
-"""The parts of `make soak` that decide: the clock that jumps, the faults in turn, and what has grown."""
+"""Tests the parts of `make soak`: the jumping clock, the faults in turn, and the check for growth."""
 
 import os
 import random
@@ -18,7 +18,7 @@ from tests.soak.trainer import content, difference
 
 
 def test_the_wall_clock_of_another_process_jumps_and_the_monotonic_one_does_not(tmp_path):
-    """It jumps while the process runs, too; files keep the system's own time."""
+    """The clock jumps while the process runs, and files keep the system's time."""
     clock = tmp_path / "clock"
     clock.write_bytes(struct.pack("d", 0.0))
     program = (
@@ -55,7 +55,7 @@ def test_the_wall_clock_of_another_process_jumps_and_the_monotonic_one_does_not(
 
 
 def test_each_fault_has_its_turn_until_the_end(monkeypatch):
-    """A fault for single requests meets some of them, an outage all; afterwards the server answers itself."""
+    """A fault of single requests hits some, an outage hits all, and afterwards the server answers."""
     monkeypatch.setattr(faults, "_SPAN_SECONDS", (0.0, 0.0))
     proxy = SimpleNamespace(seen=[None] * 1000)
     plan = FaultsInTurn(proxy, random.Random(1))
@@ -83,15 +83,15 @@ def test_each_fault_has_its_turn_until_the_end(monkeypatch):
         (Sample(100.0, 10, 30), "descriptors of the trainer grew from 20.0 to 30.0"),
     ],
 )
-def test_what_grows_in_the_last_third_is_named(last, what):
-    """What the first third took does not count, nor less than an allocator may keep."""
+def test_growth_in_the_last_third_is_reported(last, what):
+    """Growth in the first third doesn't count, and neither does the noise of an allocator."""
     samples = [Sample(10.0, 1, 1)] * 20 + [Sample(100.0, 10, 20)] * 20 + [last] * 20
 
     assert [text.removeprefix("the ") for text in grown("trainer", samples)] == ([what] if what else [])
 
 
-def test_an_object_that_is_missing_or_damaged_is_told_from_a_whole_one():
-    """The report has the place of the first wrong byte."""
+def test_missing_and_damaged_objects_are_reported():
+    """The report has the offset of the first wrong byte."""
     whole = content(20)
 
     assert difference(whole, 20) == ""

@@ -1,8 +1,8 @@
-"""A trainer for the soak: logs rows and submits files to all destinations, and says what was accepted.
+"""A trainer for the soak: logs rows and submits files to all destinations, and prints what was accepted.
 
-`python -m tests.soak.trainer FOLDER URI FIRST DESTINATIONS`: everything that it writes is in the folder, steps
-begin at FIRST, and DESTINATIONS is "core" or "all", which adds the trackers. It works until it is killed, or
-until its standard input ends: then it closes the run and says, as JSON, what the trackers made of their rows.
+`python -m tests.soak.trainer FOLDER URI FIRST DESTINATIONS` writes everything into the folder. Steps begin at FIRST,
+and DESTINATIONS is "core" or "all", which adds the trackers. It works until it is killed, or until its standard input
+ends: then it closes the run and prints, as JSON, what became of the trackers' rows.
 """
 
 import importlib.util
@@ -20,13 +20,13 @@ LARGE_BYTES = 6 << 20
 
 
 def content(step: int) -> bytes:
-    """What is in the file of a step: 14 to 200 kB, and now and then enough for an upload in parts."""
+    """Returns the content of a step's file: 14 to 200 kB, and now and then enough for an upload in parts."""
     text = b"%d " % step
     return text * (LARGE_BYTES // len(text) if step % 1000 == 980 else 7000)
 
 
 def difference(found: bytes | None, step: int) -> str:
-    """What is wrong with the object of a step; empty where nothing is."""
+    """Returns what is wrong with the object of a step, or ""."""
     if found is None:
         return "is missing"
     wanted = content(step)
@@ -37,12 +37,12 @@ def difference(found: bytes | None, step: int) -> str:
 
 
 def values(step: int) -> dict[str, float]:
-    """What is in the row of a step."""
+    """Returns the values of a step's row."""
     return {"a": step + 0.5, "b/c": -1.0 * step}
 
 
 def core(folder: Path, uri: str):
-    """The destinations that take every row; each continues what an earlier trainer left."""
+    """Returns the destinations that take every row; each continues the run of an earlier trainer."""
     from destinations import Artifacts, Console, InMemory, ProgressBar, RunDirectory, TensorBoard, TextFile
     from uploads import Timeouts
 
@@ -66,9 +66,9 @@ def core(folder: Path, uri: str):
 
 
 def trackers(folder: Path):
-    """The destinations with a program of their own behind them, at a rate that they keep up with.
+    """Returns the trackers whose packages are installed, at a rate that they keep up with.
 
-    Those whose package is not installed are left out.
+    Trackers without their package are left out.
     """
     from destinations import Comet, MLflow, Trackio, WandB
     from events import WriteRate
@@ -88,12 +88,12 @@ def trackers(folder: Path):
 
 
 def say(what: str, rest: object) -> None:
-    """One line, in one system call: half of it would not end in a line feed."""
+    """Prints a line with one system call, so that a kill never leaves half of it."""
     os.write(ANSWERS, f"{what} {rest}\n".encode())
 
 
 def train(folder: Path, uri: str, first: int, which: str) -> None:
-    """Works until it is killed, or its input ends."""
+    """Trains until it is killed, or its input ends."""
     from events import Run, Timestamp
 
     lives_on = which == "all"
@@ -109,7 +109,7 @@ def train(folder: Path, uri: str, first: int, which: str) -> None:
             if step % STEPS_PER_FILE == 0:
                 source = folder / "source"
                 source.write_bytes(content(step))
-                # A trainer of the long run replaces its files; one that is killed has a name for each.
+                # The long run replaces its files; a trainer that will be killed gives each file a name.
                 run.upload_file(
                     f"n{step // STEPS_PER_FILE % NAMES if lives_on else step}", source, overwrite=True
                 )
@@ -131,7 +131,7 @@ def train(folder: Path, uri: str, first: int, which: str) -> None:
 
 
 if __name__ == "__main__":
-    # Trackers print: what they say to standard output goes where errors go.
+    # Trackers print to standard output; their lines go to standard error instead.
     ANSWERS = os.dup(1)
     os.dup2(2, 1)
     train(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4])

@@ -1,4 +1,4 @@
-"""The simulated month in miniature: what it writes is what it reads."""
+"""Tests the simulated month in miniature."""
 
 from tests.benchmarks import month
 
@@ -6,7 +6,7 @@ SCALE = 1e-5
 
 
 def test_a_month_is_written_read_shown_and_continued(tmp_path):
-    """300 rows; each figure of the table is measured, and the pictures and checkpoints are there."""
+    """With 300 rows, every figure is measured, and pictures and checkpoints exist."""
     found = {}
     for part in month.MEASURES.values():
         found |= part(tmp_path, SCALE)

@@ -1,4 +1,4 @@
-"""`make bench` finds every program, and can start it."""
+"""`make bench` finds and starts every program."""
 
 import ast
 import importlib
@@ -8,11 +8,8 @@ import os
 from tests.benchmarks.__main__ import FOLDER, _benchmarks
 
 
-def test_every_program_can_be_started_without_arguments():
-    """As `python -m tests.benchmarks` does.
-
-    `drain` is a program of its own, for it takes what it is to measure.
-    """
+def test_every_program_starts_without_arguments():
+    """`python -m tests.benchmarks` starts them so, except `drain`, which needs arguments."""
     found = _benchmarks()
 
     helpers = {path.stem for path in FOLDER.glob("[!_]*.py")} - set(found)
@@ -22,7 +19,7 @@ def test_every_program_can_be_started_without_arguments():
 
 
 def test_they_need_no_pytest(torch_server):
-    """Which an environment with the systems of others has not."""
+    """The environment with the peers has no pytest."""
     program = "import sys; sys.modules['pytest'] = None; from tests.benchmarks.__main__ import _benchmarks; _benchmarks()"
 
     done = torch_server.run(program, env=dict(os.environ), cwd=FOLDER.parents[1])
@@ -30,8 +27,8 @@ def test_they_need_no_pytest(torch_server):
     assert done.returncode == 0, done.stderr
 
 
-def test_programs_in_texts_import_what_there_is():
-    """Those that are handed to another interpreter, which no check of types sees."""
+def test_programs_in_strings_import_existing_names():
+    """The type checker doesn't see programs that are passed to another interpreter."""
     missing, found = [], 0
     for path in FOLDER.glob("*.py"):
         for text in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -46,7 +43,7 @@ def test_programs_in_texts_import_what_there_is():
 
 
 def _imports_of_ours(text):
-    """Yields module and name of each `from ... import ...` of our packages in a program; of prose, nothing."""
+    """Yields module and name of each `from ... import ...` of our packages in a program; none for prose."""
     try:
         program = ast.parse(text)
     except SyntaxError:

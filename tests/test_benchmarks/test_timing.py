@@ -1,4 +1,4 @@
-"""The arithmetic of the benchmarks: no clock is read here, and no figure is held against a budget."""
+"""Tests the arithmetic of the benchmarks, without reading a clock."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from tests.benchmarks.timing import Row, Sample, best_microseconds, print_table,
 
 
 class Clock:
-    """Gives the next of these times at each call."""
+    """Returns the next of these times at each call."""
 
     def __init__(self, times):
         self.times = iter(times)
@@ -44,12 +44,12 @@ def test_single_calls_give_percentiles():
     ("value", "budget", "kept"), [(1.0, 1.0, True), (1.1, 1.0, False), (9.0, None, True), (None, 1.0, False)]
 )
 def test_a_budget_is_kept_up_to_its_figure(value, budget, kept):
-    """Without a budget everything is; what could not be measured keeps none."""
+    """A row without a budget keeps it; a row without a figure doesn't."""
     assert Row("x", value, budget).is_within_budget is kept
 
 
-def test_the_table_marks_what_is_over_its_budget(capsys):
-    """Columns stand under each other."""
+def test_the_table_marks_figures_over_budget(capsys):
+    """Columns are aligned."""
     print_table(
         "events", [Row("short", 0.1234, 0.4, 12.0), Row("a longer name", 2.0, 1.0, unit="s")], peer="Composer"
     )

@@ -1,4 +1,4 @@
-"""Our destinations in Composer's trainer, and Composer's in ours: `make test-composer`, in an environment of its own."""
+"""Tests our destinations in Composer's trainer and Composer's in ours: `make test-composer`."""
 
 import json
 import subprocess
@@ -25,13 +25,13 @@ from destinations.adapters.composer_logger import ComposerDestination, from_comp
 from destinations.testing import RecordingDestination
 from events import Callback, Event, Run, Trainer
 
-# Composer and what it imports warn of much that is theirs.
+# Composer and its imports warn about their own code.
 pytestmark = pytest.mark.filterwarnings("ignore")
 ROOT = Path(__file__).parents[2]
 
 
 class Listener(Callback):
-    """Writes down each event of ours, with batches and epochs."""
+    """Records each of our events, with batches and epochs."""
 
     def __init__(self):
         self.heard = []
@@ -41,7 +41,7 @@ class Listener(Callback):
 
 
 class Witness(TheirCallback):
-    """Writes down each event of Composer's; logs and uploads in `close`."""
+    """Records each of Composer's events; logs and uploads in `close`."""
 
     def __init__(self, file=None):
         self.heard = []
@@ -79,11 +79,8 @@ def status(folder):
     return written["status"], written["exception"]
 
 
-def test_all_events_from_init_to_fit_end_arrive_as_composer_has_them(tmp_path):
-    """Events have the same names, order, batches and epochs.
-
-    Records and files arrive, a second close does nothing.
-    """
+def test_all_events_arrive_with_composers_names_order_and_counts(tmp_path):
+    """Records and files arrive too, and a second close does nothing."""
     memory, listener, store = InMemory(), Listener(), RecordingDestination(stores_files=True)
     (tmp_path / "late.txt").write_text("late")
     witness = Witness(tmp_path / "late.txt")
@@ -115,8 +112,8 @@ def test_all_events_from_init_to_fit_end_arrive_as_composer_has_them(tmp_path):
     assert [call.method for call in store.calls].count("close") == 1
 
 
-def test_a_standalone_evaluation_and_a_prediction_are_heard_too():
-    """All 40 events have a way, those of `eval` and `predict` as well."""
+def test_a_standalone_evaluation_and_a_prediction_fire_their_events():
+    """All 40 events arrive, including those of `eval` and `predict`."""
     listener, witness = Listener(), Witness()
     trainer = make_trainer(ComposerDestination(callbacks=listener, raise_errors=True), callbacks=[witness])
 
@@ -130,7 +127,7 @@ def test_a_standalone_evaluation_and_a_prediction_are_heard_too():
 
 
 def test_a_fit_that_raises_is_a_failed_run(tmp_path):
-    """Composer closes at the end of the program, which knows the exception."""
+    """Composer closes at the end of the program, and the exception is known there."""
     program = f"""
 import sys
 sys.path.insert(0, {str(Path(__file__).parent)!r})
@@ -157,8 +154,8 @@ make_trainer(ComposerDestination(RunDirectory("run")), callbacks=[Failing()]).fi
     assert status(tmp_path / "run") == ("failed", "ValueError: diverged")
 
 
-def test_a_checkpoint_of_composers_holds_what_ours_keep(tmp_path):
-    """A run that continues from it stands where it stood, and its rows are continued."""
+def test_composers_checkpoint_holds_the_state_of_our_destinations(tmp_path):
+    """A run that resumes from it continues its rows at the same place."""
     folder = tmp_path / "run"
     options = {"save_folder": str(tmp_path / "checkpoints"), "save_interval": "1ba"}
     first = make_trainer(ComposerDestination(RunDirectory(folder), raise_errors=True), **options)
@@ -177,7 +174,7 @@ def test_a_checkpoint_of_composers_holds_what_ours_keep(tmp_path):
     assert [line.split(",")[0] for line in rows[1:] if line.split(",")[column]] == ["0", "1"]
 
 
-def test_destinations_of_composers_work_in_our_trainer(tmp_path):
+def test_composers_destinations_work_in_our_trainer(tmp_path):
     """A file logger and an in-memory logger get metrics, hyperparameters and Composer's times, and are closed."""
     memory = InMemoryLogger()
     file = FileLogger(str(tmp_path / "log.txt"), capture_stdout=False, capture_stderr=False)
@@ -205,8 +202,8 @@ def test_destinations_of_composers_work_in_our_trainer(tmp_path):
     assert [line for line in lines if line.startswith("[hyperparameter]")]
 
 
-def test_files_and_states_go_through_the_wrapper(tmp_path):
-    """What theirs can do with files and checkpoints, ours asks it to do; anything else is refused at once."""
+def test_files_and_states_pass_through_the_wrapper(tmp_path):
+    """The wrapper forwards the file and checkpoint methods that the destination has, and refuses others at once."""
 
     class Storing(TheirDestination):
         def __init__(self):
@@ -243,8 +240,8 @@ def test_files_and_states_go_through_the_wrapper(tmp_path):
         from_composer(InMemory())
 
 
-def test_the_docs_say_that_composer_has_every_event():
-    """The column of the table is filled throughout."""
+def test_the_docs_list_every_event_for_composer():
+    """Each row of the table has an entry for Composer."""
     page = (ROOT / "docs" / "adapters.md").read_text(encoding="utf-8")
 
     rows = [line for line in page.splitlines() if line.startswith("| `") and line.endswith("| the same |")]
@@ -253,7 +250,7 @@ def test_the_docs_say_that_composer_has_every_event():
 
 
 class LogsAtEnds(TheirCallback):
-    """Logs where Composer's own callbacks do: after a batch and after an epoch have been counted."""
+    """Logs where Composer's own callbacks log: after a batch and after an epoch were counted."""
 
     def batch_end(self, state, logger):
         logger.log_metrics({"at_batch_end": int(state.timestamp.epoch)})
@@ -262,8 +259,8 @@ class LogsAtEnds(TheirCallback):
         logger.log_metrics({"at_epoch_end": int(state.timestamp.epoch)})
 
 
-def test_what_a_callback_logs_at_an_end_has_the_timestamp_that_composer_has_there():
-    """The epoch is already counted at EPOCH_END, and the batch at BATCH_END."""
+def test_records_at_an_end_have_composers_timestamp():
+    """The epoch is counted at EPOCH_END already, and the batch at BATCH_END."""
     memory = InMemory()
     trainer = make_trainer(
         ComposerDestination(memory, raise_errors=True), callbacks=[LogsAtEnds()], eval_dataloader=None
@@ -304,8 +301,8 @@ def test_composers_console_prints_our_evaluations(capsys):
     assert "Eval metrics/test/accuracy" in capsys.readouterr().out
 
 
-def test_a_checkpoint_of_composers_is_linked(tmp_path):
-    """Its bytes are on the disk once: the file in the run is the one that Composer wrote."""
+def test_composers_checkpoint_is_hard_linked(tmp_path):
+    """The file in the run is the one that Composer wrote, so its bytes are on the disk once."""
     destination = ComposerDestination(RunDirectory(tmp_path / "run"))
 
     trainer = make_trainer(destination, save_folder=str(tmp_path / "saved"), save_interval="1ep")

@@ -1,4 +1,4 @@
-"""Captions of media: one call reaches every destination, in the form that it has for them."""
+"""Captions of media: one call reaches every destination, in the form that the destination supports."""
 
 import json
 import logging
@@ -18,7 +18,7 @@ def pixels(*shape):
 
 
 def log_each_with_a_caption(log):
-    """Logs one of each kind that has captions."""
+    """Logs one record of each kind that has captions."""
     log.log_images(pixels(2, 3, 8, 8), "cats", captions=["one", ""])
     log.log_audio(pixels(8).astype("float32"), 8000, "tone", caption="low")
     log.log_video(pixels(2, 3, 8, 8), 4, "clip", caption="a jump")
@@ -26,8 +26,8 @@ def log_each_with_a_caption(log):
     log.log_table(["a"], [[1]], "rows", caption="by hand")
 
 
-def test_captions_are_in_the_folder_and_in_what_reads_it(tmp_path):
-    """The index of the media and that of the tables have them, and so has the reader."""
+def test_captions_are_written_and_read(tmp_path):
+    """The indexes of media and tables have them, and so does the reader."""
     with Run(loggers=RunDirectory(tmp_path / "run"), run_name="mine") as run:
         log_each_with_a_caption(run)
 
@@ -42,7 +42,7 @@ def test_captions_are_in_the_folder_and_in_what_reads_it(tmp_path):
 
 
 def test_captions_in_memory_and_in_a_text_file(tmp_path):
-    """They stand beside the other arguments of the call."""
+    """They are stored beside the other arguments of the call."""
     memory = InMemory()
     text = TextFile(str(tmp_path / "log.jsonl"), format="jsonl")
     with Run(loggers=[memory, text], run_name="mine") as run:
@@ -56,7 +56,7 @@ def test_captions_in_memory_and_in_a_text_file(tmp_path):
 
 
 class OldDestination(LoggerDestination):
-    """Written before captions existed."""
+    """A destination written before captions existed."""
 
     def __init__(self):
         self.images = []
@@ -74,8 +74,8 @@ class OldDestination(LoggerDestination):
         self.images.append(name)
 
 
-def test_a_destination_without_captions_gets_the_images_and_it_is_reported_once(caplog):
-    """A destination of another package overrides `log_images` as it was."""
+def test_destination_without_captions_gets_the_images(caplog):
+    """A warning says once that its `log_images` takes no captions."""
     old, memory = OldDestination(), InMemory()
     with caplog.at_level(logging.WARNING, "events"), Run(loggers=[old, memory], run_name="mine") as run:
         for _ in range(3):
@@ -88,8 +88,8 @@ def test_a_destination_without_captions_gets_the_images_and_it_is_reported_once(
     ]
 
 
-def test_a_method_whose_arguments_cannot_be_read_gets_those_that_all_have():
-    """A compiled method is one."""
+def test_method_without_a_signature_gets_the_common_arguments():
+    """A compiled method is an example."""
 
     class Opaque(OldDestination):
         def log_images(self, *arguments):
@@ -104,8 +104,8 @@ def test_a_method_whose_arguments_cannot_be_read_gets_those_that_all_have():
     assert opaque.images == ["cat"]
 
 
-def test_an_image_that_is_left_out_takes_its_caption_along():
-    """The captions that are kept belong to the images that are kept."""
+def test_caption_of_a_dropped_image_is_dropped():
+    """The other captions stay with their images."""
     memory = InMemory()
     logger = Logger(State(run_name="mine"), memory)
 
@@ -124,8 +124,8 @@ def test_an_image_that_is_left_out_takes_its_caption_along():
         (["a", 3], "caption of 'cats' must be a string, got 3"),
     ],
 )
-def test_bad_captions_cost_the_captions_alone(captions, message):
-    """The images are logged."""
+def test_images_with_bad_captions_are_logged(captions, message):
+    """Only the captions are dropped."""
     memory = InMemory()
     logger = Logger(State(run_name="mine"), memory, strict=True)
 
@@ -136,8 +136,8 @@ def test_bad_captions_cost_the_captions_alone(captions, message):
 
 
 @pytest.mark.parametrize("images", [{"a": {"b": pixels(8, 8)}}, {3: pixels(8, 8)}])
-def test_names_of_images_that_are_none_cost_themselves(images):
-    """A dict within the dict is no image; a name that is no string becomes one."""
+def test_bad_entries_of_a_dict_of_images_are_dropped(images):
+    """A nested dict is not an image; a name that is not a string becomes one."""
     memory = InMemory()
     logger = Logger(State(run_name="mine"), memory)
 
@@ -148,7 +148,7 @@ def test_names_of_images_that_are_none_cost_themselves(images):
 
 
 def test_secrets_in_captions_are_redacted():
-    """They are treated as other texts are."""
+    """They are redacted like other texts."""
     memory = InMemory()
     logger = Logger(State(run_name="mine"), memory)
 
@@ -159,7 +159,7 @@ def test_secrets_in_captions_are_redacted():
 
 
 class Texts(Sink):
-    """Notes names and texts."""
+    """Records names and texts."""
 
     def __init__(self, seen):
         self.seen = seen
@@ -187,7 +187,7 @@ class TextTracker(Tracker):
         return Texts(self.seen)
 
 
-def test_a_tracker_without_captions_has_them_as_a_text_beside_the_media():
+def test_tracker_without_captions_gets_them_as_a_text():
     """The text is named after the media."""
     tracker = TextTracker()
     with Run(loggers=tracker, run_name="mine") as run:
@@ -196,8 +196,8 @@ def test_a_tracker_without_captions_has_them_as_a_text_beside_the_media():
     assert tracker.seen == [("cats", "images"), ("cats/caption", "one\ntwo")]
 
 
-def test_several_names_of_images_at_once():
-    """Each name has one record."""
+def test_dict_of_images_is_one_record_per_name():
+    """Each name has its own record."""
     memory = InMemory()
     logger = Logger(State(run_name="mine"), memory)
 
@@ -209,8 +209,8 @@ def test_several_names_of_images_at_once():
     assert "captions" not in memory.records[0].value
 
 
-def test_a_bad_image_by_name_costs_itself_and_raises_last_with_strict():
-    """The names after it are logged."""
+def test_bad_image_in_a_dict_is_dropped():
+    """The other names are logged. With `strict`, the error is raised afterwards."""
     memory = InMemory()
     logger = Logger(State(run_name="mine"), memory, strict=True)
 
@@ -236,8 +236,8 @@ def test_frames_as_gif_in_a_folder_and_in_a_tracker(tmp_path):
     assert tracker.seen == [("clip", b"GIF8")]
 
 
-def test_an_unknown_format_of_video_is_refused():
-    """The error names those that there are."""
+def test_unknown_video_format_raises():
+    """The error lists the formats."""
     logger = Logger(State(run_name="mine"), InMemory(), strict=True)
 
     with pytest.raises(RecordError, match='must have the format "mp4" or "gif"'):

@@ -1,4 +1,4 @@
-"""Grids, captions and spectrograms."""
+"""Makes grids, captions and spectrograms."""
 
 import numpy as np
 import pytest
@@ -13,8 +13,8 @@ def flat(value, height=2, width=3):
     return np.full((height, width), value, np.uint8)
 
 
-def test_a_grid_is_as_square_as_can_be_and_in_order():
-    """Four images make two rows; the first row comes first, with lines between."""
+def test_grid_is_as_square_as_possible_and_in_order():
+    """Four images make two rows, in order, with lines between."""
     grid = image_grid([flat(10), flat(20), flat(30), flat(40)], separator_pixels=1)
 
     assert grid.shape == (5, 7, 3)
@@ -38,13 +38,13 @@ def test_a_grid_is_as_square_as_can_be_and_in_order():
         (5, {"max_images": 100, "columns": 5, "separator_pixels": 0}, (2, 15, 3)),
     ],
 )
-def test_a_grid_has_the_size_that_follows(count, options, shape):
-    """Columns, a limit, the size of a tile and of the lines are as asked for."""
+def test_grid_has_the_requested_size(count, options, shape):
+    """Columns, limit, tile size and line width are respected."""
     assert image_grid([flat(9)] * count, **options).shape == shape
 
 
 def test_images_of_many_kinds_and_sizes_share_a_grid():
-    """Tensors with channels first, alpha, grey and floats; the smaller stand in the middle of their tile."""
+    """Tensors with channels first, alpha, grey and floats are centred in their tiles."""
     grid = image_grid(
         [torch.ones(4, 4, 4), np.zeros((1, 2, 2)), flat(7, 1, 1)], columns=3, separator_pixels=0
     )
@@ -54,16 +54,16 @@ def test_images_of_many_kinds_and_sizes_share_a_grid():
     assert np.argwhere(grid[..., 0] == 7).tolist() == [[1, 9]]
 
 
-def test_a_tile_keeps_the_ratio_of_its_image():
-    """What is left of the tile is black."""
+def test_tile_keeps_the_aspect_ratio_of_its_image():
+    """The rest of the tile is black."""
     grid = image_grid([flat(200, 2, 4)], tile_size=(8, 8))
 
     assert np.flatnonzero(grid[:, 0, 0]).tolist() == [2, 3, 4, 5]
     assert np.flatnonzero(grid[3, :, 0]).tolist() == list(range(8))
 
 
-def test_a_caption_stands_below_in_white():
-    """The image is untouched; letters are grey or white, never of one colour; long text takes more lines."""
+def test_caption_is_below_the_image_in_white():
+    """The image is unchanged; letters are grey or white; long texts take more lines."""
     image = np.zeros((3, 10, 40), np.float32)
     image[0] = 1.0
 
@@ -79,8 +79,8 @@ def test_a_caption_stands_below_in_white():
     assert short.shape[1] == long.shape[1] == 40
 
 
-def test_a_word_that_is_too_long_is_broken():
-    """Nothing of it is cut off."""
+def test_long_word_is_broken():
+    """None of it is cut off."""
     [narrow] = with_captions([np.zeros((4, 20))], ["pneumonoultramicroscopic"])
     [wide] = with_captions([np.zeros((4, 400))], ["pneumonoultramicroscopic"])
 
@@ -88,8 +88,8 @@ def test_a_word_that_is_too_long_is_broken():
     assert narrow.shape[1] == 20
 
 
-def test_a_tone_is_a_bright_line_at_its_frequency():
-    """A quarter of the rate stands in the middle; both channels are heard; silence is black."""
+def test_tone_is_a_bright_line_at_its_frequency():
+    """A quarter of the rate is in the middle; both channels count; silence is black."""
     times = np.arange(16_000) / 16_000
     tone = np.sin(2 * np.pi * 4000 * times)
 
@@ -114,7 +114,7 @@ def test_a_tone_is_a_bright_line_at_its_frequency():
         (lambda: spectrogram([1.0], 0), "must be positive"),
     ],
 )
-def test_what_makes_no_picture_is_refused(act, complaint):
+def test_invalid_arguments_raise(act, complaint):
     """The error says what is wrong."""
     with pytest.raises(RecordError, match=complaint):
         act()

@@ -1,6 +1,6 @@
-"""DuckDB, Polars, Daft on Ray and Spark read a dataset and give equal answers: `make test-engines`.
+"""Tests that DuckDB, Polars, Daft on Ray and Spark give equal answers from a dataset: `make test-engines`.
 
-Daft, Ray and Spark are large, and have an environment of their own; where they are missing, they are skipped.
+Daft, Ray and Spark are large and have an environment of their own; without it, their tests are skipped.
 """
 
 import itertools
@@ -14,12 +14,12 @@ pytest.importorskip("deltalake")
 from destinations.runs import open_runs
 from destinations.runs.dataset import compact, open_dataset
 
-# The engines warn of much that is theirs.
+# The engines warn about their own code.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 RUNS, STEPS, LATE_RUN, LATE_STEP, DELETED = 12, 200, 6, 150, 4
 TABLES = ("runs", "metrics", "hparams")
-# In SQL that every engine has; Spark quotes names in another way.
+# SQL that every engine understands; Spark quotes names differently.
 QUESTIONS = {
     "best of each group": """
         SELECT "hparams.width" AS width, MIN("min.loss") AS best FROM runs
@@ -46,23 +46,23 @@ QUESTIONS = {
 
 
 def id_of(number):
-    """The id of a run, in the order of numbers as texts."""
+    """Returns the id of a run; ids sort like their numbers."""
     return f"id-{number:02}"
 
 
 def loss(number, step):
-    """The loss of a run, no two of which are equal."""
+    """Returns the loss of a run; all are different."""
     return math.sin(number + step / 7) + number / 1000
 
 
 def width(number):
-    """The hyperparameter of a run."""
+    """Returns the hyperparameter of a run."""
     return 64 << number % 3
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """A dataset of runs with a hyperparameter, compacted twice, from which one is deleted."""
+    """A dataset that was compacted twice and had one run deleted."""
     folder = tmp_path_factory.mktemp("engines")
     for number in range(RUNS):
         run_dir = folder / "runs" / f"run{number}"
@@ -87,7 +87,7 @@ def place(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def answers():
-    """What each question must give, from plain lists."""
+    """The expected answer to each question, from plain lists."""
     there = [number for number in range(RUNS) if number != DELETED]
     best = defaultdict(list)
     for number in there:
@@ -109,7 +109,7 @@ def answers():
 
 
 def assert_equal(found, answers):
-    """The answers are equal; means are added up in another order."""
+    """Asserts that answers are equal, up to the order in which means are summed."""
     assert found.keys() == answers.keys()
     for question, wanted in answers.items():
         rows = [tuple(row) for row in found[question]]
@@ -130,7 +130,7 @@ def test_duckdb(place, answers):
 
 
 def versions_of(place):
-    """The versions of the tables that belong together."""
+    """Returns the versions of the tables that belong together."""
     with open_dataset(place) as dataset:
         return dataset.versions
 

@@ -232,7 +232,7 @@ def test_hooks_are_found_once():
     assert looked_up == []
 
 
-def test_who_does_not_listen_is_not_called():
+def test_callbacks_without_a_hook_are_not_called():
     """A callback without hooks costs nothing at an event; end events deliver pending records."""
     engine = _engine([Callback()], [LoggerDestination()])
 
@@ -253,7 +253,7 @@ def test_an_unknown_event_is_an_error(event):
     assert callback.calls == []
 
 
-def test_a_destination_receives_what_a_callback_logs_at_the_same_event():
+def test_a_destination_receives_records_of_callbacks_at_the_same_event():
     """The record is there before the destination's own hook of that event."""
     calls = []
 
@@ -276,7 +276,7 @@ def test_a_destination_receives_what_a_callback_logs_at_the_same_event():
 # Errors -------------------------------------------------------------------------------------------
 
 
-def test_what_a_callback_raises_goes_to_the_caller():
+def test_an_exception_of_a_callback_propagates():
     """Later callbacks are not called; earlier ones were."""
     calls = []
     engine = _engine(
@@ -309,7 +309,7 @@ def test_an_exception_of_a_destination_hook_stops_no_other_callback(where, error
 
 
 def test_an_invalid_record_logged_in_a_destination_hook_stops_no_other_callback():
-    """It costs itself there too."""
+    """It is dropped there too."""
 
     class LogsNonsense(LoggerDestination):
         def batch_end(self, state, logger):
@@ -395,7 +395,7 @@ def test_a_callback_that_is_open_elsewhere_is_refused_with_the_way_out():
 
 @pytest.mark.parametrize("reason", ["open", "twice", "type", "can_upload_files"])
 def test_an_engine_that_could_not_be_made_has_claimed_nothing(reason):
-    """Neither those before nor those after the one at fault, and those of the other engine stay its own."""
+    """All callbacks before and after the faulty one stay free, and the other engine keeps its own."""
     free, used = Listener(), Listener()
     owner = _engine([used])
 
@@ -511,7 +511,7 @@ def test_a_callback_that_raises_in_close_does_not_prevent_other_closes(phase, ca
     assert "OSError: disk" in caplog.text
 
 
-def test_an_error_in_close_does_not_hide_what_ended_the_run(caplog):
+def test_an_error_in_close_does_not_hide_the_first_exception(caplog):
     """It is reported; the first exception is raised."""
     engine = _engine([RaisesAt("close", OSError("disk"))])
 
@@ -532,7 +532,7 @@ def test_an_error_in_close_is_logged_without_its_secrets(caplog):
     assert "hunter2" not in caplog.text
 
 
-def test_what_a_destination_raises_in_close_is_counted_and_does_not_come_out(caplog):
+def test_an_error_in_a_destinations_close_is_counted_and_not_raised(caplog):
     """Its `post_close` releases what it holds, and the summary at the end has the error."""
     broken = DestinationRaisesAt("close", OSError("disk"))
     released = []
@@ -546,7 +546,7 @@ def test_what_a_destination_raises_in_close_is_counted_and_does_not_come_out(cap
     assert "DestinationRaisesAt.close raised OSError 1 time." in caplog.text
 
 
-def test_raise_errors_lets_what_a_destination_raises_in_close_out():
+def test_raise_errors_propagates_errors_of_a_destinations_close():
     """The error comes after all callbacks are closed."""
     after = ListeningDestination()
     engine = _engine([], [DestinationRaisesAt("close", OSError("disk")), after], raise_errors=True)

@@ -135,7 +135,7 @@ def test_a_bare_number_takes_the_default_unit():
 
 
 @pytest.mark.parametrize("bad", ["0ba", "-1ep", "1.5dur", "10", "soon", 5])
-def test_refuses_what_is_no_interval(bad):
+def test_invalid_intervals_raise(bad):
     """Nothing, less than nothing, more than the run, and numbers without a unit are errors at once."""
     with pytest.raises(TimeStringError, match="must"):
         Interval(bad)

@@ -68,7 +68,7 @@ def test_the_progress_of_training_is_filled_in(template, expected):
     assert format_name(template, _state()) == expected
 
 
-def test_format_run_name_leaves_what_changes_during_a_run():
+def test_format_run_name_keeps_changing_placeholders():
     """A file that is opened once is named once."""
     assert format_run_name("{run_name}/ep{epoch}", _state()) == "mine/ep{epoch}"
 

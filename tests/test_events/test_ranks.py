@@ -82,7 +82,7 @@ def environment(monkeypatch):
         (SLURM | {"RANK": "0", "WORLD_SIZE": "1"}, Ranks(source="torchrun (RANK)")),
     ],
 )
-def test_launcher_is_told_by_its_variables(environment, variables, expected):
+def test_launchers_are_recognized_by_their_variables(environment, variables, expected):
     """Each names its processes in its own way, and some set the variables of another as well."""
     environment(variables)
 
@@ -141,7 +141,7 @@ def test_rank_that_was_given_stays():
     assert state.rank == 3
 
 
-def test_trainer_says_what_ranks_need_to_meet(environment):
+def test_trainer_names_the_missing_addresses_of_ranks(environment):
     """Tasks of srun know their ranks, and not where the others are."""
     environment(SLURM)
 

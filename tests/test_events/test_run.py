@@ -1,4 +1,4 @@
-"""`Run`: where a loop of one's own begins, and what is said of names that it does not have."""
+"""`Run`: the position of a custom loop, and hints for unknown names."""
 
 import io
 import traceback
@@ -29,7 +29,7 @@ def train(folder, epochs, *, begin=0, fails=False):
     return text.getvalue()
 
 
-def test_a_loop_of_ones_own_continues_where_it_says(tmp_path):
+def test_a_custom_loop_continues_at_its_position(tmp_path):
     """Epochs, steps and the summary count from there, and rows of later steps are taken back."""
     with pytest.raises(RuntimeError):
         train(tmp_path / "own", 4, fails=True)
@@ -47,7 +47,7 @@ def test_a_loop_of_ones_own_continues_where_it_says(tmp_path):
     assert "own completed: 6 epochs, 12 batches" in said
 
 
-def test_where_a_loop_begins_is_said_before_it_begins():
+def test_the_position_of_a_loop_must_be_set_before_it_begins():
     """Later, and for less than nothing, it is an error."""
     with Run(loggers=[InMemory()], run_name="own") as run:
         with pytest.raises(ValueError, match="epoch and batch must be 0 or more, got epoch=-1, batch=0"):
@@ -104,7 +104,7 @@ class NotesItself(Callback):
 
 
 @pytest.mark.parametrize("begin", [Run.__enter__, Run.batch_start, lambda run: run.log_metrics({"a": 1.0})])
-def test_a_folder_that_is_taken_is_said_without_our_frames(tmp_path, begin):
+def test_a_taken_folder_raises_without_our_frames(tmp_path, begin):
     """The message is what helps; it ends a traceback of the user's line and of the call that it makes."""
     with Run(RunDirectory(tmp_path / "own"), run_name="own") as run:
         run.log_metrics({"a": 1.0})

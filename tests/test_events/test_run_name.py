@@ -21,7 +21,7 @@ def two_ranks(monkeypatch):
     return monkeypatch
 
 
-def test_the_name_of_the_environment_is_that_of_all_ranks(two_ranks):
+def test_all_ranks_use_the_name_in_the_environment(two_ranks):
     """No other rank is asked."""
     two_ranks.setenv("RUN_NAME", "mine")
 
@@ -63,7 +63,7 @@ def test_the_first_proposal_in_the_store_is_the_name_of_all_and_each_run_has_its
     assert len(set(first)) == 2
 
 
-def test_a_store_that_does_not_answer_is_an_error_that_says_what_to_do(two_ranks):
+def test_an_unreachable_store_raises_with_advice(two_ranks):
     """The error comes after the time-out."""
     with socket.socket() as free:
         free.bind(("localhost", 0))

@@ -286,7 +286,7 @@ def test_the_seed_of_rank_0_and_whether_the_model_is_divided_are_known():
     ("name", "hint"),
     [("state_dict", "CheckpointSaver"), ("previous_timestamp", "Interval"), ("lodel", "has no 'lodel'")],
 )
-def test_what_a_state_does_not_have_is_named(name, hint):
+def test_missing_attributes_of_a_state_are_named(name, hint):
     """The error says what to use where that is known; `hasattr` and copies are as ever."""
     state = State("mine")
 

@@ -146,7 +146,7 @@ def test_numbers_of_numpy_count():
         (3, Time(3, "ep")),
     ],
 )
-def test_from_input_takes_what_users_write(value, expected):
+def test_from_input_takes_common_notations(value, expected):
     """They write a time, a string, a timedelta, or a bare number with a default unit."""
     assert Time.from_input(value, "ep") == expected
 
@@ -167,7 +167,7 @@ def test_from_input_refuses_other_types(value):
 @SLOW
 @given(st.integers(), st.integers(), st.sampled_from(WHOLE_UNITS))
 def test_equal_units_add_subtract_and_compare_as_their_numbers_do(left, right, unit):
-    """Arithmetic within a unit is that of integers."""
+    """Arithmetic within a unit equals integer arithmetic."""
     one, other = Time(left, unit), Time(right, unit)
 
     assert (one + other).value == left + right
@@ -239,7 +239,7 @@ def test_a_share_that_is_not_whole_is_rounded_toward_zero():
     ],
 )
 def test_units_do_not_mix(operation):
-    """Arithmetic, comparison and `==` raise, of which the last would be false for ever."""
+    """Arithmetic, comparison and `==` raise, because `==` would always be false."""
     with pytest.raises(TimeUnitError) as caught:
         operation(Time(1, "ep"), Time(1, "ba"))
 
@@ -247,7 +247,7 @@ def test_units_do_not_mix(operation):
     assert isinstance(caught.value, EventsError)
 
 
-def test_the_error_of_mixed_units_says_what_to_do():
+def test_the_error_of_mixed_units_gives_advice():
     """It names both times and the call that gives the right unit."""
     with pytest.raises(TimeUnitError, match=r'got 1ep and 5ba; .*timestamp\.get\("ba"\) .* in batches'):
         _ = Time(1, "ep") < "5ba"

@@ -77,7 +77,7 @@ def test_status_reads_well(spool, capsys):
     assert "conflict c: overwrite=False" in text
 
 
-def test_resume_uploads_the_rest(spool, tmp_path, capsys):
+def test_resume_uploads_pending_files(spool, tmp_path, capsys):
     """What is left arrives; the conflict stays and gives the exit code."""
     assert main(["resume", str(spool)]) == EXIT_FAILED
 
@@ -253,7 +253,7 @@ def test_gc_of_a_file_that_was_sent_in_part_leaves_no_parts_in_the_store(
     assert moto.open_uploads(prefix) == 0
 
 
-def test_what_is_not_a_spool_is_refused(tmp_path, capsys):
+def test_anything_but_a_spool_is_refused(tmp_path, capsys):
     """The message says what a spool looks like."""
     assert main(["status", str(tmp_path)]) == EXIT_FAILED
 
@@ -261,7 +261,7 @@ def test_what_is_not_a_spool_is_refused(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("folder", ["uploads", "uploads/file-store-0123"])
-def test_a_folder_of_spools_names_those_in_it(tmp_path, make_queue, capsys, folder):
+def test_the_error_for_a_folder_of_spools_names_them(tmp_path, make_queue, capsys, folder):
     """Default spools are two folders below `$UPLOADS_HOME`."""
     queue = make_queue(spool=tmp_path / "uploads/file-store-0123/0")
 

@@ -83,7 +83,7 @@ def test_an_object_is_deleted_after_the_upload_that_replaces_it(queue, store, fi
     assert names(store) == ["first", "slow"]
 
 
-def test_it_stays_where_that_upload_fails(queue, store, file, caplog):
+def test_an_object_stays_if_the_upload_fails(queue, store, file, caplog):
     """The log says so."""
     queue.delete("old", after=[queue.submit(file, "bad")])
     queue.drain(WAIT_SECONDS)
@@ -92,7 +92,7 @@ def test_it_stays_where_that_upload_fails(queue, store, file, caplog):
     assert "old is not deleted: bad is not in the store" in caplog.text
 
 
-def test_it_waits_for_pending_uploads_of_its_name(queue, store, file):
+def test_a_deletion_waits_for_pending_uploads_of_its_name(queue, store, file):
     """They would come after the deletion, and stay."""
     queue.submit(file, "slow")
     queue.delete("slow")
@@ -118,7 +118,7 @@ def test_a_target_of_a_pointer_beside_it_stays(queue, store, file, caplog):
     assert "a/old is not deleted: a/one.symlink leads to it" in caplog.text
 
 
-def test_it_is_tried_again_and_given_up_in_the_end(queue, store, caplog):
+def test_a_failed_deletion_is_retried_and_finally_given_up(queue, store, caplog):
     """Five failures are passed over, six are not; one object less does not stop the next."""
     store.failures = 5
     queue.delete("old")
@@ -134,7 +134,7 @@ def test_it_is_tried_again_and_given_up_in_the_end(queue, store, caplog):
     assert "cannot delete" in caplog.text
 
 
-def test_what_is_left_at_the_end_stays(queue, store, file, caplog):
+def test_remaining_objects_stay_at_the_end(queue, store, file, caplog):
     """Closing does not wait longer than it is told to, and says so."""
     queue.delete("old", after=[queue.submit(file, "slow")])
     queue._timeouts = Timeouts(give_back_seconds=0.0)  # "slow" does not end before.
@@ -157,7 +157,7 @@ def shards(store, *folders):
     return [(f"{one}/last", {"then": [f"{one}/one", f"{one}/none", f"{one}/two"]}) for one in folders]
 
 
-def test_what_stands_for_others_goes_first(queue, store):
+def test_a_manifest_is_deleted_first(queue, store):
     """Nothing that is left looks whole; an object that is not there is no error."""
     [(name, options)] = shards(store, "a")
 
@@ -168,7 +168,7 @@ def test_what_stands_for_others_goes_first(queue, store):
     assert store.deleted == ["a/last", "a/one", "a/none", "a/two"]
 
 
-def test_the_others_stay_where_it_cannot_be_deleted(queue, store, caplog):
+def test_other_objects_stay_if_the_manifest_cannot_be_deleted(queue, store, caplog):
     """It would look whole without them; where one of them cannot be deleted, that one is tried again alone."""
     first, second = shards(store, "a", "b")
     store.failures = 6
@@ -186,9 +186,7 @@ def test_the_others_stay_where_it_cannot_be_deleted(queue, store, caplog):
 
 
 @pytest.mark.parametrize("text", ["b/last", "x/b/last"])
-def test_what_stands_for_others_stays_where_a_pointer_beside_its_folder_leads_to_it(
-    queue, store, caplog, text
-):
+def test_a_manifest_stays_if_a_pointer_beside_its_folder_leads_to_it(queue, store, caplog, text):
     """Others of the same name, in other folders, do not."""
     (store.root / "latest.symlink").write_text(text)
 
@@ -223,7 +221,7 @@ def busy(queue, store, file):
     store.may_put.set()
 
 
-def test_what_has_not_begun_is_withdrawn(queue, store, busy):
+def test_an_upload_that_has_not_begun_is_withdrawn(queue, store, busy):
     """It leaves the spool at once, and its handle says so; what is being sent arrives."""
     count = queue.withdraw("slow")
 
@@ -235,7 +233,7 @@ def test_what_has_not_begun_is_withdrawn(queue, store, busy):
     assert queue.withdraw("slow") == 0
 
 
-def test_what_is_deleted_is_withdrawn_too(queue, store, busy):
+def test_deleting_withdraws_uploads(queue, store, busy):
     """What is being sent is deleted when it is there."""
     queue.delete("slow")
     busy[1].result(WAIT_SECONDS)
@@ -258,7 +256,7 @@ def test_a_deletion_waits_for_what_replaces_what_it_waited_for(queue, store, fil
     assert "is not deleted" not in caplog.text
 
 
-def test_one_that_waits_for_a_withdrawn_upload_alone_stays(queue, store, busy, caplog):
+def test_an_object_stays_if_its_only_dependency_was_withdrawn(queue, store, busy, caplog):
     """Nothing replaces it."""
     queue.delete("old", after=[busy[1]])
     queue.withdraw("slow")
@@ -299,7 +297,7 @@ def test_a_pointer_replaces_those_that_wait(queue, store, busy):
     assert (store.root / "latest.symlink").read_text() == "slow"
 
 
-def test_what_is_withdrawn_is_not_uploaded_by_the_next_queue(queue, store, file, tmp_path):
+def test_the_next_queue_does_not_upload_withdrawn_files(queue, store, file, tmp_path):
     """Nor does it count as delivered, against an older version that is retried."""
     store.failures_to_put = 1 << 30
     queue.submit(file, "away")

@@ -87,7 +87,7 @@ def test_a_comparison_that_raises_leaves_everything_in_place(tmp_path):
     assert _names_in(tmp_path) == ["run"]
 
 
-def test_what_cannot_be_put_back_is_named_and_kept(tmp_path):
+def test_a_file_that_cannot_be_put_back_is_named_and_kept(tmp_path):
     """Where the name is taken twice, both files are kept, and the error says where the first is."""
     path = tmp_path / "data"
     path.write_text("first")

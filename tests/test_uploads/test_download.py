@@ -40,7 +40,7 @@ def _put(store, make_file, name, content):
         store.put(name, body, overwrite=True)
 
 
-def test_what_a_handle_says_is_what_download_takes(make_queue, make_file, tmp_path):
+def test_download_takes_the_uri_of_a_handle(make_queue, make_file, tmp_path):
     """A URI alone is enough."""
     handle = make_queue().submit(make_file(content=b"round trip"), "a b/ü.pt")
     handle.result(120)
@@ -51,7 +51,7 @@ def test_what_a_handle_says_is_what_download_takes(make_queue, make_file, tmp_pa
 
 
 def test_a_name_and_a_store_are_enough_too(store, tmp_path):
-    """Nothing but the file is left in its folder."""
+    """Only the file is left in its folder."""
     download_file("folder/name", tmp_path / "out/file", store=store, progress_bar=False)
 
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["file"]
@@ -85,7 +85,7 @@ def test_an_existing_file_is_kept_unless_asked(store, tmp_path):
 
 
 def test_a_broken_connection_continues_where_it_broke(proxy, moto, prefix, make_file, tmp_path):
-    """Ranges: after a reset in the middle only the rest is asked for."""
+    """After a reset in the middle, only the rest is requested."""
     _put(open_store(moto.uri(prefix)), make_file, "a", LARGE)
     proxy.fail_first(1, Truncate(1_500_000), method="GET", part="/a")
 
@@ -105,7 +105,7 @@ def test_a_broken_connection_continues_where_it_broke(proxy, moto, prefix, make_
 
 
 def test_a_large_object_comes_over_several_connections(proxy, moto, prefix, make_file, tmp_path):
-    """Each range continues where it broke, and the CRC-32 of the whole is that of what came."""
+    """Each range continues where it broke, and the CRC-32 of the whole follows from the ranges."""
     content = os.urandom(1 << 20) * 33
     _put(open_store(moto.uri(prefix)), make_file, "a", content)
     proxy.fail_first(1, Truncate(1_500_000), method="GET", part="/a")
@@ -148,8 +148,8 @@ def _ignore(*_):
     ],
     ids=["ranges", "ignored", "short", "long"],
 )
-def test_what_arrives_in_ranges_is_verified(tmp_path, give, message):
-    """Each range has its length, and together they have the CRC-32; where there are none, the whole has."""
+def test_ranges_are_verified(tmp_path, give, message):
+    """Each range has its length, and together they have the CRC-32; without ranges, the whole has it."""
     with pytest.raises(BytesCorruptError, match=message):
         download_file("a", tmp_path / "file", store=StoreOfRanges(bytes(17 << 20), give), progress_bar=False)
 
@@ -158,7 +158,7 @@ def test_what_arrives_in_ranges_is_verified(tmp_path, give, message):
 
 @pytest.mark.parametrize("fault", [Answer(503, "SlowDown"), Reset()], ids=["503", "reset"])
 def test_a_store_that_never_answers_is_given_up(proxy, moto, prefix, make_file, tmp_path, fault):
-    """Eight tries without a byte are enough; no half file stays."""
+    """Eight tries without a byte are enough, and no half file stays."""
     _put(open_store(moto.uri(prefix)), make_file, "a", LARGE)
     proxy.fail_first(1000, fault, method="GET")
 
@@ -185,8 +185,8 @@ class StoreThatLies(MemoryStore):
         yield b"lies"[offset:]
 
 
-def test_what_arrives_is_verified(tmp_path):
-    """Bytes that are not those that were uploaded are not kept."""
+def test_a_download_is_verified(tmp_path):
+    """Bytes that differ from the uploaded ones aren't kept."""
     with pytest.raises(BytesCorruptError, match="has SHA-256"):
         download_file("a", tmp_path / "file", store=StoreThatLies(), progress_bar=False)
 
@@ -211,7 +211,7 @@ class StoreThatBreaks(MemoryStore):
 
 
 def test_a_connection_that_breaks_again_and_again_with_progress_is_not_given_up(tmp_path):
-    """Eight tries count only where none brought a byte; each waits as the first."""
+    """The eight tries count only those without a byte."""
     store, waits = StoreThatBreaks(b"0123456789abcdef", 1), []
     policy = RetryPolicy(uniform=lambda low, high: high)
 
@@ -223,7 +223,7 @@ def test_a_connection_that_breaks_again_and_again_with_progress_is_not_given_up(
 
 
 def test_a_file_that_comes_while_it_is_downloaded_is_kept(tmp_path):
-    """Overwrite=False holds to the end, and nothing else stays."""
+    """`overwrite=False` holds to the end, and nothing else stays."""
 
     class Late(StoreThatBreaks):
         def get(self, name, offset=0, version=None):
@@ -238,7 +238,7 @@ def test_a_file_that_comes_while_it_is_downloaded_is_kept(tmp_path):
 
 @pytest.mark.parametrize("there", [b"sho", b"longer"])
 def test_a_size_that_is_not_the_objects_is_an_error(tmp_path, there):
-    """It is one where no connection broke, too; it is not asked for ever."""
+    """Even without a broken connection it is an error, and the download doesn't repeat forever."""
 
     class Other(StoreThatBreaks):
         def get(self, name, offset=0, version=None):
@@ -255,7 +255,7 @@ def test_a_size_that_is_not_the_objects_is_an_error(tmp_path, there):
 
 
 def test_a_small_download_shows_no_bar(store, make_file, tmp_path, capsys):
-    """It is over before a bar is read; one of a MiB has one."""
+    """It ends before anyone reads a bar; a download of a MiB has one."""
     for size in (0, (1 << 20) - 1, 1 << 20):
         _put(store, make_file, f"{size}", bytes(size))
         download_file(f"{size}", tmp_path / f"{size}", store=store)
@@ -266,7 +266,7 @@ def test_a_small_download_shows_no_bar(store, make_file, tmp_path, capsys):
 
 @pytest.mark.parametrize(("count", "is_followed"), [(9, True), (10, False)])
 def test_a_chain_of_pointers_has_an_end(store, make_file, tmp_path, count, is_followed):
-    """Up to nine lead to the object; more are an error that names them."""
+    """Up to nine pointers lead to the object; the error for more names them."""
     for number in range(count):
         target = f"{number + 1}.symlink" if number + 1 < count else "folder/name"
         _put(store, make_file, f"{number}.symlink", target.encode())
@@ -291,7 +291,7 @@ class StoreInPieces(MemoryStore):
 
 
 def test_a_pointer_is_read_to_its_end_and_not_much_further(tmp_path):
-    """It may come in pieces; a large file of that name is none, and is not read whole."""
+    """A pointer may come in pieces; a large file isn't a pointer and isn't read whole."""
     store = StoreInPieces()
     store.objects = {
         "a": b"content",
@@ -310,7 +310,7 @@ def test_a_pointer_is_read_to_its_end_and_not_much_further(tmp_path):
 
 
 def test_composers_pointers_are_followed(store, make_file, tmp_path):
-    """The name is given without their ending, as one to another is, with that ending or without."""
+    """You give the name without the ending; pointers may name others with or without it."""
     _put(store, make_file, "latest.symlink", b"folder/name\n")
     _put(store, make_file, "newest.symlink", b"latest")
     _put(store, make_file, "last.symlink", b"latest.symlink")
@@ -325,7 +325,7 @@ def test_composers_pointers_are_followed(store, make_file, tmp_path):
 def test_a_file_with_the_ending_of_pointers_comes_back_as_it_was_put(
     store, make_queue, make_file, tmp_path, content
 ):
-    """Whoever asks for it by its own name gets its own bytes, also where they are the name of another object."""
+    """Asked for by its own name, it returns its own bytes, even if they name another object."""
     handle = make_queue(store).submit(make_file("mine", content), "notes.symlink")
     handle.result(120)
 
@@ -335,7 +335,7 @@ def test_a_file_with_the_ending_of_pointers_comes_back_as_it_was_put(
 
 
 def test_a_pointer_is_followed_from_inside_its_folder(store, make_file, tmp_path):
-    """Its name is that in the store it was written to, which has the folder in its prefix or not."""
+    """A pointer's name may begin with folders that the store's prefix already has."""
     _put(store, make_file, "folder/latest.symlink", b"run/folder/name")
 
     for uri in (store.uri("folder/latest"), LocalStore(tmp_path / "store/folder").uri("latest")):
@@ -364,7 +364,7 @@ def test_a_name_without_a_store_must_be_a_uri(tmp_path):
 def test_an_object_of_parts_is_compared_with_the_checksum_of_the_store(
     moto, prefix, make_queue, make_file, tmp_path
 ):
-    """It has no SHA-256 in its metadata; bytes that rot in the store are found by their CRC-32."""
+    """Its metadata have no SHA-256; the store's CRC-32 detects rotten bytes."""
     content = LARGE * 4
     queue = make_queue(moto.uri(prefix) + f"&part_bytes={5 << 20}")
     handle = queue.submit(make_file(content=content), "name")
@@ -381,7 +381,7 @@ def test_an_object_of_parts_is_compared_with_the_checksum_of_the_store(
 
 
 def test_a_long_name_is_counted_in_bytes(store, tmp_path):
-    """Sixty emoji are 240 bytes, which a file system takes: so the file beside it has a shorter name."""
+    """Sixty emoji are 240 bytes, so the partial file has a shorter name."""
     path = download_file(
         "folder/name", tmp_path / "out" / ("\N{ROCKET}" * 60), store=store, progress_bar=False
     )
@@ -392,7 +392,7 @@ def test_a_long_name_is_counted_in_bytes(store, tmp_path):
 
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_a_destination_that_appears_meanwhile_is_kept_unless_asked(tmp_path, overwrite):
-    """Of two that write one file, the second is told, and nothing else stays."""
+    """The second of two writers gets an error, and nothing else stays."""
     target = tmp_path / "out/file"
 
     class StoreThatIsSlow(MemoryStore):
@@ -412,7 +412,7 @@ def test_a_destination_that_appears_meanwhile_is_kept_unless_asked(tmp_path, ove
 
 @pytest.mark.parametrize("can_rename", [True, False], ids=["rename", "neither"])
 def test_a_file_system_without_hard_links_keeps_the_file(store, tmp_path, monkeypatch, can_rename):
-    """FAT, exFAT and FUSE: a rename that replaces nothing names it, or an empty file that is replaced."""
+    """On FAT, exFAT and FUSE a rename that replaces nothing names the file."""
 
     def link(*_, **__):
         raise OSError(errno.EPERM, "no hard links here")
@@ -445,8 +445,8 @@ download_file("a", sys.argv[1], store=Half(), progress_bar=False)
 """
 
 
-def test_downloads_that_are_killed_leave_nothing_that_grows(store, tmp_path):
-    """The next download to the same file removes what a killed one left, and nothing of a living one."""
+def test_leftovers_of_killed_downloads_do_not_accumulate(store, tmp_path):
+    """The next download to the same file reuses the leftover of a killed one, and not that of a living one."""
     (tmp_path / "out").mkdir()
     arguments = [sys.executable, "-c", KILLED, tmp_path / "out/file"]
     with contextlib.ExitStack() as running:
@@ -472,7 +472,7 @@ def test_downloads_that_are_killed_leave_nothing_that_grows(store, tmp_path):
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC, errno.EDQUOT])
 def test_each_call_of_a_download_may_fail(tmp_path, monkeypatch, code):
-    """A disk that fails is an error of the caller's, and leaves neither a destination nor a partial file."""
+    """A failing disk raises an error and leaves neither a destination nor a partial file."""
     store = MemoryStore()
     store.objects["a"] = b"content"
     (tmp_path / "out").mkdir()

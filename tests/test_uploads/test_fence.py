@@ -42,7 +42,7 @@ def take_over(store, tmp_path, **objects):
 def test_a_file_goes_below_the_prefix_once_the_successor_is_there(
     make_queue, make_file, tmp_path, overwrite, caplog
 ):
-    """Its bytes are not lost, and those of the successor stay; outcome and log say where they are."""
+    """Its bytes aren't lost and the successor's stay; outcome and log say where they are."""
     store = LocalStore(tmp_path / "store")
     take_over(store, tmp_path, **{"ep/last.pt": b"theirs"})
     queue = make_queue(store, fence=FENCE)
@@ -62,7 +62,7 @@ def test_a_file_goes_below_the_prefix_once_the_successor_is_there(
 
 
 def test_each_file_of_a_folder_goes_below_the_prefix(make_queue, make_file, tmp_path):
-    """They are fenced one by one."""
+    """Each file of a folder has its own fence."""
     store = LocalStore(tmp_path / "store")
     make_file("shards/0.pt", b"0")
     make_file("shards/1.pt", b"1")
@@ -77,8 +77,8 @@ def test_each_file_of_a_folder_goes_below_the_prefix(make_queue, make_file, tmp_
     }
 
 
-def test_without_a_successor_nothing_is_different(make_queue, make_file, tmp_path):
-    """Files, pointers and deletions do what they do without a fence."""
+def test_nothing_changes_without_a_successor(make_queue, make_file, tmp_path):
+    """Files, pointers and deletions behave as without a fence."""
     store = LocalStore(tmp_path / "store")
     queue = make_queue(store, fence=FENCE)
     queue.submit_pointer("latest", queue.submit(make_file("a", b"a"), "a"))
@@ -89,7 +89,7 @@ def test_without_a_successor_nothing_is_different(make_queue, make_file, tmp_pat
 
 
 def test_a_successor_that_comes_while_a_file_is_written_keeps_its_own(make_queue, make_file, tmp_path):
-    """It is looked for once more right before the file gets its name: a checkpoint is written for minutes."""
+    """The queue looks again right before the file gets its name, because writing a checkpoint takes minutes."""
     store = Taken(tmp_path / "store")
 
     outcome = (
@@ -109,7 +109,7 @@ def test_a_successor_that_comes_while_a_file_is_written_keeps_its_own(make_queue
 def test_a_pointer_is_not_sent_and_nothing_is_deleted_once_the_successor_is_there(
     make_queue, make_file, tmp_path, caplog
 ):
-    """Nor what is below the prefix: what was to replace it may not have been sent."""
+    """Not even objects below the prefix are deleted, because their replacement may not have been sent."""
     store = LocalStore(tmp_path / "store")
     theirs = {"latest.symlink": b"new", "ep1": b"1", "live/1/piece": b"ours", "ep2": b"2"}
     queue = make_queue(store, fence=FENCE)
@@ -131,8 +131,8 @@ def test_a_pointer_is_not_sent_and_nothing_is_deleted_once_the_successor_is_ther
     assert "ep1 is not deleted: a successor put" in caplog.text
 
 
-def test_what_a_process_left_in_its_spool_is_fenced_by_whoever_sends_it(make_file, tmp_path):
-    """`uploads resume` knows nothing of runs: the entry says it."""
+def test_files_left_in_a_spool_are_fenced_whoever_sends_them(make_file, tmp_path):
+    """`uploads resume` knows nothing about runs; the entry carries the fence."""
     code = (
         "import sys, os\n"
         "from uploads import Fence, UploadQueue\n"
@@ -154,7 +154,7 @@ def test_what_a_process_left_in_its_spool_is_fenced_by_whoever_sends_it(make_fil
 
 
 def test_a_call_may_name_another_object_or_none(make_queue, make_file, tmp_path):
-    """`unless` of a call wins over the fence of the queue."""
+    """`unless` of a call overrides the fence of the queue."""
     store = LocalStore(tmp_path / "store")
     take_over(store, tmp_path, other=b"")
     queue = make_queue(store, fence=FENCE)
@@ -167,7 +167,7 @@ def test_a_call_may_name_another_object_or_none(make_queue, make_file, tmp_path)
 
 
 def test_the_files_of_a_store_folder_are_fenced(make_file, tmp_path):
-    """Uploads, pointers and deletions by the names of the folder."""
+    """The fence covers uploads, pointers and deletions by their names in the folder."""
     store = LocalStore(tmp_path / "store")
     folder = StoreFolder(
         tmp_path / "store",
@@ -191,7 +191,7 @@ def test_the_files_of_a_store_folder_are_fenced(make_file, tmp_path):
 
 
 def test_a_large_file_in_a_folder_goes_below_the_prefix_too(make_queue, make_file, tmp_path):
-    """One that the store links instead of copying it."""
+    """This holds for a file that the store links instead of copying it."""
     content = bytes(range(256)) * (40 << 10)
     store = LocalStore(tmp_path / "store")
     take_over(store, tmp_path, **{"last.pt": b"theirs"})
@@ -206,7 +206,7 @@ def test_a_large_file_in_a_folder_goes_below_the_prefix_too(make_queue, make_fil
 def test_a_successor_that_comes_while_parts_are_sent_keeps_its_own(
     moto, prefix, make_queue, make_file, tmp_path, overwrite
 ):
-    """It is looked for before the parts become an object; they are aborted."""
+    """The queue looks before the parts become an object, and aborts them."""
     content = bytes(range(256)) * (25 << 10)
 
     class ComesLate(S3Store):

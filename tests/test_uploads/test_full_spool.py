@@ -21,7 +21,7 @@ def full(make_queue, make_file, gate):
     return queue, submit
 
 
-def test_what_may_be_dropped_gives_way_oldest_first(full, tmp_path, gate, caplog):
+def test_droppable_uploads_make_room_oldest_first(full, tmp_path, gate, caplog):
     """What somebody needs stays; the end counts what gave way, and the next process sends the rest."""
     queue, submit = full
     handles = {name: submit(name) for name in ("1", "needed", "2")}
@@ -63,7 +63,7 @@ def test_an_upload_under_way_gives_way_too(full):
     assert queue.spool.list_inflight() == []
 
 
-def test_what_waits_for_a_dropped_file_is_dropped_with_it(full):
+def test_dependents_of_a_dropped_file_are_dropped(full):
     """A pointer to it would fail when its turn comes."""
     queue, submit = full
     target = submit("target")
@@ -78,7 +78,7 @@ def test_what_waits_for_a_dropped_file_is_dropped_with_it(full):
     assert queue.backlog().failures == ()
 
 
-def test_with_room_nothing_is_dropped(full):
+def test_nothing_is_dropped_while_there_is_room(full):
     """A slow store gets all of it."""
     queue, submit = full
     old = submit("old")

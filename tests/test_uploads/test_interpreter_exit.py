@@ -65,10 +65,8 @@ def python(request, tmp_path):
 
 
 @pytest.mark.parametrize("isolation", ["threads", "process"])
-def test_what_is_submitted_while_the_interpreter_exits_is_delivered(
-    python, tmp_path, moto, prefix, isolation
-):
-    """Threads and a worker process deliver it, whole and in parts; Python 3.12 starts no thread then."""
+def test_files_submitted_while_the_interpreter_exits_are_delivered(python, tmp_path, moto, prefix, isolation):
+    """Threads and a worker process deliver them, whole and in parts, although Python 3.12 starts no thread at exit."""
     program, environment = python
     uri = moto.uri(prefix) + f"&part_bytes={5 << 20}"
 
@@ -102,7 +100,7 @@ os.kill(os.getpid(), signal.SIGTERM)
 
 
 def test_a_second_sigterm_ends_the_drain_at_once(tmp_path, make_file):
-    """Schedulers send it more than once: what is left is named, without a traceback, and the exit code is that of SIGTERM."""
+    """The remaining files are named, without a traceback, and the exit code is that for SIGTERM."""
     process = subprocess.Popen(
         [sys.executable, "-c", TERMINATED, tmp_path / "spool", make_file()],
         env={**os.environ, "PYTHONPATH": str(HOME)},

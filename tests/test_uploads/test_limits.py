@@ -38,7 +38,7 @@ def _descriptors():
     return len(list(pathlib.Path("/proc/self/fd").iterdir()))
 
 
-def test_what_waits_takes_little_memory_and_no_descriptors(make_queue, make_file, gate):
+def test_waiting_files_take_little_memory_and_no_descriptors(make_queue, make_file, gate):
     """Each of four hundred entries that wait takes about a kilobyte of memory at most.
 
     What was delivered takes none, so that the next four hundred need no more.

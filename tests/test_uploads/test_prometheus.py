@@ -65,7 +65,7 @@ def test_a_spool_says_what_waits(tmp_path, capsys):
     assert "\ndestinations_upload_waiting_bytes{spool=" in capsys.readouterr().out
 
 
-def test_what_is_no_spool_is_said(tmp_path):
+def test_a_folder_that_is_not_a_spool_is_an_error(tmp_path):
     """As by the other commands."""
     with pytest.raises(SpoolError, match="not a spool"):
         spool_gauges(tmp_path)

@@ -27,7 +27,7 @@ def test_secrets_are_taken_out(text):
     assert "[redacted]" in clean
 
 
-def test_ordinary_texts_are_left_alone():
+def test_ordinary_texts_are_unchanged():
     """Names that only look like secrets stay."""
     for text in (
         "num_tokens: 4096",

@@ -86,7 +86,7 @@ class Held(LocalStore):
         return super().put(name, body, **options)
 
 
-def test_what_is_withdrawn_never_comes_and_counts_once(tmp_path):
+def test_withdrawn_files_never_arrive_and_count_once(tmp_path):
     """The files of a group are one; what is being uploaded continues."""
     store = Held(tmp_path / "store")
     folder = StoreFolder(store, spool=tmp_path / "spool", workers=1, free_bytes=0)

@@ -288,7 +288,7 @@ def test_the_name_of_the_file_is_the_default(make_queue, make_file):
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
-def test_what_waits_is_not_sent_once_a_successor_is_there(make_queue, make_file, gate, overwrite):
+def test_waiting_files_are_not_sent_once_a_successor_exists(make_queue, make_file, gate, overwrite):
     """It ends as superseded, whatever became of its name meanwhile; what comes before the successor arrives."""
     store = StoreThatWaits(gate)
     queue = make_queue(store, workers=1)
@@ -443,7 +443,7 @@ def test_a_store_that_denies_everything_is_parked_and_comes_back(make_queue, mak
     assert sum(" are paused: " in record.message for record in caplog.records) == 1
 
 
-def test_a_cause_is_said_once_whatever_request_meets_it(make_queue, make_file, caplog):
+def test_a_cause_is_logged_once_for_all_requests(make_queue, make_file, caplog):
     """A file that could not be put is asked for next: the credentials are missing for both."""
     errors = [
         StoreParkedError(f"{what} p/n0: Unable to locate credentials") for what in ("put", "head", "put")

@@ -38,7 +38,7 @@ def _in_child(act):
 
 
 def test_closing_names_what_a_child_submitted(make_queue, make_file, gate):
-    """A file that was not announced to the parent is not called uploaded: its name is said."""
+    """A child's file that the parent doesn't know yet is named and not called uploaded."""
     queue = make_queue(StoreThatWaits(gate), timeouts=Timeouts(give_back_seconds=0.1))
     source = make_file()
     _in_child(lambda: queue.submit(source, "of the child"))
@@ -49,10 +49,7 @@ def test_closing_names_what_a_child_submitted(make_queue, make_file, gate):
 
 
 def test_closing_delivers_what_a_child_submitted(make_queue, make_file):
-    """Within the limit, the parent's `close` brings the child's file to the store.
-
-    Its bytes were never booked, nor are they freed.
-    """
+    """The parent's `close` uploads the child's file within its time limit."""
     store = MemoryStore()
     queue = make_queue(store, spool_bytes=1 << 20)
     source = make_file()
@@ -65,7 +62,7 @@ def test_closing_delivers_what_a_child_submitted(make_queue, make_file):
 
 
 def test_a_large_file_of_a_child_that_rots_is_corrupt(make_queue, make_file, gate):
-    """No thread of a child computes checksums later, so that its bytes are read at once."""
+    """A child has no thread for checksums, so it reads the bytes at once."""
     store = StoreThatWaits(gate)
     queue = make_queue(store, workers=1)
     source = make_file(content=bytes(3 << 20))
@@ -109,8 +106,8 @@ def test_the_child_replaces_what_the_parent_submitted_before_it(make_queue, make
     assert store.objects["latest"] == b"new"
 
 
-def test_what_the_child_submitted_before_does_not_replace_the_newer(make_queue, make_file):
-    """The parent's newer version is delivered before the child's older one is found, which then makes way."""
+def test_an_older_version_of_a_child_does_not_replace_a_newer_one(make_queue, make_file):
+    """The parent's newer version is delivered first, so the child's older one is dropped when it is found."""
     store = MemoryStore()
     queue = make_queue(store)
     old, new = make_file("old", b"old"), make_file("new", b"new")
@@ -124,7 +121,7 @@ def test_what_the_child_submitted_before_does_not_replace_the_newer(make_queue, 
 
 
 def test_sequence_numbers_continue_in_an_emptied_spool(make_queue, make_file):
-    """A worker of an earlier queue may still be there, to which a smaller number means an older version."""
+    """A worker of an earlier queue may still run, and would take a smaller number for an older version."""
     first = make_queue()
     folder = first.submit(make_file(), "a").result(LIMIT_SECONDS) and first.submit(make_file(), "b").folder
     assert first.close(LIMIT_SECONDS).is_empty
@@ -133,7 +130,7 @@ def test_sequence_numbers_continue_in_an_emptied_spool(make_queue, make_file):
 
 
 def test_sequence_numbers_are_above_the_one_that_is_noted(make_queue, make_file, tmp_path):
-    """It may be that of a process which this one has not heard of."""
+    """The noted number may come from a process that this one doesn't know."""
     (tmp_path / "spool").mkdir()
     (tmp_path / "spool/sequence").write_bytes(b"000000005000")
 
@@ -143,7 +140,7 @@ def test_sequence_numbers_are_above_the_one_that_is_noted(make_queue, make_file,
 
 @pytest.mark.parametrize("content", [b"", b"999999999999", b"\xff" * 40])
 def test_a_damaged_counter_is_replaced(make_queue, make_file, tmp_path, content):
-    """Numbers continue from the highest in the spool."""
+    """Numbers continue after the highest one in the spool."""
     (tmp_path / "spool").mkdir()
     (tmp_path / "spool/sequence").write_bytes(content)
     queue = make_queue()
@@ -158,7 +155,7 @@ def test_a_damaged_counter_is_replaced(make_queue, make_file, tmp_path, content)
 
 
 def test_an_upload_that_depends_on_a_refused_one_is_refused(make_queue, make_file):
-    """A pointer to a file for which there was no room would point at nothing."""
+    """A pointer to a refused file would lead nowhere."""
     store = MemoryStore()
     queue = make_queue(store, spool_bytes=3)
     target = queue.submit(make_file(), "target")
@@ -179,7 +176,7 @@ def test_an_upload_that_depends_on_a_refused_one_is_refused(make_queue, make_fil
 def test_an_upload_of_another_queue_must_be_waited_for_before_it_is_a_dependency(
     tmp_path, make_file, make_queue, gate
 ):
-    """This queue is not told of the other's uploads: one on its way is a bad argument, one that is there is fine, one that failed refuses."""
+    """A pending handle of another queue is a bad argument, a delivered one is fine, and a failed one refuses the upload."""
     store = MemoryStore()
     other = UploadQueue(StoreThatWaits(gate), spool=tmp_path / "other", free_bytes=0)
     queue = make_queue(store)
@@ -199,7 +196,7 @@ def test_an_upload_of_another_queue_must_be_waited_for_before_it_is_a_dependency
 
 
 def test_an_upload_that_depends_on_a_failed_one_of_another_queue_is_refused(tmp_path, make_file, make_queue):
-    """It would wait for something that this queue's store never gets."""
+    """It would wait for a file that this queue's store never gets."""
     other = UploadQueue(StoreThatRejects({"target"}), spool=tmp_path / "other", free_bytes=0)
     theirs = other.submit(make_file(), "target")
     assert theirs.exception(LIMIT_SECONDS)
@@ -229,7 +226,7 @@ def left(tmp_path, make_file):
 
 
 def test_an_upload_that_depends_on_an_unknown_one_fails(left, make_queue):
-    """The target was deleted while no process looked, and the store does not have it: the pointer is not put, and kept."""
+    """The target was deleted unnoticed and isn't in the store, so the pointer is kept and not put."""
     store = MemoryStore()
 
     failures = make_queue(store).drain(LIMIT_SECONDS).failures
@@ -240,7 +237,7 @@ def test_an_upload_that_depends_on_an_unknown_one_fails(left, make_queue):
 
 
 def test_an_upload_that_depends_on_an_object_in_the_store_is_put(left, make_queue):
-    """The line about the target was lost, with the disk for instance; the store has it, and says so."""
+    """The target's line in the log was lost, but the store has the object."""
     store = MemoryStore()
     store.objects["target"] = b"content"
 
@@ -270,7 +267,7 @@ def _raising_log():
 
 
 def test_a_log_handler_that_raises_keeps_no_upload_from_its_end(make_queue, make_file):
-    """One entry fails, which is logged; it ends, and so do the others."""
+    """A raising log handler prevents no upload from ending, even if an entry fails."""
     store = StoreThatRejects({"bad"})
     queue = make_queue(store, workers=1)
 
@@ -284,7 +281,7 @@ def test_a_log_handler_that_raises_keeps_no_upload_from_its_end(make_queue, make
 
 
 def test_a_log_handler_that_raises_keeps_no_queue_from_its_start(make_queue, make_file, tmp_path):
-    """A damaged file of the spool is logged, and the queue uploads."""
+    """A damaged file of the spool is logged, and the queue uploads anyway."""
     spool = Spool(tmp_path / "spool")
     spool.create()
     (spool.path / "spool.json").write_text("{")
@@ -301,11 +298,8 @@ class Stop(BaseException):
 
 
 @pytest.mark.parametrize("error", [ValueError, Stop, SystemExit])
-def test_a_callback_that_raises_costs_itself(tmp_path, make_file, error):
-    """The drain's threads outlive what its callbacks raise.
-
-    Every entry is delivered, and the lock is given back.
-    """
+def test_a_raising_callback_affects_only_itself(tmp_path, make_file, error):
+    """The drain's threads survive exceptions of its callbacks."""
     spool = Spool(tmp_path / "spool")
     store = MemoryStore()
     with UploadQueue(store, spool=spool.path, free_bytes=0, close_at_exit=False) as queue:
@@ -337,7 +331,7 @@ def test_a_callback_that_raises_costs_itself(tmp_path, make_file, error):
 
 
 def test_waits_may_be_infinite(make_queue, make_file):
-    """`math.inf` is no number of seconds that Python's waits take; ours do."""
+    """`math.inf` works, although Python's waits don't accept it."""
     limits = Timeouts(exit_seconds=math.inf, give_back_seconds=math.inf, full_wait_seconds=math.inf)
     queue = make_queue(timeouts=limits)
     handle = queue.submit(make_file(), "a")
@@ -351,7 +345,7 @@ def test_waits_may_be_infinite(make_queue, make_file):
     "name", ["exit_seconds", "give_back_seconds", "grace_seconds", "full_wait_seconds", "timeout_seconds"]
 )
 def test_negative_and_missing_durations_are_bad_arguments(make_queue, name):
-    """They raise at once, by name; a close that raises has not closed."""
+    """They raise at once and name the argument; a `close` that raises has not closed."""
     act = make_queue().close if name == "timeout_seconds" else lambda value: Timeouts(**{name: value})
 
     for seconds in (-1.0, math.nan):
@@ -369,7 +363,7 @@ def test_negative_and_missing_durations_are_bad_arguments(make_queue, name):
     ],
 )
 def test_bad_options_of_resume_are_wrong_usage(tmp_path, capsys, arguments, said):
-    """They end with exit code 2 and say what is wrong; none waits for ever."""
+    """They end with exit code 2 and a message, and none waits forever."""
     with pytest.raises(SystemExit) as ended:
         main(["resume", str(tmp_path), *arguments])
 
@@ -378,7 +372,7 @@ def test_bad_options_of_resume_are_wrong_usage(tmp_path, capsys, arguments, said
 
 
 def test_resume_may_take_for_ever(make_queue, tmp_path, make_file, capsys):
-    """`--timeout inf` is no limit, as without."""
+    """`--timeout inf` means no limit."""
     store = tmp_path / "store"
     with make_queue(str(store)) as queue:
         queue.submit(make_file(), "a").result(LIMIT_SECONDS)
@@ -387,7 +381,7 @@ def test_resume_may_take_for_ever(make_queue, tmp_path, make_file, capsys):
 
 
 def test_a_delivered_entry_that_was_half_removed_is_removed(make_queue, make_file):
-    """A kill between the two steps that remove it, after its line: nothing of it stays in `done/`."""
+    """A process was killed while it removed a logged entry; nothing of it stays in `done/`."""
     queue = make_queue()
     folder = queue.submit(make_file(), "a").result(LIMIT_SECONDS) and queue.submit(make_file(), "b").folder
     assert queue.close(LIMIT_SECONDS).is_empty

@@ -49,7 +49,7 @@ def waiting(tmp_path, make_file):
 
 
 def test_a_spool_with_files_for_another_store_is_refused(waiting, make_queue):
-    """The message names both stores; the files of the first stay, and nothing is locked."""
+    """The message names both stores, the files stay, and nothing is locked."""
     other = NamedStore("other")
 
     with pytest.raises(
@@ -65,7 +65,7 @@ def test_a_spool_with_files_for_another_store_is_refused(waiting, make_queue):
 
 
 def test_an_empty_spool_may_be_given_another_store(make_queue, make_file):
-    """What went to the first is not looked for in the second."""
+    """Files delivered to the first store aren't looked for in the second."""
     first, second = MemoryStore(), NamedStore("second")
     for store, name in ((first, "a"), (second, "b")):
         queue = make_queue(store)
@@ -79,11 +79,8 @@ def test_an_empty_spool_may_be_given_another_store(make_queue, make_file):
     )  # Where one is given everything is looked for.
 
 
-def test_a_live_drain_leaves_alone_what_is_for_another_store(waiting):
-    """As the worker of a killed trainer does, which then has nothing to do and ends.
-
-    A drain of the right store brings it.
-    """
+def test_a_live_drain_ignores_entries_for_another_store(waiting):
+    """The worker of a killed trainer also ignores them, and then ends."""
     other, right = NamedStore("other"), MemoryStore()
     drain = Drain(waiting, other)
     drain.start()
@@ -103,7 +100,7 @@ def test_a_live_drain_leaves_alone_what_is_for_another_store(waiting):
 
 
 def test_a_newer_file_for_another_store_supersedes_nothing(waiting):
-    """Each store gets its own."""
+    """Each store gets its own version."""
     (folder,) = waiting.list_pending()
     entry = waiting.entry_of(folder)
     newer = attrs.evolve(entry, identifier="f" * 16, sequence=entry.sequence + 1, store="memory://other")
@@ -124,7 +121,7 @@ def test_a_newer_file_for_another_store_supersedes_nothing(waiting):
 
 
 def test_resume_uploads_to_another_store_only_with_that_option(waiting, tmp_path):
-    """`--store` is such a wish: the first store may have moved."""
+    """`--store` asks for it, because the first store may have moved."""
     (waiting.path / "spool.json").write_text(
         json.dumps({"version": 1, "store": {"uri": (tmp_path / "wrong").as_uri()}})
     )
@@ -138,7 +135,7 @@ def test_resume_uploads_to_another_store_only_with_that_option(waiting, tmp_path
 
 @pytest.mark.parametrize("name", ["S3_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"])
 def test_an_endpoint_of_the_environment_is_the_stores(name, monkeypatch):
-    """The next start with another endpoint has another default spool, and `resume` from another shell comes back."""
+    """Another endpoint has another default spool, and `resume` finds the first endpoint from another shell."""
     plain = open_store("s3://bucket/run").uri()
     monkeypatch.setenv(name, "http://user:hush@127.0.0.1:9000/")
     first = open_store("s3://bucket/run").uri()
@@ -157,7 +154,7 @@ def test_an_endpoint_of_the_environment_is_the_stores(name, monkeypatch):
 
 
 def test_settings_that_may_change_between_runs_are_no_other_store():
-    """Only the options that say which server count."""
+    """Only options that identify the server count."""
     uris = [
         "s3://bucket/run?endpoint_url=http://127.0.0.1:9000",
         "s3://bucket/run/?endpoint_url=http://127.0.0.1:9000/&region=eu&checksum=md5&part_bytes=5",
@@ -168,7 +165,7 @@ def test_settings_that_may_change_between_runs_are_no_other_store():
 
 
 def test_a_worker_that_would_open_another_store_ends(waiting, tmp_path):
-    """Its order says which one it must be; here the environment has changed meanwhile."""
+    """The environment has changed, so the worker's URI would lead to another store than the queue's."""
     order = WorkerConfig(str(waiting.path), str(tmp_path / "store"), {}, 1, store_identity="s3://bucket/run")
 
     answers = tmp_path / "answers"
@@ -190,10 +187,7 @@ def test_a_worker_that_would_open_another_store_ends(waiting, tmp_path):
 def test_the_worker_of_a_killed_trainer_gets_nothing_of_a_new_one(
     tmp_path, make_file, make_queue, moto, prefix
 ):
-    """It lives on with a store that does not answer.
-
-    A trainer with another store is told so, and by default has a spool of its own.
-    """
+    """The old worker still runs, with a store that doesn't answer."""
     dead = "s3://bucket/first?endpoint_url=http://127.0.0.1:9"
     program = (
         "import os, signal, sys\n"
@@ -224,8 +218,8 @@ def test_the_worker_of_a_killed_trainer_gets_nothing_of_a_new_one(
     assert moto.objects(prefix) == {"checkpoint": b"second"}
 
 
-def test_what_resume_cannot_know_is_asked_for(make_queue, moto, prefix):
-    """An object that was to be encrypted with a key of the user's is not sent without it."""
+def test_resume_asks_for_missing_options(make_queue, moto, prefix):
+    """An object that must be encrypted with your key isn't sent without it."""
     queue = make_queue(open_store(moto.uri(prefix)), spool=None)
     queue.close(0)
     about = {"uri": moto.uri(prefix), "options": {}, "left_out": ["SSECustomerKey", "aws_secret_access_key"]}

@@ -1,6 +1,6 @@
 """One attempt to upload one entry: verify the bytes, HEAD, PUT, and recognise an earlier success of our own.
 
-Runs in the uploading threads of a drain. Raises transient errors and returns final outcomes.
+Runs in the uploading threads of a drain. Raises transient errors, and returns final outcomes.
 """
 
 import contextlib
@@ -59,7 +59,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 class _FencedError(Exception):
-    """The object is there whose presence makes an entry superseded."""
+    """A successor put the object that supersedes this entry."""
 
 
 def deliver(
@@ -80,7 +80,7 @@ def deliver(
         retried: Whether an earlier attempt may have succeeded unnoticed.
         is_answer_lost: Whether an attempt was sent and not answered. If the name is taken and HEAD is denied,
             the object counts as the result of that attempt.
-        suspect: Whether a loss of power may have cost bytes; without a checksum, a block of zeros counts as
+        suspect: Whether a power loss may have destroyed bytes; without a checksum, a block of zeros counts as
             corrupt.
 
     Raises:
@@ -88,9 +88,8 @@ def deliver(
         OSError: The spool could not be read.
     """
     crc32 = _noted_crc32(folder) if entry.crc32 is None else entry.crc32
-    # A first attempt need not read a file before its first part: what it sends is compared with the CRC-32,
-    # if one was noted, before the object appears. Later attempts, which may find parts sent, read it as for
-    # other stores.
+    # A first attempt need not read a file before its first part: the sent bytes are compared with the noted
+    # CRC-32, if any, before the object appears. Later attempts may find sent parts, so they read it first.
     is_large = entry.size > _LOOK_FIRST_BYTES  # A small one is sent from memory in any case.
     is_read_once = is_large and not (retried or suspect) and checks_whole(store, entry.size)
     opened = _opened(folder, entry, crc32 if is_read_once else None, is_read_once=is_read_once)
@@ -101,14 +100,14 @@ def deliver(
             if damage := _damage(entry, body, crc32, suspect=suspect):
                 return outcome_of(entry, store, UploadState.CORRUPT, damage, body=body)
             _remember_digest(folder, body.digest, is_noted=crc32 is not None)
-        # A first attempt with a small file sends the bytes, and looks only if the name is taken.
+        # A first attempt with a small file sends the bytes at once, and looks only if the name is taken.
         overwrite = entry.overwrite
         if retried or (not overwrite and entry.size > _LOOK_FIRST_BYTES):
             existing = _look(store, entry)
             if existing is not None:
                 if _is_ours(store, existing, body, entry):
                     return outcome_of(entry, store, UploadState.DONE, body=body)
-                # One of this entry that is not equal arrived damaged, and is put again.
+                # An object of this entry with other bytes arrived damaged, and is put again.
                 overwrite = overwrite or existing.entry_id == entry.identifier
                 if not overwrite:
                     return _conflict(entry, store, body, existing)
@@ -143,7 +142,7 @@ def _check_fence(entry: Entry, store: Store) -> None:
 
 
 def _superseded(entry: Entry, store: Store, body: Body) -> Outcome:
-    """Returns the outcome of an entry whose sender has a successor, once the bytes are where they go then."""
+    """Sends an entry whose sender has a successor to its other name, if any; returns the outcome."""
     reason = f"{store.uri(entry.unless)} is there: a successor put it"
     if not entry.instead:
         return outcome_of(entry, store, UploadState.SUPERSEDED, reason)
@@ -154,13 +153,13 @@ def _superseded(entry: Entry, store: Store, body: Body) -> Outcome:
 
 
 def _opened(folder: Path, entry: Entry, crc32: int | None, *, is_read_once: bool) -> Body | str:
-    """Returns the staged bytes, read now unless they are read once; or a description of the damage."""
+    """Returns the staged bytes, which are read now unless they are read once, or a description of damage."""
     try:
         about = os.lstat(f"{folder}/{DATA_FILE}")  # a Path costs more than the call
-        if about.st_size != entry.size:  # It is not read, since it may be of any size.
+        if about.st_size != entry.size:  # Not read, because it may be of any size.
             return _wrong_size(entry, about.st_size)
         known = _remembered_digest(folder) if entry.size >= _REMEMBER_DIGEST_BYTES else None
-        # Who has a file linked promises not to write to it; what has one name is the spool's alone.
+        # Callers promise not to write to a linked file; a file with one name belongs to the spool alone.
         is_final = entry.staging == "linked" or about.st_nlink == 1
         return Body(
             f"{folder}/{DATA_FILE}",
@@ -220,7 +219,7 @@ def _damage(entry: Entry, body: Body, crc32: int | None, *, suspect: bool) -> st
 
 
 def _has_blank_block(body: Body) -> bool:
-    """Returns whether a block is all zeros, as a loss of power leaves blocks that were not written."""
+    """Returns whether a block is all zeros, like blocks that were not written before a power loss."""
     return any(
         not any(chunk[offset : offset + _BLOCK_BYTES])
         for chunk in body.chunks()
@@ -236,10 +235,7 @@ def _wrong_size(entry: Entry, size: int) -> str:
 
 
 def _noted_crc32(folder: Path) -> int | None:
-    """Returns the CRC-32 of a large file, computed in the background or by an earlier attempt.
-
-    None if neither did.
-    """
+    """Returns the CRC-32 of a large file from the background or an earlier attempt; None without one."""
     match read_json(folder / CHECKSUM_FILE):
         case {"crc32": int(crc32)}:
             return crc32
@@ -247,7 +243,7 @@ def _noted_crc32(folder: Path) -> int | None:
 
 
 def _head(store: Store, entry: Entry) -> RemoteObject | None:
-    """Returns the object of that name, if any; a large one with the CRC-32 that the store computed."""
+    """Returns the object of that name, if any; a large one with the CRC-32 from the store."""
     if isinstance(store, Checksumming) and store.checks_whole(entry.size):
         return store.head_with_checksum(entry.remote_name)
     return store.head(entry.remote_name)
@@ -266,8 +262,8 @@ def _look(store: Store, entry: Entry) -> RemoteObject | None:
 def _is_ours(store: Store, existing: RemoteObject, body: Body, entry: Entry) -> bool:
     """Returns whether the object is this entry's, by its `entry-id` or, without one, by its bytes.
 
-    The mark says who put it and not what arrived: unless the store kept a checksum, a file of one request is
-    compared too. Of a larger one each part was, when it was sent.
+    The id says who put it, but not what arrived. So unless the store kept a checksum, a file of one request
+    is compared too; the parts of a larger one were compared when they were sent.
     """
     if existing.size != body.size or existing.crc32 not in {None, body.digest.crc32}:
         return False
@@ -277,11 +273,11 @@ def _is_ours(store: Store, existing: RemoteObject, body: Body, entry: Entry) -> 
         if has_md5(existing.version or "", md5_of(body.read_whole())):
             return True
     elif entry.overwrite:
-        return False  # Another PUT costs no more than reading the object.
+        return False  # Another PUT costs as much as reading the object.
     elif existing.sha256 is not None:
         return existing.sha256 == body.digest.sha256
     offset = 0
-    # Without its version, which a proxy may have changed: of what is read, every byte is compared.
+    # Without a version, because a proxy may have changed it; every byte is compared anyway.
     for chunk in store.get(existing.name):
         if body.read(offset, len(chunk)) != chunk:
             return False
@@ -311,7 +307,7 @@ def outcome_of(
     body: Body | None = None,
     superseded_by: str | None = None,
 ) -> Outcome:
-    """Returns the outcome of an entry, with the digest of its bytes where they were read."""
+    """Returns the outcome of an entry, with the digest of its bytes if they were read."""
     return Outcome(
         entry.identifier,
         entry.remote_name,
@@ -326,10 +322,7 @@ def outcome_of(
 
 
 def _remembered_digest(folder: Path) -> Digest | None:
-    """Returns the digest of an earlier attempt.
-
-    So a large file is read once; its parts are checked as they are sent.
-    """
+    """Returns the digest of an earlier attempt, so that a large file is read once before it is sent."""
     match read_json(folder / "digest.json"):
         case {"size": int(size), "sha256": str(sha256), "crc32": int(crc32)} if _SHA256.fullmatch(sha256):
             return Digest(size, sha256, crc32)
@@ -337,10 +330,7 @@ def _remembered_digest(folder: Path) -> Digest | None:
 
 
 def _remember_digest(folder: Path, digest: Digest, *, is_noted: bool) -> None:
-    """Stores the digest for later attempts, to detect bit rot until then.
-
-    OSErrors, such as a full disk, are ignored.
-    """
+    """Stores the digest for later attempts, which detect bit rot with it; a full disk is ignored."""
     with contextlib.suppress(OSError):
         if not is_noted:
             replace_json(folder / CHECKSUM_FILE, {"crc32": digest.crc32})

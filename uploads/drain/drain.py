@@ -67,8 +67,8 @@ _ENDED_BY_QUEUE = {UploadState.WITHDRAWN, UploadState.SUPERSEDED}
 class Drain:
     """Uploads the entries of a spool in daemon threads, with one more thread for maintenance.
 
-    Not an executor, which refuses work at interpreter exit, when a backlog is finished. Upload errors are not
-    raised but reported as outcomes.
+    It isn't an executor, because those refuse work at interpreter exit, when a backlog is finished. Upload
+    errors become outcomes and are never raised.
 
     Args:
         spool: An existing one.
@@ -79,7 +79,7 @@ class Drain:
         on_idle: Called every ten seconds while no entry is left.
         clock: Monotonic seconds.
         role: Written into the lock file.
-        any_store: Whether to upload entries for other stores to this one too; by default they are left alone.
+        any_store: Whether to upload entries for other stores too; by default they stay in the spool.
     """
 
     _spool: Spool
@@ -125,12 +125,9 @@ class Drain:
             raise
 
     def _start_threads(self) -> None:
-        """Starts one uploading thread and the maintenance thread, or raises.
-
-        Of the others as many as the system allows.
-        """
-        # Clients import it at their first use, which may be at interpreter exit: then it can no longer
-        # register its exit function, and no client can be created.
+        """Starts one uploading thread and the maintenance thread, or raises; more if the system allows."""
+        # Clients import it at their first use. At interpreter exit it could no longer register its exit
+        # function, and no client could be created.
         importlib.import_module("concurrent.futures.thread")
         targets = [self._upload_entries, self._maintain, *[self._upload_entries] * (self._workers - 1)]
         self._running = len(targets)
@@ -152,7 +149,7 @@ class Drain:
     def _take_over(self) -> None:
         interrupted = self._spool.list_inflight()
         self._spool.recover()
-        for folder in interrupted:  # It may have crashed the earlier process: others go first.
+        for folder in interrupted:  # One of these may have crashed the earlier process, so others go first.
             count = note_interruption(self._spool.pending / folder)
             self._schedule.delay(folder, self._policy.delay_seconds(count))
         for past in self._spool.superseded():
@@ -167,7 +164,7 @@ class Drain:
         self._schedule.add(folders, self._spool.is_pending)
 
     def rescan(self) -> None:
-        """Finds entries that were not announced, such as those of a forked child.
+        """Finds entries that were not announced, such as submissions of a forked child.
 
         Raises:
             OSError: The spool cannot be listed.
@@ -178,9 +175,8 @@ class Drain:
         with self._scanning:
             found = self._unknown_folders()
             while found:
-                # A listing made while both appear may show an entry and not the one it depends on. That one
-                # was there before, so that the next listing shows it: up to the newest found, list until
-                # nothing is added.
+                # A listing may show a new entry without its dependency, which appeared just before. The next
+                # listing shows it, so list until nothing older than the newest entry is added.
                 newest = max(found)
                 more = {folder for folder in self._unknown_folders() if folder <= newest} - found
                 if not more:
@@ -205,11 +201,11 @@ class Drain:
         deadline = self._clock() + timeout_seconds
         for thread in self._threads:
             thread.join(max(0.0, deadline - self._clock()))
-        # A thread with an entry in flight releases the lock when that has ended, or with the process;
-        # recover() then returns the entry.
+        # A thread with an entry in flight releases the lock when the upload ends, or with the process; then
+        # recover() returns the entry.
 
     def forget_after_fork(self) -> None:
-        """Drops the lock in a forked child: it is the parent's, as are the threads."""
+        """Drops the lock in a forked child; lock and threads belong to the parent."""
         self._lock.forget_in_child()
 
     def status(self) -> dict[str, Any]:
@@ -256,7 +252,7 @@ class Drain:
                 continue
             try:
                 self._process(folder)
-            except BaseException as error:  # noqa: BLE001  # of a full disk, a callback
+            except BaseException as error:  # noqa: BLE001  # from a full disk, or a callback
                 self._schedule.retry(folder, self._policy.cap_seconds)
                 log_error("cannot record the outcome of %s", folder, error=error)
 
@@ -283,7 +279,7 @@ class Drain:
                 f"ignoring entries for {entry.store} in the spool {self._spool.path}: "
                 f"the store is {self._identity}",
             )
-            self._schedule.settle(folder)  # In memory alone: on disk it stays pending for its own store.
+            self._schedule.settle(folder)  # Only in memory: on disk it stays pending for its own store.
             return None
         if self._superseded(folder, entry):
             return None
@@ -298,7 +294,7 @@ class Drain:
             return outcome_of(entry, self._store, UploadState.REJECTED, reason)
         counts = self._counts_of(folder)
         noted = read_attempts(place)
-        # Counted as this process's own: its next failure replaces the note.
+        # Taken over, because the next failure of this process replaces the note.
         counts.is_answer_lost = counts.is_answer_lost or noted.is_answer_lost
         outcome = deliver(
             place,
@@ -343,7 +339,7 @@ class Drain:
         return newer.identifier if newer.overwrite and is_of_the_same else None
 
     def _settle(self, folder: str, outcome: Outcome) -> None:
-        # An earlier attempt of a delivered one may have begun a multipart upload too.
+        # Even for a delivered entry: an earlier attempt may have begun a multipart upload.
         self._abort_upload(self._spool.inflight / folder)
         if outcome.state.is_failure:
             log_error("%s was not uploaded (%s): %s", outcome.remote_name, outcome.state, outcome.reason)
@@ -359,7 +355,7 @@ class Drain:
         self._on_settled(folder, outcome)
 
     def _abort_upload(self, place: Path, *, is_retried: bool = False) -> None:
-        """Aborts what is half sent of an entry; an error is logged, or raised where it is worth a retry."""
+        """Aborts a half-sent upload of an entry; logs an error, or raises one that is worth a retry."""
         try:
             abandon(self._store, place / "multipart.json")
         except Exception as error:
@@ -372,7 +368,7 @@ class Drain:
             )
 
     def _record(self, folder: str, outcome: Outcome) -> None:
-        """Moves an entry that has ended out of the spool; at a later tick if the disk is full now."""
+        """Moves an ended entry out of the spool, or tries again at a later tick if the disk is full."""
         try:
             self._move_out(folder, outcome)
         except (OSError, SpoolUnusableError) as error:
@@ -416,9 +412,9 @@ class Drain:
             self._fail(folder, decision)
         elif decision.action is FailureAction.PARK:
             if not self._health.parked_because:
-                self._logged_pauses.clear()  # Each pause is reported, and each cause once in it.
+                self._logged_pauses.clear()  # A pause logs each of its causes once.
             probe_seconds = self._health.park(decision.reason)
-            # Each probe may be of another file, and another request: what comes before the name is no cause.
+            # Probes may send different files and requests, so the cause is the text after the name.
             before, _, after = decision.reason.partition(self._spool.name_of(folder))
             cause = after or before
             self._log_once(
@@ -486,7 +482,7 @@ class Drain:
 
     def _log_once(self, cause: str, text: str, logged: set[str] | None = None) -> None:
         logged = self._logged if logged is None else logged
-        with self._counting:  # All threads may see the same failure at once.
+        with self._counting:  # Several threads may see the same failure at once.
             is_new = cause not in logged
             logged.add(cause)
         if is_new:
@@ -514,5 +510,5 @@ class Drain:
                         self._on_idle()
             except OSError:
                 pass  # Such as a full disk; retried at the next tick.
-            except Exception as error:  # noqa: BLE001  # of a store, or of a callback
+            except Exception as error:  # noqa: BLE001  # from a store or a callback
                 self._log_once(repr(error), f"maintenance of the uploads failed: {redact(repr(error))}")

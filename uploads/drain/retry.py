@@ -33,7 +33,7 @@ __all__ = [
     "classify_failure",
 ]
 
-# Errors of the local machine, which pass by themselves.
+# Transient errors of the local machine.
 _TRANSIENT_ERRNOS = {
     errno.EMFILE,
     errno.ENFILE,
@@ -64,12 +64,12 @@ class RetryPolicy:
     Attributes:
         first_seconds: Ceiling after the first failure.
         cap_seconds: The maximum of the ceiling.
-        retry_after_cap_seconds: The maximum that is honoured of a server's Retry-After.
+        retry_after_cap_seconds: The maximum of a server's Retry-After that is respected.
         probe_first_seconds: The delay of the first probe of a parked store; doubles up to
             `probe_cap_seconds`.
         probe_cap_seconds: The maximum delay between two probes.
-        unknown_tries: The number of unclassified failures after which an entry is rejected, once the store
-            has accepted others.
+        unknown_tries: The number of unknown failures after which an entry is rejected, once the store has
+            accepted others.
         corrupt_tries: The number of checksum mismatches in transit after which an entry counts as corrupt.
         denied_tries: The number of denials after which an entry is rejected while the store accepts others.
         uniform: Returns a random number between two bounds.
@@ -101,7 +101,7 @@ class RetryPolicy:
 
 
 class FailureAction(enum.Enum):
-    """What follows a failure: fail the entry, retry it, or park the store until a probe succeeds."""
+    """What to do after a failure: fail the entry, retry it, or park the store until a probe succeeds."""
 
     FAIL = enum.auto()
     RETRY = enum.auto()
@@ -110,10 +110,10 @@ class FailureAction(enum.Enum):
 
 @attrs.frozen
 class FailureDecision:
-    """What follows from a failed attempt.
+    """What to do after a failed attempt.
 
     Attributes:
-        action: What to do.
+        action: The next step.
         reason: What happened, without secrets.
         state: The final state of the entry, if the action is FAIL.
         retry_after_seconds: The Retry-After of the server, if any.

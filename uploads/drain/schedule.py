@@ -1,8 +1,7 @@
 """Decides which entry is uploaded next: order, one upload per remote name, dependencies, delays and pauses.
 
-Bookkeeping in memory: it reads no file and calls no store. Every waiting entry is listed here by the name of
-its folder. 100,000 of them take 37 MB with their folder names, and the queue's ledger adds 18 MB
-(docs/uploads.md).
+It works in memory, reads no file and calls no store. It lists every waiting entry by the name of its folder:
+100,000 of them take 37 MB, and the queue's ledger adds 18 MB (docs/uploads.md).
 """
 
 import bisect
@@ -51,9 +50,8 @@ class Schedule:
         self._emptied = threading.Condition(lock)  # Nothing is left.
         self._known: set[str] = set()  # Identifiers of all entries that wait or are in flight.
         self._lines: dict[str, list[str]] = {}  # Key → folders that wait, in order.
-        # Folders that were at the head of their line when they were added. One that no longer is, or whose
-        # key is in flight or delayed by now, is dropped when it is popped; its key is pushed again when that
-        # changes.
+        # Folders that were at the head of their line when they were added. If one no longer is, or its key is
+        # in flight or delayed, it is dropped when it is popped; its key is pushed again later.
         self._ready: list[str] = []
         self._inflight: dict[str, str] = {}  # Key → folder.
         self._delayed: list[tuple[float, str]] = []  # Due times and keys, a heap.
@@ -72,8 +70,8 @@ class Schedule:
 
         Args:
             folders: In any order.
-            is_there: Called with each unknown folder: a listing, or an announcement, may come after the entry
-                was delivered.
+            is_there: Called with each unknown folder, because a listing or an announcement may come after the
+                entry was delivered.
         """
         with self._changed:
             new = [folder for folder in folders if not self.knows(folder) and is_there(folder)]
@@ -82,11 +80,11 @@ class Schedule:
                 self._known.add(identifier_of(folder))
                 bisect.insort(self._lines.setdefault(key, []), folder)
                 self._make_ready(key)
-            # Not all: waking eight threads for one entry costs as much as sending a small file.
+            # Waking all eight threads for one entry would cost as much as sending a small file.
             self._changed.notify(len(new))
 
     def restore(self, identifier: str, *, failed: bool = False, replaced_by: str | None = None) -> None:
-        """Records how an entry of an earlier process ended. To be called in the order in which they ended."""
+        """Records how an entry of an earlier process ended. Call it in the order in which they ended."""
         with self._changed:
             self._history.record(identifier, failed=failed, replaced_by=replaced_by)
 
@@ -139,14 +137,14 @@ class Schedule:
             return state
 
     def delay(self, folder: str, seconds: float) -> None:
-        """Delays the entry and those behind it in its line, also if they are added later."""
+        """Delays the entry and all entries behind it in its line, including later ones."""
         key = key_of(folder)
         with self._changed:
             self._delayed_keys.add(key)
             heapq.heappush(self._delayed, (self._clock() + seconds, key))
 
     def note_delivered(self, folder: str) -> None:
-        """Records that this version of a name is in the store: no older one may overwrite it."""
+        """Records that this version of a name is in the store, so that no older one overwrites it."""
         with self._changed:
             key = key_of(folder)
             self._delivered_versions[key] = max(folder, self._delivered_versions.get(key) or "")
@@ -154,7 +152,7 @@ class Schedule:
     def delivered_after(self, folder: str) -> str | None:
         """Returns the identifier of a newer version that was delivered already.
 
-        Entries of a forked child may be found late.
+        This happens because entries of a forked child may be found late.
         """
         with self._changed:
             newest = self._delivered_versions.get(key_of(folder))
@@ -174,7 +172,7 @@ class Schedule:
             for other in held:
                 self._make_ready(other)
             due = len(held) + (key in self._lines) + self._is_probing
-            if due:  # A thread that is woken for nothing takes the interpreter from those that send.
+            if due:  # A thread that is woken for nothing takes the interpreter from sending threads.
                 self._changed.notify(due)
             if not self._known:
                 self._emptied.notify_all()
@@ -194,8 +192,8 @@ class Schedule:
         """Hands out nothing for this long.
 
         Args:
-            seconds: A pause that is running already is only ever made longer.
-            probing_only: Whether to hand out one entry at a time afterwards, until `resume`; not the same
+            seconds: Never shortens a running pause.
+            probing_only: Whether to hand out one entry at a time afterwards, until `resume`, and not the same
                 twice in a row if there are others.
         """
         with self._changed:
@@ -245,7 +243,7 @@ class Schedule:
         if folder is None:
             return None
         if key_of(folder) == self._last_denied and (other := self._pop_ready()):
-            # The name alone may be denied; another one shows whether the store is.
+            # Only this name may be denied; another one shows whether the store is available.
             heapq.heappush(self._ready, folder)
             folder = other
         key = key_of(folder)
@@ -298,9 +296,8 @@ class Schedule:
 class History:
     """How entries ended, by identifier. Not thread-safe; a schedule's lock guards it.
 
-    Failures are kept. A replaced entry is kept until the one that replaced it has settled; from then on it
-    counts as that one ended. Of delivered entries the last 16,384 at least are kept; for older ones the store
-    has to be asked.
+    Failures are kept. A replaced entry is kept until its replacement has settled, and then has the same end.
+    At least the last 16,384 delivered entries are kept; older ones have to be looked up in the store.
     """
 
     def __init__(self) -> None:
@@ -341,7 +338,7 @@ class History:
 
 
 class _Recent:
-    """A dictionary of the last 16,384 keys at least, and twice as many at most, in two generations.
+    """A dictionary of the last 16,384 to 32,768 keys, in two generations.
 
     Half the memory of an `OrderedDict`.
     """

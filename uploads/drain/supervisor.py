@@ -1,6 +1,6 @@
 """Supervises the worker process: announces entries, receives outcomes, restarts it when it dies or hangs.
 
-Runs in the training process, with one daemon thread that reads. Nothing here waits for the worker but `stop`.
+Runs in the training process, with one daemon thread that reads. Only `stop` waits for the worker.
 
 The protocol is lines of JSON over two pipes. To the worker, over its standard input: first a `WorkerConfig`,
 then `{"add": folder}`, `{"rescan": true}` and `{"stop": seconds}`; end of file means that the training
@@ -38,7 +38,7 @@ _READ_BYTES = 1 << 16
 _BURST_SECONDS = 0.01
 _LONG_LIFE_SECONDS = 60.0
 _END_SECONDS = 10.0
-_FIRST_FREE = 3  # Below are the standard streams, which a child has for itself.
+_FIRST_FREE = 3  # A child has its own standard streams below.
 
 
 @attrs.frozen
@@ -52,7 +52,7 @@ class WorkerConfig:
         store_uri: For `open_store`.
         store_options: For `open_store`.
         workers: The number of concurrent uploads.
-        timeouts: Of the queue; a worker needs how long to continue after the training process died.
+        timeouts: Timeouts of the queue, with the grace period of a worker whose training process died.
         policy: Arguments of `RetryPolicy`.
         store_identity: The expected `identity_of` the opened store; empty for any.
     """
@@ -87,8 +87,8 @@ class WorkerSupervisor:
     Args:
         config: For the worker.
         on_settled: Called with the folder and the outcome of each entry, from the reading thread.
-        look_up: Called when a worker has locked the spool and when it is idle: outcomes that were not sent
-            are to be looked up.
+        look_up: Looks up outcomes that were not sent; called when a worker has locked the spool and when it
+            is idle.
         silence_seconds: After this long without a message the worker counts as hung and is killed.
         popen: Starts a process; injected by tests.
     """
@@ -100,7 +100,7 @@ class WorkerSupervisor:
     _popen: Callable[..., subprocess.Popen[bytes]] = attrs.field(default=subprocess.Popen, kw_only=True)
 
     def __attrs_post_init__(self) -> None:
-        # A signal handler that submits a file may come while this thread holds it.
+        # A signal handler may submit a file while this thread holds it.
         self._lock = threading.RLock()
         self._worker: _Worker | None = None
         self._has_missed = False
@@ -259,13 +259,13 @@ class WorkerSupervisor:
             return False
         started = time.monotonic()
         lived = False
-        rest = b""  # A kill may cut a line that is longer than the pipe takes at once.
+        rest = b""  # A kill may cut a long line.
         poller = select.poll()
         poller.register(worker.answers, select.POLLIN)
         with worker.answers:
             while True:
-                # At the timeout the kernel looks once more: after a SIGSTOP of this process what arrived
-                # meanwhile is read.
+                # The kernel looks once more at the timeout, so messages that arrived during a SIGSTOP of this
+                # process are read.
                 if not poller.poll(self._silence_seconds * 1000):
                     self._kill_hung(worker.process)
                     continue
@@ -275,7 +275,7 @@ class WorkerSupervisor:
                 *lines, rest = (rest + chunk).split(b"\n")
                 for line in lines:
                     lived = self._handle(line) or lived
-                # Each wake-up takes the interpreter from training: a burst is read at once.
+                # Each wake-up takes the interpreter from training, so a burst is read at once.
                 self._stopping.wait(_BURST_SECONDS)
         if not self._stopping.is_set():  # `stop` has a timeout of its own.
             _end(worker.process, _END_SECONDS)

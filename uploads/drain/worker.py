@@ -43,8 +43,8 @@ _STANDARD_STREAMS = 1, 2  # Standard output and standard error.
 class _Messenger(logging.Handler):
     """Sends messages and log records to the training process without ever waiting for it.
 
-    Messages that do not fit, since it is stopped or slow, are dropped; once it reads again it is told to look
-    into the spool. The handler's lock guards the buffer.
+    If the training process is stopped or slow, messages that don't fit are dropped; once it reads again, it
+    is told to look into the spool. The handler's lock guards the buffer.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -84,13 +84,13 @@ class _Messenger(logging.Handler):
         except BlockingIOError:
             pass  # The training process is stopped, or slow.
         except OSError:
-            self._buffer = b""  # It has ended; what matters is on disk.
+            self._buffer = b""  # It has ended; the outcomes are on disk.
 
 
 def main() -> None:
     """Reads the configuration from standard input, then uploads until told to stop or orphaned too long.
 
-    The first argument is the descriptor for messages: an imported module may print to standard output.
+    The first argument is the descriptor for messages, because imported modules may print to standard output.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     commands: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
@@ -160,7 +160,7 @@ def _listen(lines: BinaryIO, commands: queue.SimpleQueue[dict[str, Any]]) -> Non
 def _take_over(drain: Drain, commands: queue.SimpleQueue[dict[str, Any]], messenger: _Messenger) -> bool:
     """Starts the drain as soon as no earlier worker and no `uploads resume` has the spool.
 
-    Meanwhile the training process, which gets no messages from the other one, is told to look into the spool.
+    The training process gets no messages from the other one, so it is told to look into the spool meanwhile.
     Returns False if told to stop.
     """
     for attempt in itertools.count(1):
@@ -192,7 +192,7 @@ def _run_commands(
             # A forked sibling may keep the pipe open after the death of the parent.
             command = {} if os.getppid() == parent else {"orphaned": True}
         folders = []
-        while "add" in command:  # What came meanwhile too: each call waits for the threads that upload.
+        while "add" in command:  # Together, because each call waits for the uploading threads.
             folders.append(command["add"])
             try:
                 command = commands.get_nowait()
@@ -211,7 +211,7 @@ def _run_commands(
 
 
 def _finish(drain: Drain, commands: queue.SimpleQueue[dict[str, Any]], grace_seconds: float) -> None:
-    """Uploads what is left after the end of the training process, within the grace period."""
+    """Uploads the rest after the end of the training process, within the grace period."""
     drain.rescan()
     deadline = time.monotonic() + grace_seconds
     while not drain.wait_idle(_LOCK_WAIT_SECONDS) and time.monotonic() < deadline:

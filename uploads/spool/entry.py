@@ -1,12 +1,11 @@
 """The entry of one upload: the name of its folder, its manifest `entry.json`, and the notes beside it.
 
-The folder is called `SEQUENCE-NAMEKEY-IDENTIFIER`, so that a listing alone, without opening a hundred
-thousand manifests, gives the order (a counter, never the clock), which entries have the same remote name, and
-the identity.
+The folder is called `SEQUENCE-NAMEKEY-IDENTIFIER`. A listing alone, without opening a hundred thousand
+manifests, gives the order (a counter, never the clock), entries of the same remote name, and the identity.
 
 A note is a small JSON file in the folder of an entry: how often the upload failed (`attempts.json`), why it
-was given up (`reason.json`), the checksum of a large file (`crc32.json`). A note that cannot be written is
-left out: none of them is needed to deliver the file.
+was given up (`reason.json`), the checksum of a large file (`crc32.json`). A note that can't be written is
+skipped, because no file needs one to be delivered.
 """
 
 import contextlib
@@ -76,7 +75,7 @@ _FOLDER = re.compile(r"(\d{12})-([0-9a-f]{16})-([0-9a-f]{16})")
 
 
 def is_entry_folder(name: str) -> bool:
-    """Returns whether a folder name is that of an entry."""
+    """Returns whether a name is the folder name of an entry."""
     return _FOLDER.fullmatch(name) is not None
 
 
@@ -110,18 +109,17 @@ class Entry:
         remote_name: Name of the object.
         overwrite: Whether an existing object may be replaced.
         size: Bytes.
-        crc32: Of the bytes as they were copied; None where they were not read (a large copy, a reflink, a
+        crc32: Of the bytes as they were copied; None if they were not read (a large copy, a reflink, a
             rename).
         staging: "copied", "reflinked", "moved" or "linked".
         source: Path of the source, for people.
-        after: Entries that must be in the store before this one is: remote names by identifier.
+        after: Entries that must be in the store before this one: remote names by identifier.
         submitted_at: ISO 8601, UTC; for people, never for order.
         boot: The boot of the machine in which bytes without a checksum were left in the page cache; empty
-            where there is a checksum, as for all bytes that were synced at once.
-        store: The identity of the store that the entry is for (`stores.uri.identity_of`); empty for the
-            spool's.
-        unless: The name of an object that, once there, makes this entry superseded; empty for none.
-        instead: The name under which the file is sent then; empty where it is not.
+            with a checksum, and for bytes that were synced at once.
+        store: The identity of the entry's store (`stores.uri.identity_of`); empty for the spool's.
+        unless: The name of an object that supersedes this entry once it exists; empty for none.
+        instead: The name under which the file is sent then; empty if it isn't sent.
     """
 
     identifier: str
@@ -234,7 +232,7 @@ def note_interruption(folder: Path) -> int:
 
 
 def read_attempts(folder: Path) -> Attempts:
-    """Returns what `note_attempts` saved; none if there is no note, and one if it is damaged."""
+    """Returns what `note_attempts` saved; zero attempts without a note, and one if it is damaged."""
     noted = read_json(folder / _ATTEMPTS_FILE)
     match noted:
         case {"count": int(count), "reason": str(reason), "is_answer_lost": bool(lost)} if count > 0:
@@ -243,9 +241,9 @@ def read_attempts(folder: Path) -> Attempts:
 
 
 def note_crc32(folder: Path) -> int | None:
-    """Computes the CRC-32 of the data and saves it for comparison before the upload; reads the whole file.
+    """Computes the CRC-32 of the data and saves it for comparison before the upload.
 
-    Returns None where it cannot be saved.
+    Returns None if it can't be saved.
     """
     try:
         with closing(open_regular(folder / DATA_FILE)) as descriptor:
@@ -283,7 +281,7 @@ def may_have_lost_bytes(folder: Path, entry: Entry, boot: str) -> bool:
 
 
 def note_reason(folder: Path, outcome: Outcome) -> None:
-    """Saves why an entry failed, for people; that it failed shows in the folder's place."""
+    """Saves why an entry failed, for people; the folder's place already says that it failed."""
     with contextlib.suppress(OSError):
         replace_json(folder / _REASON_FILE, outcome.to_json())
 
@@ -297,16 +295,16 @@ def read_reason(folder: Path) -> Outcome | None:
 
 
 def remove_reason(folder: Path) -> None:
-    """Removes the note why an entry has ended, which has not."""
+    """Removes the note why an entry ended, before it is sent after all."""
     (folder / _REASON_FILE).unlink(missing_ok=True)
 
 
 def remove_verdict(folder: Path) -> None:
-    """Removes the notes of a failed entry that a new try starts without: the reason and the digest."""
+    """Removes the reason and the digest of a failed entry before a new try."""
     remove_reason(folder)
     (folder / _DIGEST_FILE).unlink(missing_ok=True)
 
 
 def utc_now() -> str:
-    """Returns the wall-clock time, for people: nothing is ordered or timed by it."""
+    """Returns the wall-clock time for people; it never orders or times anything."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

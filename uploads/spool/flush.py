@@ -1,7 +1,7 @@
 """Writes staged entries to the disk within about a second, in a thread of its own.
 
-With `durability="process"` an entry survives the death of the process as soon as `submit` returns, since the
-page cache does; this thread makes it survive a power loss soon after.
+With `durability="process"` an entry survives the death of the process as soon as `submit` returns, because
+the page cache does. This thread makes it survive a power loss soon after.
 """
 
 import contextlib
@@ -29,13 +29,13 @@ class Flusher:
 
     Args:
         spool: The spool.
-        delay_seconds: Within which an entry is synced.
+        delay_seconds: The time within which an entry is synced.
         fsync: Syncs an entry's folder.
         sync_disk: Syncs the whole file system of a path.
 
     Attributes:
-        suspect: Number of entries that the disk failed to take. The kernel reports such an error once, so
-            that a second fsync would succeed wrongly: the entry stays, and its bytes are compared with their
+        suspect: Number of entries that could not be synced. The kernel reports such an error once, so a
+            second fsync would succeed wrongly. The entry stays, and its bytes are compared with their
             checksum before the upload.
     """
 
@@ -46,7 +46,7 @@ class Flusher:
 
     def __attrs_post_init__(self) -> None:
         self.suspect = 0
-        # A signal handler that submits a file may come while this thread holds it.
+        # A signal handler may submit a file while this thread holds it.
         self._lock = threading.RLock()
         self._folders: list[tuple[str, bool]] = []
         self._wanted = Wakeup()
@@ -58,8 +58,8 @@ class Flusher:
 
         Args:
             folder: The entry's.
-            unchecked: Whether it has no checksum: one is computed before, and that the data is synced is
-                noted after.
+            unchecked: Whether it has no checksum: one is computed before, and a note says afterwards that the
+                data is synced.
         """
         with self._lock:
             self._folders.append((folder, unchecked))
@@ -68,7 +68,7 @@ class Flusher:
                 try:
                     thread.start()
                 except RuntimeError as error:
-                    # The next entry tries again; the kernel syncs this one by itself.
+                    # The next entry tries again; the kernel eventually syncs this one.
                     log_warning("cannot start the thread that syncs staged files: %s", error)
                     return
                 self._thread = thread
@@ -86,7 +86,7 @@ class Flusher:
     def _run(self) -> None:
         while True:
             self._wanted.wait()
-            self._stopping.wait(self._delay_seconds / 2)  # Gathers a burst, whose folder is then synced once.
+            self._stopping.wait(self._delay_seconds / 2)  # Gathers a burst, which is synced together.
             self._wanted.clear()
             with self._lock:
                 added, self._folders = self._folders, []
@@ -99,7 +99,7 @@ class Flusher:
 
     def _sync(self, added: list[tuple[str, bool]]) -> None:
         for folder, unchecked in added:
-            if unchecked:  # An upload in flight reads it itself.
+            if unchecked:  # Not for an upload in flight, which reads the file itself.
                 note_crc32(self._spool.pending / folder)
         if len(added) > _BURST:  # Syncing for entries that have left the spool slows the rest.
             added = [one for one in added if self._spool.place_of(one[0]) is not None]

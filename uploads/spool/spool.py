@@ -170,7 +170,7 @@ class Spool:
         """Creates missing folders with access for this user only; existing ones keep their permissions.
 
         Args:
-            store: For `assign_store`, where no other process can have the spool yet.
+            store: For `assign_store`, if no other process can have the spool yet.
             trust: For `check_owner`.
 
         Raises:
@@ -199,13 +199,13 @@ class Spool:
             )
 
     def can_stage(self) -> bool:
-        """Returns whether the folders are there that `staging` and `publish` need."""
+        """Returns whether the folders for `staging` and `publish` exist."""
         return exists(str(self.pending)) and exists(str(self.tmp))
 
     def exists(self) -> bool:
-        """Returns whether this is a spool, perhaps one of which a part was deleted.
+        """Returns whether this is a spool, perhaps an incomplete one.
 
-        A folder `tmp/` alone may be anybody's; what was staged in it is ours.
+        A folder `tmp/` alone could be anything, unless it contains staged files.
         """
         return (
             self.pending.is_dir()
@@ -234,7 +234,7 @@ class Spool:
         theirs = {place.lstat().st_uid for place in places} - {os.geteuid()}
         if not theirs:
             return
-        # A new file shows the user: where root is mapped to the user `nobody`, geteuid() does not.
+        # A new file shows the user; geteuid() doesn't if root is mapped to the user `nobody`.
         with tempfile.TemporaryFile(dir=self.tmp if self.tmp.exists() else self.path) as mine:
             user = os.fstat(mine.fileno()).st_uid
         if theirs - {user}:
@@ -245,10 +245,10 @@ class Spool:
             )
 
     def assign_store(self, store: dict[str, Any]) -> None:
-        """Saves which store the spool is for. To be called by the owner of `queue.lock`.
+        """Saves the spool's store. Only the owner of `queue.lock` may call this.
 
         Args:
-            store: Its "uri", and what else `resume` needs.
+            store: Its "uri", and more that `resume` needs.
 
         Raises:
             SpoolUnusableError: It holds entries for another store, or cannot be written.
@@ -266,7 +266,7 @@ class Spool:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
-        """Raises SpoolUnusableError where the block raises an OSError that is not one of ours."""
+        """Turns an OSError in the block into SpoolUnusableError, unless it is an UploadError."""
         try:
             yield
         except UploadError:
@@ -287,7 +287,7 @@ class Spool:
             _check_folder(folder)
 
     def _quarantine_damaged_files(self) -> None:
-        """Quarantines files of the wrong type, on which their users would fail."""
+        """Quarantines files of the wrong type, which their users could not open."""
         for path in (
             self.queue_lock,
             self._staging_lock,
@@ -321,7 +321,7 @@ class Spool:
                 self.quarantine(place / name, "it is not the folder of an entry")
 
     def quarantine(self, path: Path, problem: str) -> None:
-        """Moves something damaged into `quarantine/` and logs it, also where it cannot be moved."""
+        """Moves something damaged into `quarantine/` and logs it, even if it can't be moved."""
         target = self._quarantine_folder / f"{path.name}.{uuid.uuid4().hex[:8]}"
         try:
             self._quarantine_folder.mkdir(mode=0o700, exist_ok=True)
@@ -336,7 +336,7 @@ class Spool:
             log_error("%s is damaged: %s. Moved to %s; the rest is not affected", path, problem, target)
 
     def list_quarantined(self) -> list[str]:
-        """Returns the names of what was moved into `quarantine/`."""
+        """Returns the names in `quarantine/`."""
         return sorted(path.name for path in _children(self._quarantine_folder))
 
     def describe(self) -> dict[str, Any]:
@@ -377,7 +377,7 @@ class Spool:
         folder = self.tmp / uuid.uuid4().hex
         if not self._spares:  # A worker process leaves them.
             self._spares.extend(self._list_spares())
-        # There may be none, and one that was found may be another thread's or process's by now.
+        # There may be none, or another thread or process may have taken it.
         with contextlib.suppress(IndexError, OSError):
             rename(self._spares.pop(), str(folder))
             return folder
@@ -388,9 +388,9 @@ class Spool:
         return [f"{self._spare}/{name}" for name in _entries(self._spare)]
 
     def remove_spares(self) -> None:
-        """Removes the folders of delivered entries that none was staged in since."""
+        """Removes the empty folders of delivered entries that were not reused."""
         for spare in self._list_spares():
-            with contextlib.suppress(OSError):  # One that was taken meanwhile is not empty, or not there.
+            with contextlib.suppress(OSError):  # Somebody took it meanwhile.
                 rmdir(spare)
 
     def write_manifest(self, staged: Path, entry: Entry) -> None:
@@ -424,12 +424,12 @@ class Spool:
                     raise
 
     def list_half_staged(self) -> list[Path]:
-        """Returns what dead processes left in `tmp/`; nothing while any process is staging.
+        """Returns folders that dead processes left in `tmp/`; nothing while any process is staging.
 
         The kernel releases the lock of a dead process; process ids and host names are reused.
         """
-        # Before the lock is tried: what is staged from then on is not among it. Anything else in a folder of
-        # this name may be the user's.
+        # Listed before the lock is tried, so that no newly staged folder is among them. Anything else in a
+        # folder of this name may be the user's.
         found = [path for path in _children(self.tmp) if _is_staged_folder(path)]
         if not found:
             return []
@@ -440,16 +440,16 @@ class Spool:
             return []  # It is unknown whether a process is staging.
 
     def sweep_tmp(self) -> int:
-        """Removes what dead processes left half staged; returns the number removed.
+        """Removes half-staged files of dead processes; returns their number.
 
-        A file that had been moved here is nowhere else: its entry is complete, and becomes pending.
+        A file that had been moved here exists nowhere else: its entry is complete, and becomes pending.
         """
         swept = 0
         self.remove_spares()
         for folder in self.list_half_staged():
             try:
                 entry = _moved_entry(folder)
-            except ManifestError as error:  # What it holds may be a file that was moved, and is nowhere else.
+            except ManifestError as error:  # It may hold a moved file that exists nowhere else.
                 self.quarantine(folder, str(error))
                 continue
             if entry is not None:
@@ -497,8 +497,8 @@ class Spool:
     def list_unfinished(self) -> tuple[list[str], list[str]]:
         """Returns the pending folders and those being uploaded, each in the order of submission.
 
-        An entry that moves meanwhile is in one of the two: `inflight/` is listed again until nothing new
-        appears.
+        An entry that moves meanwhile is in one of the two, because `inflight/` is listed again until nothing
+        new appears.
         """
         pending: set[str] = set()
         inflight = set(self.inflight_folders())
@@ -548,12 +548,12 @@ class Spool:
             place = self.place_of(folder)
             if place is None:
                 return None
-            with contextlib.suppress(FileNotFoundError):  # It was moved after the look; the next finds it.
+            with contextlib.suppress(FileNotFoundError):  # It moved meanwhile; the next look finds it.
                 return Entry.read(place)
         return None
 
     def name_of(self, folder: str) -> str:
-        """Returns the remote name of an entry; that of its folder where the manifest cannot be read."""
+        """Returns the remote name of an entry, or its folder's name if the manifest can't be read."""
         with contextlib.suppress(ManifestError, OSError):
             entry = self.entry_of(folder)
             if entry is not None:
@@ -578,10 +578,10 @@ class Spool:
         (self.inflight / folder).rename(self.pending / folder)
 
     def settle(self, folder: str, outcome: Outcome) -> None:
-        """Inflight → done, or failed/…; pending → done where a newer version superseded it.
+        """Inflight → done, or failed/…; pending → done if a newer version superseded it.
 
         The data of a delivered entry is deleted before anything is written, so that this works on a full
-        disk. May be called again where it raised.
+        disk. May be called again after an error.
         """
         if outcome.state in FAILED_STATES:
             (self.inflight / folder).rename(self.failed / outcome.state / folder)
@@ -589,7 +589,7 @@ class Spool:
             return
         place = self.inflight
         if outcome.state is UploadState.SUPERSEDED:
-            # Noted first: after a crash it must not be taken for delivered.
+            # Noted first, so that it doesn't count as delivered after a crash.
             place = self.pending if exists(f"{self.pending}/{folder}") else self.inflight
             note_reason(place / folder, outcome)
         try:
@@ -602,15 +602,15 @@ class Spool:
         self.log_delivered(folder, outcome)
 
     def withdraw(self, folder: str, outcome: Outcome, *, from_drain: bool = False) -> bool:
-        """Pending → done, unlogged as delivered; returns False where it is not pending any more.
+        """Pending → done without delivery; returns False if it is not pending any more.
 
-        It is claimed as a drain does it, by the one rename of the two that finds it. A drain that begins in
+        This claims the entry as a drain does; whichever rename comes first wins. A drain that begins in
         between takes it back.
 
         Args:
             folder: The entry.
             outcome: How it ends.
-            from_drain: Whether to take it from a drain that is sending it, too. The object may still arrive.
+            from_drain: Whether to take it even from a drain that is sending it. The object may still arrive.
         """
         for _ in range(_MAX_LOOKS if from_drain else 1):
             try:
@@ -618,7 +618,7 @@ class Spool:
             except FileNotFoundError:
                 if not (from_drain and exists(f"{self.inflight}/{folder}")):
                     return False
-            # Noted first: after a crash it must not be taken for delivered.
+            # Noted first, so that it doesn't count as delivered after a crash.
             note_reason(self.inflight / folder, outcome)
             with contextlib.suppress(FileNotFoundError):
                 rename(f"{self.inflight}/{folder}", f"{self.done}/{folder}")
@@ -644,10 +644,10 @@ class Spool:
         self._empty(folder)
 
     def _empty(self, folder: str) -> None:
-        """Removes a delivered entry, and leaves its folder to `new_folder`.
+        """Removes a delivered entry, but leaves its folder for `new_folder`.
 
-        A new inode is what costs most in staging on ext4, which passes over each that was freed within some
-        minutes: a file of 256 KiB took 1.5 ms of processor time, and takes 1.1 in a folder that was left.
+        A new inode is the largest cost of staging on ext4, which skips inodes that were freed within minutes:
+        a file of 256 KiB took 1.5 ms of processor time, and takes 1.1 in a reused folder.
         """
         place, spare = f"{self.done}/{folder}", f"{self._spare}/{folder}"
         with contextlib.suppress(OSError):
@@ -684,7 +684,7 @@ class Spool:
         """Prepares the spool for a drain: interrupted uploads become pending, delivered ones are logged."""
         self._quarantine_damaged_entries()
         for folder in self.list_inflight():
-            with contextlib.suppress(OSError):  # It has a reason if it was about to be withdrawn.
+            with contextlib.suppress(OSError):  # Left if it was about to be withdrawn.
                 remove_reason(self.inflight / folder)
             self._move_entry(self.inflight / folder, self.pending / folder)
         for folder in self.list_done():
@@ -720,7 +720,7 @@ class Spool:
             log_warning("%d lines of %s are corrupt; skipped", unreadable, self._delivered)
 
     def superseded(self) -> Iterator[Outcome]:
-        """Yields the superseded entries of `delivered`: all that a new schedule needs, and far faster."""
+        """Yields the superseded entries of `delivered`, which a new schedule needs; far faster than all."""
         for line in self._delivered_lines():
             if b'"superseded"' in line and (outcome := _outcome_in(line)) is not None:
                 yield outcome
@@ -736,7 +736,7 @@ class Spool:
         return newest
 
     def take_over(self, other: "Spool") -> None:
-        """Moves the unfinished entries of another spool into this one; the caller owns both locks of it.
+        """Moves the unfinished entries of another spool, whose locks the caller owns, into this one.
 
         Raises:
             SpoolUnusableError: See `create`.
@@ -753,14 +753,14 @@ class Spool:
     def requeue(self, state: UploadState, folder: str) -> None:
         """Failed → pending, as if new. The caller holds the drain lock."""
         place = self.failed / state / folder
-        remove_verdict(place)  # First: after a crash, a delivery must not be logged with it.
+        remove_verdict(place)  # First, so that a delivery after a crash isn't logged with it.
         place.rename(self.pending / folder)
 
     def _delivered_lines(self) -> Iterator[bytes]:
-        """Yields the lines of both files, of each at most the last `log_bytes`."""
+        """Yields at most the last `log_bytes` of both files, as lines."""
         with contextlib.ExitStack() as opened:
             files: list[BinaryIO] = []
-            # The newer first: if it is renamed between the two, it is found twice and not missed.
+            # Opens the newer first: if it is renamed meanwhile, it is found twice and not missed.
             for path in (self._delivered, self._delivered_before):
                 with contextlib.suppress(OSError):
                     files.insert(0, opened.enter_context(os.fdopen(open_regular(path), "rb")))
@@ -857,7 +857,7 @@ def _moved_entry(staged: Path) -> Entry | None:
 
 
 def _holds_moved_file(staged: Path) -> bool:
-    """Returns whether a folder under `tmp/` holds a file that could not be put back, and is nowhere else."""
+    """Returns whether a folder under `tmp/` has a file that could not be put back and exists nowhere else."""
     with contextlib.suppress(ManifestError):
         return _moved_entry(staged) is not None
     return False

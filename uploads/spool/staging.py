@@ -1,15 +1,14 @@
 """Takes a file into the spool, so that the caller may rewrite, rename or delete it from then on.
 
 Runs in the caller's thread. A reflink or a rename takes the same short time for any size; a copy takes about
-as long as `cp`. A file of 1 MiB or more is checksummed later, by the flusher, unless the caller waits for the
-disk anyway.
+as long as `cp`. The flusher checksums a file of 1 MiB or more later, unless the caller waits for the disk.
 
-A copy is of one state of the file, as far as that can be seen: size, mtime and ctime are the same before and
-after it. The kernel takes both times from a clock that ticks every 1 to 10 ms, so that a write in the tick in
-which a copy begins would not show: a file that was written in the present tick is copied in the next. A file
-that is moved (`move=True`) is not waited for: its caller has given it up. A file below 1 MiB is read again
-and compared. Not detected: a large file that is written through a memory map, since that need not change its
-times, and a file on a file system whose times are coarser than that, or come from another machine's clock.
+A copy shows one state of the file, as far as that can be detected: size, mtime and ctime are the same before
+and after it. The kernel takes both times from a clock that ticks every 1 to 10 ms, so a write in the tick in
+which a copy begins would not show. A file that was written in the present tick is therefore copied in the
+next, unless it is moved (`move=True`), because its caller has given it up. A file below 1 MiB is read again
+and compared. Two kinds of changes are not detected: writes to a large file through a memory map, which need
+not change its times, and writes on a file system with coarser times, or times of another machine's clock.
 """
 
 import contextlib
@@ -68,12 +67,12 @@ __all__ = [
 How = Literal["copy", "move", "link"]
 _Way = Literal["copy", "rename", "link"]
 
-_QUOTA_CHECK_SECONDS = 1.0  # Other processes fill and empty the disk too.
+_QUOTA_CHECK_SECONDS = 1.0  # Other processes use the disk too.
 _FILE_CLOCK = 5 if sys.platform == "linux" else time.CLOCK_REALTIME  # CLOCK_REALTIME_COARSE
 _TICK_SECONDS = 0.001
 _MAX_TICKS = 20
 _DIGITS = 12  # As in the name of an entry's folder.
-_MAX_NOTED = 9 * 10 ** (_DIGITS - 1)  # A larger number was not written by us.
+_MAX_NOTED = 9 * 10 ** (_DIGITS - 1)  # We never write a larger number.
 _LOCK_SECONDS = 0.1
 _MAX_REPLACEMENTS = 20
 _MAX_ITEMS = 1_000_000  # A folder may show one file under any number of names, by symlinks.
@@ -82,7 +81,7 @@ _NO_DESCRIPTORS = {errno.EMFILE, errno.ENFILE}
 
 
 class _ReplacedError(Exception):
-    """Another file got the source's name before the one that was opened could be taken."""
+    """Another file took the source's name before the opened one could be staged."""
 
 
 @attrs.frozen
@@ -96,7 +95,7 @@ class Submission:
         overwrite: For the manifest.
         after: For the manifest: remote names by identifier.
         to_disk: Whether to wait for the disk.
-        crc32: Of the bytes, where the caller knows it and the file is moved or linked: it is not read.
+        crc32: Of the bytes of a file to move or link, if the caller knows it; saves reading the file.
         unless: For the manifest.
         instead: For the manifest.
     """
@@ -114,7 +113,7 @@ class Submission:
 
 @attrs.frozen
 class StagedData:
-    """Staged data: size in bytes, CRC-32 where the bytes were read, and how they were taken."""
+    """Staged data: size in bytes, CRC-32 if the bytes were read, and how they were taken."""
 
     size: int
     crc32: int | None
@@ -126,9 +125,9 @@ class DiskQuota:
     """Accounts for the bytes in a spool. The condition's lock guards the account.
 
     Args:
-        spool: The spool's folder, to ask its file system for free space.
+        spool: The spool's folder, on the disk whose free space counts.
         spool_bytes: The limit; None for none.
-        free_bytes: What must stay free on the disk.
+        free_bytes: Bytes that must stay free on the disk.
         wait_seconds: How long `reserve` waits for room.
         clock: Seconds, monotonic.
     """
@@ -145,7 +144,7 @@ class DiskQuota:
         """Reserves bytes, waiting for room.
 
         Args:
-            size: How many.
+            size: The number of bytes.
             adds_to_disk: Whether they are copied, and not renamed or linked.
 
         Raises:
@@ -169,7 +168,7 @@ class DiskQuota:
             return self._problem(size, adds_to_disk=adds_to_disk) is None
 
     def room_bytes(self) -> int:
-        """Returns how many more bytes have room, by the limit and on the disk."""
+        """Returns how many more bytes the limit and the disk allow."""
         disk = os.statvfs(self._spool)
         on_disk = disk.f_bavail * disk.f_frsize - self._free_bytes
         with self._changed:
@@ -178,7 +177,7 @@ class DiskQuota:
 
     @contextlib.contextmanager
     def lent(self, size: int) -> Iterator[None]:
-        """Does not count bytes while a file is staged that replaces them."""
+        """Leaves bytes out of the account while a file that replaces them is staged."""
         self.release(size)
         try:
             yield
@@ -186,7 +185,7 @@ class DiskQuota:
             self.add_existing(size)
 
     def add_existing(self, size: int) -> None:
-        """Counts bytes that earlier processes left, also above the limit."""
+        """Counts bytes that earlier processes left, even above the limit."""
         with self._changed:
             self._held_bytes += size
 
@@ -244,7 +243,7 @@ class Stager:
 
     def __attrs_post_init__(self) -> None:
         self._numbers = _SequenceCounter(self._spool.sequence_file, self._spool.last_sequence())
-        # A signal handler that submits a file may come while this thread holds it.
+        # A signal handler may submit a file while this thread holds it.
         self._lock = threading.RLock()
         self._is_child = False
 
@@ -257,22 +256,22 @@ class Stager:
         register: Callable[[Entry], None],
         announce: Callable[[Entry], None] = lambda _: None,
     ) -> Entry:
-        """Makes a file an entry. Either it is pending when this returns, or nothing has changed.
+        """Makes a file an entry, which is pending when this returns; if it raises, nothing has changed.
 
         Args:
-            identifier: Of the new entry.
-            submission: The file, and what its manifest says.
-            size: Bytes to reserve; released where this raises.
-            register: Called just before the entry becomes visible; where it raises, nothing has changed.
-            announce: Called when the entry is visible, in the order of numbers: of two entries with the same
-                name, the older one first.
+            identifier: Identifier of the new entry.
+            submission: The file, and values for its manifest.
+            size: Bytes to reserve; released if this raises.
+            register: Called just before the entry becomes visible; if it raises, nothing has changed.
+            announce: Called when the entry is visible, in the order of numbers, so that older versions of a
+                name come first.
 
         Raises:
             SpoolFullError: No room.
             UnstableSourceError: The file kept changing.
             OSError: The spool could not be written.
         """
-        # What is linked or copied is the file that was opened; one without a name any more cannot be linked.
+        # The opened file is linked or copied; a file that has lost its name can't be linked.
         for _ in range(_MAX_REPLACEMENTS):
             with (
                 contextlib.suppress(_ReplacedError),
@@ -321,13 +320,13 @@ class Stager:
                     size = staged.size
                 with self._lock:
                     entry = self._entry(work.identifier, submission, staged)
-                    # The manifest comes first: if we die right after the rename below, the source is gone
-                    # from its place, and the next queue finds a complete entry.
+                    # The manifest comes first: if we die right after the rename below, the source is gone,
+                    # but the next queue finds a complete entry.
                     self._spool.write_manifest(folder, entry)
                     try:
                         if how == "rename":
                             _rename(submission.source, descriptor, data)
-                            if not is_open_file(descriptor)(str(data)):  # Another file got the name before.
+                            if not is_open_file(descriptor)(str(data)):  # Another file had taken the name.
                                 staged = _measure_moved(data, checksum=checksum)
                                 self._quota.release(size - staged.size)
                                 size = staged.size
@@ -356,7 +355,7 @@ class Stager:
             staged.size,
             staged.crc32,
             staged.staging,
-            # For people: bytes that are not UTF-8 are escaped, since no manifest could hold them.
+            # For people: bytes that aren't UTF-8 are escaped for the manifest.
             os.fsencode(submission.source.absolute()).decode(errors="backslashreplace"),
             submission.after,
             utc_now(),
@@ -386,9 +385,9 @@ class Stager:
 class _SequenceCounter:
     """The sequence numbers of a spool, shared with children and later processes in the file `sequence`.
 
-    A POSIX record lock, which a forked child does not share and which dies with its process, guards the file.
-    Where lock or file is not available, numbers continue from the last that this process knows: training does
-    not wait for a child that was stopped at the wrong moment. Not thread-safe.
+    A POSIX record lock, which a forked child doesn't share and which dies with its process, guards the file.
+    Without lock or file, numbers continue from the last one that this process knows, so that training never
+    waits for a stopped child. Not thread-safe.
 
     Args:
         path: The file.
@@ -396,7 +395,7 @@ class _SequenceCounter:
     """
 
     def __init__(self, path: Path, last: int) -> None:
-        # Drawn in one step: a signal handler that comes just then gets another number.
+        # Drawn in one step, so that an interrupting signal handler gets another number.
         self._own = itertools.count(last + 1)
         self._descriptor = -1
         with contextlib.suppress(OSError):
@@ -429,7 +428,7 @@ class _SequenceCounter:
 def _staged(
     submission: Submission, descriptor: int, target: Path, how: _Way, *, checksum: bool
 ) -> StagedData:
-    """Copies or links an open file to the target; of one that will be renamed, says what that will bring."""
+    """Copies or links an open file to the target, or only measures one that will be renamed."""
     match how:
         case "rename":
             return measure_to_move(descriptor, checksum=checksum, crc32=submission.crc32)
@@ -449,8 +448,7 @@ def stage_copy(
         descriptor: The same file, from `opened`.
         target: In the spool.
         checksum: Whether to read a large copy once more for its checksum.
-        is_given_up: Whether no writer is expected: the copy begins at once, also in the tick of the last
-            write.
+        is_given_up: Whether no writer is expected, so that the copy may begin in the tick of the last write.
 
     Raises:
         InvalidSourceError: Its file system does not know its size.
@@ -475,9 +473,9 @@ def stage_copy(
 
 
 def measure_to_move(descriptor: int, *, checksum: bool = False, crc32: int | None = None) -> StagedData:
-    """Returns what a rename of an open file will bring, without changing the file.
+    """Measures an open file that will be renamed, without changing it.
 
-    A small one is read for its checksum, unless the caller knows it.
+    Reads a small one for its checksum, unless the caller knows it.
     """
     size = os.fstat(descriptor).st_size
     if crc32 is None and (checksum or size < READ_BYTES):
@@ -488,8 +486,8 @@ def measure_to_move(descriptor: int, *, checksum: bool = False, crc32: int | Non
 def stage_link(source: Path, descriptor: int, target: Path, *, crc32: int | None = None) -> StagedData:
     """Hard-links an open file, and reads it once for its checksum, unless the caller knows it.
 
-    A file that replaces the source meanwhile changes nothing. An in-place rewrite of the source reaches the
-    link: the upload detects it, nothing prevents it.
+    A file that replaces the source meanwhile changes nothing. An in-place rewrite of the source changes the
+    link too; the upload detects it.
 
     Raises:
         InvalidSourceError: It is on another file system than the spool.
@@ -522,7 +520,7 @@ def _link(source: Path, descriptor: int, target: Path) -> None:
     try:
         target.hardlink_to(place)
     except FileNotFoundError as error:
-        if is_source(str(place)):  # What is missing is the folder in the spool.
+        if is_source(str(place)):  # The folder in the spool is missing.
             raise
         raise _ReplacedError from error
     if not is_source(str(target)):
@@ -534,7 +532,7 @@ def files_of(folder: Path, *, is_moved: bool = False) -> list[tuple[Path, str]]:
 
     Args:
         folder: May be a symlink itself.
-        is_moved: Whether the files are to be moved: of a symlink, only the link would be.
+        is_moved: Whether the files will be moved, which refuses symlinks, because only the link would move.
 
     Raises:
         InvalidSourceError: A folder cannot be read, or is in itself by a symlink; a symlink leads nowhere or
@@ -585,7 +583,7 @@ def _list(folder: str) -> tuple[tuple[int, int], list[os.DirEntry[str]]]:
 
 
 def _target_within(root: str, link: str, *, is_moved: bool) -> str:
-    """Returns what a symlink in a folder leads to, which is in that folder too."""
+    """Returns the target of a symlink in a folder, which must be in that folder too."""
     if is_moved:
         raise InvalidSourceError(f"a folder to move must have no symlinks, got {link}. Submit it by copy.")
     try:
@@ -617,8 +615,8 @@ def opened(source: Path, *, is_moved: bool = False) -> Iterator[int]:
     """Yields the source's descriptor.
 
     Raises:
-        InvalidSourceError: Not a readable regular file; or a symlink, of which a move would take only the
-            link.
+        InvalidSourceError: Not a readable regular file; or a symlink to move, because only the link would
+            move.
         OSError: No descriptor is left.
     """
     try:
@@ -642,12 +640,11 @@ def opened(source: Path, *, is_moved: bool = False) -> Iterator[int]:
 def _wait_for_tick(descriptor: int) -> os.stat_result | None:
     """Returns the file's state once a later write would change its ctime; None while it is being written.
 
-    Waits a few milliseconds where the file was just written, up to 20 where its times come from a clock ahead
-    of ours.
+    Waits a few milliseconds if the file was just written, and up to 20 if its clock is ahead of ours.
     """
     first = None
     for _ in range(_MAX_TICKS):
-        # The clock first: a write that begins after it has this time or a later one.
+        # Read the clock first: a later write has this time or a later one.
         now = time.clock_gettime_ns(_FILE_CLOCK)
         about = _stat_between_writes(descriptor)
         if about.st_ctime_ns < now:
@@ -658,10 +655,9 @@ def _wait_for_tick(descriptor: int) -> os.stat_result | None:
 
 
 def _stat_between_writes(descriptor: int) -> os.stat_result:
-    """Returns the file's state while no write(2) is under way, which has the time of its beginning.
+    """Returns the file's state while no write(2) is under way, because a write has the time of its beginning.
 
-    Reading does not wait for a writer on ext4, but seeking a hole does; the descriptor's position is not
-    used.
+    On ext4, seeking a hole waits for a writer, but reading doesn't. Nobody uses the descriptor's position.
     """
     with contextlib.suppress(OSError):
         os.lseek(descriptor, 0, os.SEEK_HOLE)
@@ -670,7 +666,7 @@ def _stat_between_writes(descriptor: int) -> os.stat_result:
 
 def _copy_once(descriptor: int, target: Path, *, checksum: bool) -> StagedData:
     with closing(open_regular(target, os.O_RDWR | os.O_CREAT | os.O_TRUNC)) as written:
-        # A store of files gives the object the source's permissions; the drain must be able to read the copy.
+        # A folder store gives the object the source's permissions; the drain must be able to read the copy.
         os.fchmod(written, stat.S_IMODE(os.fstat(descriptor).st_mode) & 0o777 | stat.S_IRUSR)
         if reflink(descriptor, written):
             size = os.fstat(written).st_size
@@ -688,7 +684,7 @@ def _unchanged(before: os.stat_result, after: os.stat_result) -> bool:
 
 
 def _has_copied_bytes(descriptor: int, staged: StagedData) -> bool:
-    """Returns whether a small source still has the copied bytes; a memory map may not change the times."""
+    """Returns whether a small source still has the copied bytes; a memory map may not change times."""
     return (
         staged.staging != "copied"
         or staged.crc32 is None
@@ -705,7 +701,7 @@ def _rename(source: Path, descriptor: int, target: Path) -> None:
     try:
         rename(str(source), str(target))
     except FileNotFoundError as error:
-        if is_open_file(descriptor)(str(source)):  # What is missing is the folder in the spool.
+        if is_open_file(descriptor)(str(source)):  # The folder in the spool is missing.
             raise
         raise _ReplacedError from error
 
@@ -716,7 +712,7 @@ def _measure_moved(data: Path, *, checksum: bool) -> StagedData:
 
 
 def _put_back(data: Path, source: Path) -> None:
-    """Gives a moved file its name again; what cannot be put back stays in the spool."""
+    """Gives a moved file its name back; otherwise it stays in the spool."""
     try:
         if os.path.lexists(data):
             rename_new(str(data), str(source))

@@ -1,6 +1,6 @@
-"""Store on Google Cloud Storage, Azure or S3, through obstore: a Rust client without the GIL.
+"""Stores on Google Cloud Storage, Azure and S3 through obstore, a Rust client that releases the GIL.
 
-Not supported, unlike S3Store: parts that resume after a restart, checksums by header, ExtraArgs.
+Unlike S3Store, it doesn't resume parts after a restart, and has no checksums in headers and no ExtraArgs.
 """
 
 import contextlib
@@ -37,17 +37,17 @@ _NOT_KNOWN = re.compile(r"<Code>(InvalidArgument|InvalidRequest|NotImplemented)<
 
 
 class CloudStore:
-    """A bucket or container, or a prefix in one. Credentials come from where obstore looks, or by option.
+    """A bucket or container, or a prefix in one. obstore finds the credentials, or they are options.
 
     Args:
         scheme: "gs", "az" or "s3".
         bucket: Bucket or container.
         prefix: Put before every name, with a `/`.
-        endpoint_url: Of a server that is not the cloud's own.
-        region: For S3.
+        endpoint_url: URL of another server than the cloud's own.
+        region: Region of S3.
         part_bytes: Files up to this size go in one request, larger ones in parts of this size.
         part_threads: Parts of one file in flight at the same time.
-        create_only: What `overwrite=False` needs of an S3 server that is not AWS's; see S3Store.
+        create_only: What `overwrite=False` requires of an S3 server other than AWS; see S3Store.
         backend: An obstore store to use.
         config: obstore's own options for the cloud, such as `azure_storage_account_name`.
 

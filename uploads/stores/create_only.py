@@ -1,7 +1,7 @@
-"""Create-only puts: whether a server refuses to overwrite, and `put_new`, by which processes agree.
+"""Create-only puts: whether a server refuses to overwrite, and `put_new`, with which processes agree.
 
-Some servers accept a create-only put, and overwrite all the same. So a store is probed once, in the thread of
-the first put with `overwrite=False`: two puts of one small object, which is deleted again.
+Some servers accept a create-only put and overwrite anyway. So the first put with `overwrite=False` probes the
+store with two puts of one small object, which is deleted again.
 """
 
 import contextlib
@@ -48,10 +48,10 @@ class CreateOnlySupport:
     """Whether a store's server supports create-only puts. The lock guards the probe and its result.
 
     Args:
-        policy: "auto" looks for the object before the put where the server does not support it, and warns
-            once that of two writers at the same instant both may succeed; "require" refuses
-            `overwrite=False` there. "head" is an earlier name of "auto".
-        known: The answer, where no probe is needed.
+        policy: If the server doesn't support it, "auto" looks for the object before the put, and warns once
+            that two writers at the same instant may both succeed; "require" refuses `overwrite=False`.
+            "head" is an earlier name of "auto".
+        known: The answer, if no probe is needed.
         mechanism: What the server must honour, for messages.
     """
 
@@ -63,18 +63,18 @@ class CreateOnlySupport:
         self._policy = policy
         self._is_supported = known
         self._mechanism = mechanism
-        self._probe = f"{_PREFIX}{uuid.uuid4().hex}"  # One name: a probe that failed is found by the next.
-        self._left: dict[str, int] = {}  # Probes that could not be removed, and the tries that are left.
+        self._probe = f"{_PREFIX}{uuid.uuid4().hex}"  # Kept, so that a probe finds a failed one before it.
+        self._left: dict[str, int] = {}  # Probes that could not be removed, and the remaining tries.
         self._lock = threading.Lock()
 
     def check(self, store: ProbeTarget, name: str = "") -> bool:
         """Returns whether to put create-only. The first call probes.
 
-        Where the server does not support it, and the policy allows that, looks whether the name is free.
+        If the server doesn't support it and the policy allows that, this checks that the name is free.
 
         Args:
             store: Where to probe, beside the name.
-            name: What is to be put; empty to ask only whether the server supports it.
+            name: The name to put; empty to ask only whether the server supports it.
 
         Raises:
             RejectedByStoreError: The server does not support it, and the policy requires it.
@@ -112,8 +112,7 @@ class CreateOnlySupport:
         """Returns whether a second put of the same name is refused.
 
         Raises:
-            StoreError: A put was not answered. The next probe finds what it may have left: its name is the
-                same.
+            StoreError: A put was not answered. The next probe has the same name, and so finds a leftover.
         """
         self._left[name] = _TRIES
         try:
@@ -146,12 +145,12 @@ def put_new(store: Store, name: str, data: bytes, *, wait: Callable[[float], obj
     print(put_new(store, "claims/1", b"mine"), put_new(store, "claims/1", b"other"))
     ```
 
-    For small objects by which processes agree; one of two that put at once wins, also in a store that
-    overwrites whatever it is asked to create. There each process first puts a mark of its own beside the
-    name, and then looks: who sees another mark takes its own away and tries again after a random pause. The
-    mark of a process that was killed is ignored after a minute.
+    Processes use it to agree with small objects: if two put at once, one wins, even in a store that
+    overwrites. There each process first puts a mark beside the name, and then looks. A process that sees
+    another mark removes its own and tries again after a random pause. The mark of a killed process is ignored
+    after a minute.
 
-    It does not try again where the store fails: files go through an `UploadQueue`.
+    It doesn't retry if the store fails; for files, use an `UploadQueue`.
 
     Args:
         store: Where.
@@ -160,7 +159,7 @@ def put_new(store: Store, name: str, data: bytes, *, wait: Callable[[float], obj
         wait: Sleeps for some seconds.
 
     Raises:
-        StoreError: The store has not answered, or refuses.
+        StoreError: The store doesn't answer, or refuses.
     """
     if getattr(store, "refuses_overwrite", lambda: True)():
         try:

@@ -1,6 +1,6 @@
 """Store in a file system of fsspec: SFTP (see `ssh`), and every other scheme that fsspec knows.
 
-Most need a package, which fsspec names: `hf://` huggingface_hub, `hdfs://` Hadoop's client.
+Most need a package that fsspec names, such as huggingface_hub for `hf://` or Hadoop's client for `hdfs://`.
 """
 
 import contextlib
@@ -34,10 +34,10 @@ from .uri import StoreLocation
 __all__ = ["FileSystemStore", "is_known_to_fsspec", "open_at"]
 
 _CHUNK_BYTES = 1 << 20
-_ABANDONED_SECONDS = 3600.0  # On the server's clock. A live writer writes, or times out, far sooner.
-# What changes with the bytes, as file systems of fsspec call it.
+_ABANDONED_SECONDS = 3600.0  # On the server's clock; a live writer writes or times out far sooner.
+# Fields that change with the bytes, in file systems of fsspec.
 _VERSIONS = ("etag", "ETag", "blob_id", "mtime", "modify", "last_modified", "LastModified", "created")
-# Of the web there is nothing to write to, and fsspec's `ssh` trusts any host.
+# The web can't be written to, and fsspec's `ssh` trusts any host.
 _NOT_STORES = {"http", "https", "ssh"}
 _NO_REPLACING = {"hdfs"}  # A rename refuses a name that is taken.
 
@@ -46,30 +46,30 @@ _NO_REPLACING = {"hdfs"}  # A rename refuses a name that is taken.
 class FileSystemStore:
     """Objects are files in a folder of one of fsspec's file systems.
 
-    A put writes a partial file beside the target, compares its size, reads it back if it has up to
-    `read_back_bytes`, and renames it; where the file system has no rename, it is copied there. HDFS renames
-    nothing over another file, so that an object which is replaced is removed right before.
+    A put writes a partial file beside the target, compares its size, reads it back if it has at most
+    `read_back_bytes`, and renames it, or copies it if the file system has no rename. HDFS doesn't rename over
+    another file, so a replaced object is removed right before.
 
-    **Create-only.** SFTP and HDFS refuse to rename over a name that is taken; a probe finds out whether the
-    server does. The others of fsspec cannot promise it: there the target is looked for before.
+    **Create-only.** SFTP and HDFS refuse to rename over a taken name; a probe finds out whether the server
+    does. Other file systems of fsspec can't promise it, so the name is looked up first.
 
-    Partial files that killed writers left are removed when they are an hour old on the server's clock, by
-    the first put to a folder, where the file system tells times.
+    The first put to a folder removes partial files of killed writers that are an hour old on the server's
+    clock, if the file system has times.
 
-    **Threading.** Each thread has a file system of its own, since most have one connection.
+    **Threading.** Each thread has its own file system, because most have one connection.
 
     Args:
         location: The URI.
         kind: A class of fsspec's file systems, or one with its interface.
         arguments: For the class. Never written to disk.
-        uri_options: What stands in the URI.
+        uri_options: The options in the URI.
         root: The folder, as the class takes it.
-        credential_files: Those that change when credentials are rotated.
+        credential_files: Files that change when credentials are rotated.
         read_back_bytes: Files up to this size are read back after they are written, which transfers them
             twice; 0 for none.
-        create_only: What `overwrite=False` needs. "auto": where the server cannot refuse a taken name, check
-            for the target and then rename: two writers at the same instant may both succeed. "require": it
-            must refuse. "head": an earlier name of "auto".
+        create_only: What `overwrite=False` requires. "auto": if the server can't refuse a taken name, look
+            for the target and then rename, so that two writers at the same instant may both succeed.
+            "require": it must refuse. "head": an earlier name of "auto".
     """
 
     _location: StoreLocation
@@ -105,7 +105,7 @@ class FileSystemStore:
     def get(self, name: str, offset: int = 0, version: str | None = None) -> Iterator[bytes]:
         path = self._path(name)
         with self._translated(f"get {name}") as files, files.open(path, "rb") as stream:
-            if version is not None:  # Once it is open: what replaces it now is another file.
+            if version is not None:  # Checked once it is open; a replacement is another file.
                 check_version(_describe(name, files.info(path)).version, version, self.uri(name))
             if offset:
                 stream.seek(offset)
@@ -122,7 +122,7 @@ class FileSystemStore:
         with self._translated(f"delete {name}") as files:
             try:
                 files.rm_file(path)
-            except Exception:  # Not everyone raises FileNotFoundError.
+            except Exception:  # Not every file system raises FileNotFoundError.
                 if _look(files, path) is not None:
                     raise
 
@@ -184,7 +184,7 @@ class FileSystemStore:
     def _partial(self, target: str, identifier: str) -> Iterator[str]:
         """Yields the path of a partial file beside the target, which is removed if the block raises.
 
-        Where the connection broke, it stays: the next attempt replaces it.
+        If the connection broke, it stays, and the next attempt replaces it.
         """
         partial = posixpath.join(posixpath.dirname(target), PARTIAL_PREFIX + identifier)
         try:
@@ -229,7 +229,7 @@ class FileSystemStore:
                 if isinstance(error, FileNotFoundError | PermissionError) or _look(files, target) is None:
                     raise
                 raise RemoteExistsError(f"{target} exists") from error
-        elif type(files).mv is AbstractFileSystem.mv:  # Which takes the name for a pattern.
+        elif type(files).mv is AbstractFileSystem.mv:  # It would take the name for a pattern.
             files.cp_file(partial, target)
             files.rm_file(partial)
         else:
@@ -238,7 +238,7 @@ class FileSystemStore:
             files.mv(partial, target)
 
     def _sweep(self, files: Any, folder: str, now: float | None) -> None:
-        """Removes what killed writers left in a folder, once per folder."""
+        """Removes partial files of killed writers in a folder, once per folder."""
         if folder in self._swept:
             return
         self._swept.add(folder)
@@ -266,7 +266,7 @@ class FileSystemStore:
 
 
 def _look(files: Any, path: str) -> dict[str, Any] | None:
-    """Returns what is at a path, None for nothing; unlike fsspec's `exists`, raises where it cannot look."""
+    """Describes a path, or returns None if it is empty; unlike fsspec's `exists`, raises if it can't look."""
     try:
         about: dict[str, Any] = files.info(path)
     except FileNotFoundError:
@@ -288,7 +288,7 @@ def _describe(name: str, about: dict[str, Any]) -> RemoteObject:
 
 
 def is_known_to_fsspec(scheme: str) -> bool:
-    """Returns whether fsspec may have a file system for a scheme that one can write to."""
+    """Returns whether fsspec may have a writable file system for a scheme."""
     try:
         import fsspec
     except ImportError:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote_to_bytes
 
-from uploads.disk import closing, crc32_of, link_open, rename_without_replacing, try_lock
+from uploads.disk import NO_LINKS, closing, crc32_of, link_open, rename_without_replacing, try_lock
 from uploads.errors import (
     BytesCorruptError,
     RejectedByStoreError,
@@ -28,10 +28,10 @@ from .uri import StoreLocation
 __all__ = ["LocalStore", "folder_of", "open_at"]
 
 _CHUNK_BYTES = 1 << 20
-_CHECKED_WHILE_COPIED_BYTES = 8 << 20  # A smaller file is read once anyway, and copied from memory.
-# Windows has none of these flags, and no store of this kind; the module can be imported there.
+_CHECKED_WHILE_COPIED_BYTES = 8 << 20  # A smaller file is read once and copied from memory.
+# Windows can import this module, but has neither these flags nor this store.
 _FOLDER = os.O_RDONLY | sum(getattr(os, name, 0) for name in ("O_DIRECTORY", "O_NOFOLLOW", "O_CLOEXEC"))
-_YOUNG_SECONDS = 60.0  # A file that was just made is not locked yet, or about to get its name.
+_YOUNG_SECONDS = 60.0  # A new file may not be locked yet, or is about to get its name.
 _PARKED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT}
 _REJECTED = {errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EFBIG, errno.EINVAL}
 
@@ -44,10 +44,10 @@ class LocalStore:
     print([found.name for found in store.list()])  # []
     ```
 
-    A put writes beside its target, syncs, and renames; with create-only, the rename replaces nothing. If
-    the spool is on the store's file system, a file above 8 MiB that is no longer written isn't copied:
-    the object is a hard link to it, and the file is read once for its CRC-32. Every folder on the way is
-    opened without following links, so that nothing is read or written outside the root.
+    A put writes beside its target, syncs, and renames the file, or links it if it is create-only. If the
+    spool is on the store's file system, a file above 8 MiB that is no longer written isn't copied: the object
+    is a hard link to it, and the file is read once for its CRC-32. Every folder on the way is opened without
+    following links, so that nothing is read or written outside the root.
     """
 
     def __init__(self, root: str | Path) -> None:
@@ -153,7 +153,7 @@ class LocalStore:
             os.close(folder)
 
     def _sweep(self, folder: int) -> None:
-        """Removes partial files of killed writers, once per folder: a minute old, and not locked."""
+        """Removes partial files of killed writers that are a minute old and not locked, once per folder."""
         about = os.fstat(folder)
         place = (about.st_dev, about.st_ino)
         if place in self._swept:
@@ -166,9 +166,12 @@ class LocalStore:
 
     @staticmethod
     def _create(folder: int, partial: str, leaf: str) -> None:
-        """Names the file atomically if the name is free: by a rename without replacing, or on NFS a link."""
-        if not rename_without_replacing(partial, leaf, folder):
+        """Names the file atomically if the name is free: by a link, or on FAT by a rename."""
+        try:
             os.link(partial, leaf, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
+        except OSError as error:
+            if error.errno not in NO_LINKS or not rename_without_replacing(partial, leaf, folder):
+                raise
 
     def _write(self, folder: int, leaf: str, body: Body) -> None:
         with contextlib.suppress(FileNotFoundError):  # Left by an attempt that was killed.
@@ -190,17 +193,17 @@ class LocalStore:
         _compare(body, Digest(size, None, crc32))
 
     def _link_staged(self, folder: int, leaf: str, body: Body) -> bool:
-        """Gives a large staged file that is final a name here, and reads it once; False where it cannot."""
+        """Gives a large final staged file a name here and reads it once; returns False if it can't."""
         if not body.is_final or not self.checks_whole(body.size):
             return False
         try:
             with contextlib.suppress(FileNotFoundError):  # Left by an attempt that was killed.
                 os.unlink(leaf, dir_fd=folder)
-            # Without the lock, which is of the file and not of a name, another store might sweep an old file.
+            # The lock belongs to the file, whatever its name. Without it, another store might sweep it.
             if not try_lock(body.descriptor):
                 return False
             link_open(body.descriptor, leaf, folder)
-        except OSError:  # Another file system, no links or locks here: a copy reports all else.
+        except OSError:  # Another file system, or no links or locks; a copy reports anything else.
             return False
         _compare(body, Digest(os.fstat(body.descriptor).st_size, None, crc32_of(body.descriptor)))
         os.fsync(body.descriptor)
@@ -208,10 +211,10 @@ class LocalStore:
 
 
 def _compare(body: Body, digest: Digest) -> None:
-    """Compares what was read with what was staged.
+    """Compares the bytes that were read with the staged ones.
 
     Raises:
-        BytesCorruptError: They are not the same bytes.
+        BytesCorruptError: They differ.
     """
     if not body.is_measured:
         body.accept(digest)
@@ -253,7 +256,7 @@ def open_at(location: StoreLocation, **options: Any) -> LocalStore:
     """Returns the folder of a `file://` URI.
 
     Raises:
-        ValueError: It is of another machine, or not absolute.
+        ValueError: It names another machine, or isn't absolute.
     """
     if location.authority not in {"", "localhost"} or not location.quoted_path:
         uri = f"file://{location.authority}{location.quoted_path}"

@@ -17,12 +17,12 @@ def object_store_location(uri: str | Path, **options: Any) -> tuple[str, dict[st
     print(object_store_location("s3://bucket/digits?region=eu-west-1"))
     ```
 
-    Credentials that neither the URI nor the call gives are left to the other library, which looks in the
-    environment and where its cloud keeps them; those of a `profile` are looked up by boto3.
+    The other library finds credentials that you don't pass: in the environment, and where its cloud keeps
+    them. boto3 looks up those of a `profile`.
 
     Args:
         uri: as `open_store` takes it: a path, `file://`, `s3://`, `gs://` or `az://`.
-        options: as `open_store` takes them; they win over those of the URI.
+        options: as `open_store` takes them; they override those of the URI.
 
     Raises:
         ValueError: the scheme is another.

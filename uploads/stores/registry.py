@@ -40,15 +40,15 @@ An attribute `public_options` names the options that are no secret.
 
 
 def register_store(scheme: str, factory: StoreFactory) -> None:
-    """Adds a store for a URI scheme to the table, for this process.
+    """Adds a store for a URI scheme in this process.
 
     ```python
     register_store("folder", lambda location, **options: LocalStore(location.path, **options))
     print(open_store("folder:///data/runs").uri())  # file:///data/runs
     ```
 
-    Uploads to a remote store run in a worker process, in which this call was not made: a package should use
-    the entry point, or `UploadQueue` needs `isolation="threads"`.
+    Uploads to a remote store run in a worker process, which doesn't know this call. A package should use the
+    entry point; otherwise pass `isolation="threads"` to `UploadQueue`.
 
     Args:
         scheme: In lower case, such as "webdav".
@@ -70,7 +70,7 @@ def register_store(scheme: str, factory: StoreFactory) -> None:
 
 
 def open_store(uri: str | Path, **options: Any) -> Store:
-    """Returns the store at a path or a URI: `file`, `s3`, `gs`, `az`, `sftp`, one registered, or fsspec's.
+    """Returns the store at a path or URI: `file`, `s3`, `gs`, `az`, `sftp`, registered ones, and fsspec's.
 
     ```python
     store = open_store("s3://bucket/digits?region=eu-west-1")
@@ -78,11 +78,11 @@ def open_store(uri: str | Path, **options: Any) -> Store:
 
     Args:
         uri: Options may follow a `?`: `s3://bucket/prefix?endpoint_url=http://127.0.0.1:9000&client=obstore`.
-        options: The arguments of the store's class, secrets too. A keyword wins over the URI.
-            `client="obstore"` takes CloudStore for `s3://`.
+        options: Arguments of the store's class, including secrets; they override the URI. With
+            `client="obstore"`, `s3://` is a CloudStore.
 
     Raises:
-        ValueError: The scheme is unknown, the URI is malformed or contains credentials, or the store does not
+        ValueError: The scheme is unknown, the URI is malformed or contains credentials, or the store doesn't
             have an option.
         ImportError: The store's client is not installed; the message names the package.
     """
@@ -98,7 +98,7 @@ def _open(text: str, options: dict[str, Any]) -> Store:
     if not separator:
         return _open_path(text, options)
     factory = _factory_of(scheme, text)
-    # A folder has no options, so "?" belongs to its name. "#" always does: objects and runs have it.
+    # A folder has no options, so "?" belongs to its name. "#" always belongs to the name.
     if is_remote(text):
         options = {**options_of(text), **options}
         rest = rest.partition("?")[0]

@@ -1,4 +1,4 @@
-"""`sftp://`: fsspec's file system of SFTP, with timeouts and host keys that are checked."""
+"""`sftp://`: fsspec's file system of SFTP, with timeouts and checked host keys."""
 
 import posixpath
 import stat
@@ -25,7 +25,7 @@ _SSH_PORT = 22
 
 
 class SshFileSystem(SFTPFileSystem):  # type: ignore[misc]  # fsspec has no types
-    """As fsspec has it, but no host is trusted unseen, each wait has a limit, and no link is followed."""
+    """fsspec's class with checked host keys and timeouts, and without following links."""
 
     def _connect(self) -> None:
         options = dict(self.ssh_kwargs)
@@ -37,7 +37,7 @@ class SshFileSystem(SFTPFileSystem):  # type: ignore[misc]  # fsspec has no type
                 self.client.load_host_keys(known_hosts)
             if options["key_filename"]:
                 Path(options["key_filename"]).open("rb").close()
-        # paramiko raises all kinds for files that are missing, unreadable or no host keys.
+        # paramiko raises many kinds of errors for missing, unreadable and invalid files.
         except Exception as error:
             raise StoreParkedError(
                 redact(f"could not read known_hosts or key_filename for {self.host}: {error}")
@@ -74,7 +74,7 @@ class SshFileSystem(SFTPFileSystem):  # type: ignore[misc]  # fsspec has no type
 
 
 def _describe(name: str, found: Any) -> dict[str, Any]:
-    """Describes a path as fsspec does; the time is None where a server tells none."""
+    """Describes a path as fsspec does; the time is None if the server has none."""
     kind = {stat.S_IFDIR: "directory", stat.S_IFREG: "file"}.get(stat.S_IFMT(found.st_mode), "other")
     return {"name": name, "size": found.st_size, "type": kind, "mtime": found.st_mtime}
 
@@ -93,7 +93,7 @@ def open_at(
 
     Args:
         location: The URI.
-        port: Of its sshd, where the URI has none.
+        port: Port of its sshd, if the URI has none.
         password: For servers that accept neither keys nor an agent. Never written to disk.
         key_filename: A private key.
         known_hosts: A file of host keys, in addition to `~/.ssh/known_hosts`; an unknown host is refused.

@@ -43,7 +43,7 @@ _HELD_BYTES = 8 << 20
 
 @attrs.frozen
 class Digest:
-    """Size, SHA-256 (hexadecimal; None where the store needs none of a large file) and CRC-32 of bytes."""
+    """Size, SHA-256 (hexadecimal; None if the store doesn't need it for a large file) and CRC-32 of bytes."""
 
     size: int
     sha256: str | None
@@ -53,16 +53,17 @@ class Digest:
 class Body:
     """An open file to send, with its digest. Thread-safe: reads give an offset.
 
-    A file of up to 8 MiB is read once, when it is measured, and sent from memory: what was checked is sent.
+    A file of up to 8 MiB is read once, when it is measured, and sent from memory, so that exactly the checked
+    bytes are sent.
 
     Args:
         path: The file.
         identifier: The entry's.
-        digest: Known from an earlier attempt; else the file is read at once, unless one of the two below says
-            that it is read once.
+        digest: Known from an earlier attempt; otherwise the file is read at once, except with `crc32` or
+            `is_read_once`.
         crc32: The expected CRC-32 of a file that is not read before it is sent; see `Checksumming`.
-        is_final: Whether nobody writes to the file any more: a store on its file system may link it.
-        is_read_once: Whether it is not read before it is sent, with whatever CRC-32.
+        is_final: Whether nobody writes to the file any more, so that a store on its file system may link it.
+        is_read_once: Whether it is not read before it is sent, whatever its CRC-32.
 
     Attributes:
         identifier: The entry's.
@@ -70,8 +71,7 @@ class Body:
         is_final: As given.
         size: Bytes.
         mode: The permission bits of the file.
-        check: Called right before the object appears, by each store that can; what it raises leaves what is
-            there.
+        check: Stores call it right before the object appears; if it raises, the old object stays.
     """
 
     def __init__(
@@ -116,12 +116,12 @@ class Body:
 
     @property
     def is_summed(self) -> bool:
-        """Whether the CRC-32 is known, of the digest or as the one to expect."""
+        """Whether the CRC-32 is known, from the digest or as the expected one."""
         return self._digest is not None or self._crc32 is not None
 
     @property
     def crc32(self) -> int:
-        """The CRC-32 of all the bytes, or the one to expect; reads the whole file where it is not known."""
+        """The CRC-32 of all the bytes, or the expected one; reads the whole file if it is unknown."""
         if self._digest is not None:
             return self._digest.crc32
         if self._crc32 is None:
@@ -130,7 +130,7 @@ class Body:
 
     @property
     def digest(self) -> Digest:
-        """Of all the bytes; reads the whole file where it is not known.
+        """The digest of all the bytes; reads the whole file if it is unknown.
 
         Raises:
             BytesCorruptError: The bytes have another CRC-32 than expected.
@@ -142,7 +142,7 @@ class Body:
 
     @property
     def sha256(self) -> str:
-        """The SHA-256 of all the bytes, for a store that sends it; see `digest`."""
+        """The SHA-256 of all the bytes, for stores that send it; see `digest`."""
         sha256 = self.digest.sha256
         assert sha256 is not None  # noqa: S101  # only a store that sends none accepts a digest without it
         return sha256
@@ -163,7 +163,7 @@ class Body:
             self._digest = digest
 
     def expect(self, crc32: int) -> None:
-        """Notes the CRC-32 that a store computed before it sends the bytes; see `accept`."""
+        """Sets the CRC-32 that a store computed before it sends the bytes; see `accept`."""
         self._crc32 = crc32
 
     def sums(self, offset: int, count: int, *, with_md5: bool) -> tuple[int, bytes | None]:
@@ -182,7 +182,7 @@ class Body:
     def pieces(self, offset: int, count: int) -> Iterator[bytes]:
         """Yields `count` bytes from `offset`, in pieces that stay in the processor's cache.
 
-        There, 512 MiB take 0.2 s to read and sum, and 0.56 s in parts of 16 MiB.
+        Reading and summing 512 MiB takes 0.2 s like this, and 0.56 s in parts of 16 MiB.
 
         Raises:
             BytesCorruptError: There are fewer.
@@ -323,12 +323,12 @@ class Store(Protocol):
     print(store.head("notes.txt"))  # None
     ```
 
-    **Threading.** Every method may be called from many threads of the process that made the store. A store is
-    not used across a fork.
+    **Threading.** Many threads of the process that made the store may call every method. A store is not used
+    across a fork.
 
-    **Errors.** Only those of the StoreError group: a store translates what its client raises.
+    **Errors.** A store raises only errors of the StoreError group, and translates those of its client.
 
-    **Blocking.** Every call has time limits of its own and raises TransientStoreError when one passes.
+    **Blocking.** Every call has a time limit, after which it raises TransientStoreError.
     """
 
     def put(self, name: str, body: Body, *, overwrite: bool, notes: Path | None = None) -> RemoteObject:
@@ -337,9 +337,9 @@ class Store(Protocol):
         Args:
             name: The object's name.
             body: The bytes, their digests, and the entry's identifier, which go into the object's metadata
-                where there is any.
-            overwrite: False makes the put create-only, atomically: of two racing ones, one wins.
-            notes: A file in which the store may keep what it needs to continue after a restart. It is deleted
+                if the store has them.
+            overwrite: False makes the put create-only, atomically: if two race, one wins.
+            notes: A file in which the store may keep its state, to continue after a restart. It is deleted
                 with the entry.
 
         Raises:
@@ -358,7 +358,7 @@ class Store(Protocol):
         Args:
             name: The object's name.
             offset: How many bytes to skip.
-            version: From `head`; where given and the store can, a changed object raises TransientStoreError
+            version: From `head`; if given and the store can, a changed object raises TransientStoreError
                 instead of mixing two versions.
 
         Raises:
@@ -375,7 +375,7 @@ class Store(Protocol):
         ...
 
     def uri(self, name: str = "") -> str:
-        """Returns the URI for `open_store`, or with a name that for `download_file`; without secrets."""
+        """Returns the URI for `open_store`, or with a name the URI for `download_file`; without secrets."""
         ...
 
 
@@ -392,8 +392,8 @@ class Replacing(Protocol):
     ) -> RemoteObject:
         """Puts with `overwrite=True`, on the condition that the object has not changed since just before.
 
-        A put that timed out here, and that the server carries out later, is then refused where a newer one
-        came first. `body.check` is called between the look and the put.
+        If a put timed out here and the server carries it out later, the server refuses it once a newer one
+        has come. `body.check` is called between the look and the put.
 
         Raises:
             TransientStoreError: The object kept changing.
@@ -403,25 +403,24 @@ class Replacing(Protocol):
 
 @runtime_checkable
 class Checksumming(Protocol):
-    """A store that compares the CRC-32 of what it sends before the object appears, and may keep it."""
+    """A store that compares the CRC-32 of the sent bytes before the object appears, and may keep it."""
 
     def checks_whole(self, size: int) -> bool:
         """Returns whether it does so for a file of this size.
 
-        Then `put` takes a body that was not read before: the digest is computed while the bytes are sent, and
-        BytesCorruptError is raised before the object appears if they are not the expected ones, where those
-        are known.
+        Then `put` takes a body that was not read before. It computes the digest while it sends the bytes, and
+        raises BytesCorruptError before the object appears if the CRC-32 is not the expected one.
         """
         ...
 
     def head_with_checksum(self, name: str) -> RemoteObject | None:
-        """As `head`, with the CRC-32 where the store has it."""
+        """As `head`, with the CRC-32 if the store has it."""
         ...
 
 
 @runtime_checkable
 class Ranging(Protocol):
-    """A store that gives a part of an object, so that a large one is read over several connections."""
+    """A store that returns parts of an object, so that a large one is read over several connections."""
 
     def get_range(self, name: str, offset: int, size: int, version: str) -> Iterator[bytes]:
         """Yields `size` bytes from an offset on, in chunks; otherwise as `get`.
@@ -454,7 +453,7 @@ class Resuming(Protocol):
         ...
 
 
-# What only some stores can do, of any store.
+# The optional protocols, for any store.
 
 
 def checks_whole(store: Store, size: int) -> bool:
@@ -463,12 +462,12 @@ def checks_whole(store: Store, size: int) -> bool:
 
 
 def with_checksum(store: Store, found: RemoteObject) -> RemoteObject:
-    """Returns an object as it was found, and with its CRC-32 where the store keeps that."""
+    """Returns an object with its CRC-32, if the store keeps one."""
     return store.head_with_checksum(found.name) or found if isinstance(store, Checksumming) else found
 
 
 def abandon(store: Store, notes: Path) -> None:
-    """Aborts the half-sent upload that `notes` describes, if there is one, where the store keeps any."""
-    # The file first: to look at a protocol takes three times as long.
+    """Aborts the half-sent upload that `notes` describes, if there is one."""
+    # The file first, because checking a protocol takes three times as long.
     if exists(str(notes)) and isinstance(store, Resuming):
         store.abandon(notes)

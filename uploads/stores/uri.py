@@ -1,6 +1,6 @@
-"""URIs of stores: the schemes of ours, their options, and which of these may be written down.
+"""URIs of stores: our schemes, their options, and which options may be written to disk.
 
-Knows no store, but where each one is.
+It imports no store, but knows where each one is.
 """
 
 import os
@@ -33,17 +33,17 @@ _ENDPOINT = {"endpoint_url": "endpoint"}
 
 @attrs.frozen
 class Scheme:
-    """A scheme of the stores that come with this package.
+    """A scheme of a store in this package.
 
-    The options named here hold no secret: they may be written to disk and into URIs.
+    These options contain no secrets, so they may be written to disk and into URIs.
 
     Attributes:
         factory: Its `StoreFactory`, "module:function" in this folder, imported when it is first used.
-        own_options: Those that mean nothing to other libraries.
-        shared_options: Those that do.
-        obstore_class: Its class in obstore; empty where it has none.
-        object_store_names: What `object_store`, the library of Delta Lake and others, calls options of ours;
-            None where it does not know the scheme.
+        own_options: Options that other libraries don't know.
+        shared_options: Options that they do know.
+        obstore_class: Its class in obstore; empty if it has none.
+        object_store_names: The names that `object_store`, the library of Delta Lake and others, has for our
+            options; None if it doesn't know the scheme.
     """
 
     factory: str
@@ -97,7 +97,7 @@ SCHEMES = {
         own_options=("create_only", "key_filename", "known_hosts", "read_back_bytes", "timeout_seconds"),
     ),
 }
-# What may be written to disk and into URIs. A deny list would miss the next secret option.
+# These may be written to disk and into URIs. A deny list would miss the next secret option.
 _PUBLIC_OPTIONS = {
     name for scheme in SCHEMES.values() for name in (*scheme.own_options, *scheme.shared_options)
 } | {"base_url"}  # Of WebDAV, in fsspec.
@@ -105,7 +105,7 @@ _PUBLIC_OPTIONS = {
 
 @attrs.frozen
 class StoreLocation:
-    """A store's URI without its options: what the factory of a store gets.
+    """A store's URI without its options; the argument of a store's factory.
 
     ```python
     location = StoreLocation("sftp", "me@host:2222", "/a%20folder")
@@ -114,8 +114,8 @@ class StoreLocation:
 
     Attributes:
         scheme: "s3".
-        authority: What stands between `://` and the next `/`: a bucket, or `user@host:port`.
-        quoted_path: The rest as it stands in the URI; empty, or begins with `/`.
+        authority: The part between `://` and the next `/`: a bucket, or `user@host:port`.
+        quoted_path: The rest of the URI, still quoted; empty, or begins with `/`.
     """
 
     scheme: str
@@ -165,7 +165,7 @@ class StoreLocation:
 
 
 def credentials_error(scheme: str) -> ValueError:
-    """Returns the error for a URI with credentials in it, without them."""
+    """Returns the error for a URI with credentials; it doesn't show them."""
     return ValueError(
         f"a store's URI cannot contain credentials, got some before the '@' of a {scheme}:// URI. "
         "Give them by store_options={…}."
@@ -178,7 +178,7 @@ def options_of(uri: str | Path) -> dict[str, str]:
 
 
 def identity_of(uri: str) -> str:
-    """Returns what identifies a store: scheme, host or bucket, prefix, server; no option that may change.
+    """Returns the identity of a store: scheme, host or bucket, prefix, server; no option that may change.
 
     Args:
         uri: From `Store.uri`.
@@ -194,7 +194,7 @@ def identity_of(uri: str) -> str:
 
 
 def configured_endpoint() -> str | None:
-    """Returns the S3 endpoint in the environment, ours before boto3's; None for boto3's own choice."""
+    """Returns the S3 endpoint from the environment, ours before boto3's; None for boto3's own choice."""
     names = ["S3_ENDPOINT_URL"]
     if os.environ.get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "").lower() != "true":
         names += ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"]
@@ -208,14 +208,14 @@ def is_remote(uri: str | Path) -> bool:
 
 
 def compose_uri(root: str, prefix: str, name: str, options: dict[str, Any]) -> str:
-    """Returns `root/prefix/name?options`, quoted, with those options that are set and public."""
+    """Returns `root/prefix/name?options`, quoted, with the options that are set and public."""
     path = "/".join(quote(part) for part in (prefix, name) if part)
     query = urlencode(kept_options(options), safe="/:")
     return root + (f"/{path}" if path else "") + (f"?{query}" if query else "")
 
 
 def add_public_options(names: Iterable[str]) -> None:
-    """Adds names of options that hold no secret."""
+    """Adds names of options that contain no secrets."""
     _PUBLIC_OPTIONS.update(names)
 
 

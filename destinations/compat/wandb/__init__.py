@@ -3,8 +3,8 @@
 Nothing is patched, and nothing leaves the machine: `init` begins a run folder below `runs/`, and functions
 such as `log` are the methods of its `Run`.
 
-What only W&B's pages or servers have is not here. A call that would only show or send something says so once,
-and does nothing; one whose result a program needs, such as `use_artifact`, raises `Error`.
+Features of W&B's pages or servers are not included. A call that would only show or send something does
+nothing and warns once; one whose result a program needs, such as `use_artifact`, raises `Error`.
 """
 
 import os
@@ -89,7 +89,7 @@ def init(
     print(open_runs("runs")["first"].hyperparameters)  # {'lr': 0.1}
     ```
 
-    Where another run has that folder, this one gets "NAME-2". What is not given is read from `WANDB_PROJECT`,
+    If another run has that folder, this one gets "NAME-2". Missing arguments are read from `WANDB_PROJECT`,
     `WANDB_NAME`, `WANDB_DIR`, `WANDB_RUN_ID`, `WANDB_RUN_GROUP`, `WANDB_NOTES`, `WANDB_TAGS` and
     `WANDB_RESUME`.
 
@@ -97,21 +97,21 @@ def init(
         project: a folder below `dir`; default: "uncategorized".
         name: the folder of the run; default: `id`, else a new name.
         config: hyperparameters: a mapping, a namespace, or the path of a YAML file.
-        id: of the run; default: a new one.
+        id: the id of the run; default: a new one.
         dir: default: `runs`.
         notes: a text.
-        tags: of the run; a group and a job type are the tags "group:NAME" and "job_type:NAME".
+        tags: the tags of the run; a group and a job type become the tags "group:NAME" and "job_type:NAME".
         group: see `tags`.
         job_type: see `tags`.
-        resume: with an id, "allow", "must", "auto" and True continue its run, and "never" refuses to; without
-            one, "auto" and True continue a run of that name which did not complete.
-        resume_from: "ID?_step=STEP" continues a run behind that step; what it logged later becomes a branch.
-        reinit: where a run is open: True or "finish_previous", the default in notebooks, ends it,
-            "create_new" leaves it open beside the new one; otherwise it is returned.
+        resume: with an id, "allow", "must", "auto" and True continue its run, and "never" refuses to. Without
+            an id, "auto" and True continue an incomplete run of that name.
+        resume_from: "ID?_step=STEP" continues a run after that step; its later records become a branch.
+        reinit: what to do with an open run: True or "finish_previous", the default in notebooks, ends it;
+            "create_new" leaves it open next to the new one; otherwise it is returned.
         save_code: adds an archive of the code.
         config_exclude_keys: hyperparameters that are left out.
         config_include_keys: the only hyperparameters.
-        others: `mode`, `entity`, `settings` and the like are ignored; any other says once that it is.
+        others: `mode`, `entity`, `settings` and the like are ignored; any other is ignored with one warning.
 
     Raises:
         Error: `resume` is "must", or `resume_from` is given, and there is no run of that id; or `resume` is
@@ -187,7 +187,7 @@ def _folder_of(root: Path, name: str | None, run_id: str | None, resume: Any) ->
 
 
 def _as_folder(name: str) -> str:
-    """Returns a name as that of one folder, without placeholders."""
+    """Returns a name as the name of a single folder, without placeholders."""
     return re.sub(r"[^\w.,=+@ -]", "-", name).strip(". ")[:120] or "unnamed"
 
 

@@ -50,22 +50,23 @@ class Run:
         print(run.step, run.config.lr)  # 1 0.1
     ```
 
-    **Steps** are W&B's: a call of `log` without `step` ends the step, unless `commit=False`; one with a step
-    goes on to that step, and ends it only with `commit=True`; one with an earlier step is ignored, and said.
-    Other than there, a resumed run whose first call repeats a step continues from it, with the new values.
-    Other than there, what a call logs is safe when it returns, whether the step has ended or not. So a metric
-    that is logged twice at one step has two points there, of which W&B keeps the last.
+    **Steps** are W&B's: a call of `log` without `step` ends the step, unless `commit=False`. A call with a
+    step goes on to that step, and ends it only with `commit=True`. A call with an earlier step is ignored,
+    with a warning. Unlike in W&B, a resumed run whose first call repeats a step continues from it, with the
+    new values. Unlike in W&B, a value is safe when the call returns, even if the step has not ended. So a
+    metric that is logged twice at one step has two points, where W&B keeps the last.
 
-    **Config and summary** are mappings, also by attribute. The summary has the last value of each metric;
-    what a program sets there is the metric "summary/NAME", so that the rows of NAME stay what was logged.
+    **Config and summary** are mappings with attribute access. The summary has the last value of each metric.
+    A value that a program sets there becomes the metric "summary/NAME", so that the rows of NAME don't
+    change.
 
     **End.** The run ends at `finish`, at the end of a `with` block, or with the program.
 
     **Threading.** Any thread may call `log`. **Ranks.** Rank 0 writes.
 
-    It has what was given to `init` (`name`, `id`, `project`, `entity`, `group`, `job_type`, `tags`, `notes`),
+    It has the arguments of `init` (`name`, `id`, `project`, `entity`, `group`, `job_type`, `tags`, `notes`),
     and `dir`, the folder, `path`, `step`, `starting_step`, `start_time` and `resumed`; `url` is None. A name,
-    tags or notes that are set later are not kept, which is said once.
+    tags or notes that are set later are not kept, with one warning.
     """
 
     def __init__(self, run: events.Run, folder: RunDirectory, about: Mapping[str, Any]) -> None:
@@ -107,8 +108,8 @@ class Run:
     def log(self, data: Any, step: int | None = None, commit: bool | None = None, sync: Any = None) -> None:
         """Logs numbers, and other values by their kind; nested names are joined with a ".".
 
-        A text is a text, an array of several values a histogram, a figure or a picture an image; what has no
-        kind is a trace.
+        Strings become texts, arrays of several values histograms, figures and pictures images, and other
+        values traces.
         """
         with self._lock:
             run = self._opened("log")
@@ -118,7 +119,7 @@ class Run:
                 at = self.step
                 run.logger.faults.refuse("step", events.RecordError(f"step must be a whole number: {error}."))
             if self._earlier and 0 <= at < self.step and isinstance(data, Mapping):
-                # A program that continues from a checkpoint logs again what came after it.
+                # A program that continues from a checkpoint repeats the later steps.
                 names = flattened(data, keeps_empty=False)
                 if any(self._earlier.get(name, -1) >= at for name in names):
                     self.continue_from(at)
@@ -130,7 +131,7 @@ class Run:
             if at > self.step:
                 self._end_step(run, at)
             if not isinstance(data, Mapping):
-                run.log_metrics(data, self.step)  # which reports what it is
+                run.log_metrics(data, self.step)  # reports the error
                 return
             is_plain = _NUMBERS.issuperset(map(type, data.values()))
             numbers = data if is_plain else self._put(run, flattened(data, keeps_empty=False))
@@ -165,7 +166,7 @@ class Run:
             try:
                 if self._is_number(run, name, value):
                     numbers[name] = value
-            except Exception as error:  # noqa: BLE001  # it costs itself
+            except Exception as error:  # noqa: BLE001  # one bad value must not affect the others
                 text = f"{name!r} cannot be logged: {type(error).__name__}: {events.safe_text(error)}"
                 run.logger.faults.refuse(name, events.RecordError(text))
         return numbers

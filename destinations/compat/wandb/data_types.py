@@ -42,7 +42,7 @@ _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 
 
 class Value:
-    """A value that is a record of its own.
+    """A value that is logged as a separate record.
 
     ```python
     wandb.log({"samples": [wandb.Html("<b>one</b>"), wandb.Html("<b>two</b>")]})
@@ -121,7 +121,7 @@ class Image(Value):
 
 
 def _picture(data: Any, mode: str | None, normalize: bool) -> Any:
-    """Returns what an image is made of as a picture of PIL."""
+    """Returns the data of an image as a PIL image."""
     if isinstance(data, Image | str | PurePath):
         return data.image if isinstance(data, Image) else Pictures.open(data).copy()
     picture = as_picture(data)
@@ -185,7 +185,7 @@ class Video(Value):
     ```
 
     It is frames `(T, C, H, W)`, uint8, or numbers in [0, 255] or [0, 1]; several videos `(N, T, C, H, W)`,
-    which are shown side by side; or a file, or its path. Frames become a GIF, or with another format MP4.
+    shown side by side; or a file, or its path. Frames become a GIF, or with another format MP4.
     """
 
     def __init__(

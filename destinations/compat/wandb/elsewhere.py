@@ -1,4 +1,4 @@
-"""What only W&B's servers and pages have: such a name says once that it is not kept, or raises `Error`."""
+"""Names that only W&B's servers and pages have: using one warns once, or raises `Error`."""
 
 import logging
 from typing import Any, Self
@@ -9,7 +9,7 @@ _log = logging.getLogger("destinations")
 
 _told: set[str] = set()
 
-# Names of the module and of a run. Of these, programs need the result.
+# Names of the module and of a run whose result programs need.
 _NEEDED = (
     "Api agent api apis controller integration keras lightgbm restore sacred sweep use_artifact use_model "
     "wandb_agent wandb_torch xgboost"
@@ -30,7 +30,7 @@ class Error(Exception):
 
 
 class _NotKept:
-    """Whatever is called or asked of it is itself."""
+    """Returns itself for every call and attribute."""
 
     def __call__(self, *_: Any, **__: Any) -> Self:
         return self
@@ -45,14 +45,14 @@ NOTHING = _NotKept()
 
 
 def say_not_kept(what: str, hint: str = "") -> None:
-    """Says once that something is not kept."""
+    """Warns once that something is not kept."""
     if what not in _told:
         _told.add(what)
-        _log.warning("wandb: %s is not kept in a run folder.%s This is said once.", what, hint)
+        _log.warning("wandb: %s is not kept in a run folder.%s Further calls are not reported.", what, hint)
 
 
 def missing(name: str, owner: str = "wandb") -> Any:
-    """Returns what stands for a name of W&B that is not here.
+    """Returns the stand-in for a name of W&B that is not supported.
 
     Raises:
         Error: a program needs its result.

@@ -1,4 +1,4 @@
-"""`Items`: the configuration and the summary of a run, as W&B has them."""
+"""`Items`: the configuration and the summary of a run, with the interface of W&B."""
 
 from collections.abc import Callable, Iterator, MutableMapping
 from pathlib import Path, PurePath

@@ -1,4 +1,4 @@
-"""`wandb.plot`: of a chart, its table is kept.
+"""`wandb.plot`: keeps the table of a chart.
 
 ```python
 from destinations.compat import wandb
@@ -21,7 +21,7 @@ __all__ = ["bar", "confusion_matrix", "histogram", "line", "scatter"]
 
 
 def line(table: Table, *_: Any, **__: Any) -> Table:
-    """Returns the table, and says once that its chart is not kept."""
+    """Returns the table, and warns once that its chart is not kept."""
     say_not_kept("the chart of wandb.plot", " Its table is.")
     return table
 
@@ -34,7 +34,7 @@ def confusion_matrix(
 ) -> Table:
     """Returns a table of counts, a row for each pair of an actual and a predicted class.
 
-    With `class_names`, classes are numbers from 0 on; `probs` are `(N, classes)`, of which the largest is the
+    With `class_names`, classes are numbers from 0 on. `probs` are `(N, classes)`; the largest is the
     prediction.
     """
     truth = to_numpy(y_true).ravel().tolist()

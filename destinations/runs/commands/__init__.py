@@ -131,7 +131,7 @@ def _add_branch(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--branch",
         metavar="SESSION",
-        help="as this session had the run: its number or id, which `show` lists",
+        help="show the run at the end of this session: its number or id, as listed by `show`",
     )
 
 
@@ -139,7 +139,7 @@ def _add_selection(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--where", metavar="FILTER", help="filter, e.g. 'hparams.lr > 0.1 and summary.loss < 2'"
     )
-    parser.add_argument("--view", metavar="NAME", help="the runs of a view that was saved on the page")
+    parser.add_argument("--view", metavar="NAME", help="the runs of a view saved on the page")
     parser.add_argument("--tag", metavar="TAG", help="only runs with this tag")
     parser.add_argument("--status", metavar="STATUS", help="only runs with this status")
     parser.add_argument("--archived", action="store_true", help="include archived runs")
@@ -198,23 +198,23 @@ def _add_reading(commands: _Commands) -> None:
         "--ranks", action="store_true", help="metrics over ranks: min, median, max, which rank was NaN first"
     )
     parser.add_argument(
-        "--flight", action="store_true", help="what the flight recorders wrote: which rank waits where"
+        "--flight", action="store_true", help="output of the flight recorders: which rank waits where"
     )
-    parser = commands.add("time", "time.time", "show on what the time of a run was spent, and its goodput")
+    parser = commands.add("time", "time.time", "show how the time of a run was spent, and its goodput")
     _add_run(parser)
-    parser = commands.add("trace", "time.trace", "write the spans of a run as a trace that Perfetto opens")
+    parser = commands.add("trace", "time.trace", "write the spans of a run as a trace for Perfetto")
     _add_run(parser)
     parser.add_argument(
         "--output", "-o", metavar="FILE", required=True, help=".json file, for ui.perfetto.dev"
     )
     parser.add_argument(
-        "--profiles", action="store_true", help="with the files of torch.profiler that log_traces has kept"
+        "--profiles", action="store_true", help="include the files of torch.profiler that log_traces kept"
     )
     parser.add_argument("--overwrite", action="store_true", help="replace an existing file")
     parser = commands.add(
         "checkpoints",
         "checkpoints.checkpoints",
-        "list the checkpoints of a run, here and in stores, or copy one out",
+        "list the checkpoints of a run, local and in stores, or copy one",
         usage="%(prog)s [options] RUN\n       %(prog)s [options] get RUN best|latest|NAME [--to FILE]",
     )
     parser.add_argument(
@@ -225,9 +225,9 @@ def _add_reading(commands: _Commands) -> None:
     )
     parser.add_argument("--to", metavar="FILE", help="the copy (default: the name of the checkpoint)")
     parser.add_argument(
-        "--by", metavar="METRIC", help="what the best is best by (default: what the run keeps the best by)"
+        "--by", metavar="METRIC", help="metric that decides which one is best (default: the run's own rule)"
     )
-    parser.add_argument("--mode", choices=("max", "min"), help="whether more of it is better, or less")
+    parser.add_argument("--mode", choices=("max", "min"), help="whether higher or lower is better")
     parser.add_argument("--overwrite", action="store_true", help="replace an existing file")
     parser = commands.add("plot", "plot.plot", "plot metrics of runs, in the terminal or to a file")
     parser.add_argument(
@@ -239,7 +239,7 @@ def _add_reading(commands: _Commands) -> None:
         dest="run_name",
         action="append",
         metavar="RUN",
-        help="only this run; repeatable (default: all runs, or those selected)",
+        help="only this run; repeatable (default: all or the selected runs)",
     )
     _add_selection(parser)
     parser.add_argument(
@@ -250,15 +250,17 @@ def _add_reading(commands: _Commands) -> None:
     )
     parser.add_argument("--x", choices=("step", "time"), default="step", help="x axis (default: step)")
     parser.add_argument("--log", action="store_true", help="logarithmic y axis")
-    parser = commands.add("series", "series.series", "print the values of a metric, or some of them")
+    parser = commands.add("series", "series.series", "print the values of a metric, or only matching ones")
     _add_run(parser)
     _add_branch(parser)
     parser.add_argument("metric", metavar="METRIC", help="metric name")
     parser.add_argument(
-        "--where", metavar="CONDITION", help="only these: 'value > 10 and step < 500', 'value == nan'"
+        "--where",
+        metavar="CONDITION",
+        help="only matching values: 'value > 10 and step < 500', 'value == nan'",
     )
-    parser.add_argument("--limit", type=_count, metavar="N", help="only the first N")
-    parser.add_argument("--rank", type=_count, default=0, metavar="R", help="of this rank (default: 0)")
+    parser.add_argument("--limit", type=_count, metavar="N", help="only the first N values")
+    parser.add_argument("--rank", type=_count, default=0, metavar="R", help="rank (default: 0)")
     parser = commands.add(
         "tail", "following.tail", "print the metric rows of a run as they are written, until it ends"
     )
@@ -274,7 +276,7 @@ def _add_reading(commands: _Commands) -> None:
     parser.add_argument(
         "--interval", type=_seconds, default=1.0, metavar="TIME", help="polling interval (default: 1s)"
     )
-    parser = commands.add("wait", "following.wait", "wait until a condition holds for a run")
+    parser = commands.add("wait", "following.wait", "wait until a condition on a run is true")
     parser.add_argument("condition", metavar="FILTER", help="filter, e.g. 'summary.loss < 0.1 or not alive'")
     _add_run(parser)
     parser.add_argument(
@@ -304,9 +306,7 @@ def _add_export(commands: _Commands) -> None:
     what.add_argument(
         "--rows", action="store_true", help="export the rows of one run: a column for each metric"
     )
-    parser.add_argument(
-        "--rank", type=_count, default=0, metavar="R", help="with --rows, of this rank (default: 0)"
-    )
+    parser.add_argument("--rank", type=_count, default=0, metavar="R", help="rank, with --rows (default: 0)")
     parser.add_argument(
         "--output", "-o", metavar="FILE", help=".csv, .parquet or .jsonl file (default: CSV to stdout)"
     )
@@ -343,8 +343,8 @@ def _add_editing(commands: _Commands) -> None:
 def _add_upkeep(commands: _Commands) -> None:
     parser = commands.add("rm", "gc.rm", "delete runs with everything in their folders, or from a dataset")
     _add_run(parser, nargs="+")
-    parser.add_argument("--yes", "-y", action="store_true", help="do not ask")
-    parser.add_argument("--force", action="store_true", help="also runs that others beside them are forks of")
+    parser.add_argument("--yes", "-y", action="store_true", help="don't ask")
+    parser.add_argument("--force", action="store_true", help="also delete runs that have forks beside them")
     parser = commands.add(
         "gc",
         "gc.gc",
@@ -363,11 +363,11 @@ def _add_upkeep(commands: _Commands) -> None:
     parser = commands.add(
         "pack",
         "export.pack",
-        "turn the closed parts of long runs that earlier versions wrote into Parquet of this one",
+        "convert closed parts of long runs from earlier versions to this version's Parquet",
     )
     _add_run(parser, nargs="+")
     parser = commands.add(
-        "verify", "verify.verify", "read everything of runs, and say what is damaged or missing"
+        "verify", "verify.verify", "read runs completely, and report what is damaged or missing"
     )
     _add_run(parser, nargs="*")
     parser = commands.add(
@@ -377,13 +377,13 @@ def _add_upkeep(commands: _Commands) -> None:
     parser.add_argument("target", metavar="DATASET", help="folder, s3://bucket/prefix, gs://… or az://…")
     parser.add_argument("--optimize", action="store_true", help="join small files, sorted by metric and run")
     parser.add_argument(
-        "--vacuum", type=float, metavar="DAYS", help="remove files that only versions older than this need"
+        "--vacuum", type=float, metavar="DAYS", help="delete files that only versions older than this need"
     )
     parser.add_argument(
         "--remove-gone", action="store_true", help="remove runs from DATASET that ROOT no longer has"
     )
     parser.add_argument(
-        "--include-deleted", action="store_true", help="also runs that were deleted from DATASET"
+        "--include-deleted", action="store_true", help="add runs again that were deleted from DATASET"
     )
     parser.add_argument(
         "--single-writer",
@@ -398,7 +398,7 @@ def _add_upkeep(commands: _Commands) -> None:
     parser = commands.add(
         "send",
         "send.send",
-        "send runs to a tracker or to another folder; incremental when repeated",
+        "send runs to a tracker or to another folder; if repeated, only new records",
         details=_targets,
     )
     _add_run(parser, nargs="*")
@@ -420,22 +420,22 @@ def _add_upkeep(commands: _Commands) -> None:
     )
     parser.add_argument("--follow", action="store_true", help="keep sending until the run ends")
     parser.add_argument(
-        "--again", action="store_true", help="send everything again and replace what was sent before"
+        "--again", action="store_true", help="send everything again, and replace the earlier copy"
     )
     parser.add_argument(
         "--abandoned",
         action="store_true",
-        help="include rows abandoned when training resumed from an earlier step",
+        help="include rows that were abandoned when training resumed from an earlier step",
     )
     parser = commands.add(
         "import",
         "importing.import_",
-        "write the runs of another logger as run folders; again, only what is new",
+        "write the runs of another logger as run folders; if repeated, only new and changed runs",
         details=_sources,
     )
     parser.add_argument("source", metavar="SOURCE", help="file, folder, or URI; see below")
     parser.add_argument(
-        "--from", dest="from_source", metavar="NAME", help="kind of source, where several are recognised"
+        "--from", dest="from_source", metavar="NAME", help="source, if several are recognised"
     )
     parser.add_argument(
         "--column",
@@ -445,7 +445,9 @@ def _add_upkeep(commands: _Commands) -> None:
         metavar="ROLE=NAME",
         help="column of a table that holds the step, time, epoch or run; repeatable",
     )
-    parser.add_argument("--dry-run", action="store_true", help="read everything, and write nothing")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="report what would be written, without writing"
+    )
 
 
 def _sources() -> str:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import attrs
 
-from destinations.runs import Run
+from destinations.runs import RecordedRun
 from destinations.runs.content.checkpoints import Checkpoint, choose, copy_checkpoint, list_checkpoints
 
 from .running import EXIT_OK, UsageError, find_runs
@@ -80,8 +80,8 @@ def _get(name: str, which: str, options: argparse.Namespace, session: CommandCon
     return EXIT_OK
 
 
-def _place(name: str, options: argparse.Namespace, session: CommandContext) -> Run | str:
-    """Returns a run, or the URI of a folder of checkpoints as it is."""
+def _place(name: str, options: argparse.Namespace, session: CommandContext) -> RecordedRun | str:
+    """Returns a run; the URI of a folder of checkpoints is returned unchanged."""
     return name if "://" in name else find_runs([name], options, session)[0]
 
 

@@ -76,7 +76,7 @@ def unarchive(options: argparse.Namespace, session: CommandContext) -> int:
 
 def _set_archived(options: argparse.Namespace, session: CommandContext, *, archived: bool) -> int:
     with open_selected(options, session) as runs:
-        # All are looked up before any is changed: a wrong name changes nothing.
+        # All runs are looked up before any is changed, so that a wrong name changes nothing.
         found = [runs[name] for name in options.run_name]
         edited = [
             run if run.record.archived == archived else runs.edit(run, archived=archived) for run in found

@@ -1,11 +1,11 @@
-"""`export`: runs, metrics or rows as one file. `pack`: parts as Parquet. `compact`, `sql`: a dataset."""
+"""The commands `export` (to one file), `pack` (parts to Parquet), and `compact` and `sql` (datasets)."""
 
 import argparse
 from collections.abc import Sequence
 
 import attrs
 
-from destinations.runs import DatasetError, Run
+from destinations.runs import DatasetError, RecordedRun
 from destinations.runs.export import ExportFormat, export_metrics, export_rows, export_runs
 
 from .listing import selection_of
@@ -28,7 +28,7 @@ def export(options: argparse.Namespace, session: CommandContext) -> int:
     target = session.screen.data_stream() if output is None else output
     damaged: list[str] = []
 
-    def on_damaged(run: Run, error: Exception) -> None:
+    def on_damaged(run: RecordedRun, error: Exception) -> None:
         damaged.append(f"metrics of run {run.run_id} in {run.place} cannot be read completely: {error}")
 
     if options.rows and len(runs) != 1:
@@ -50,7 +50,7 @@ def export(options: argparse.Namespace, session: CommandContext) -> int:
     return EXIT_INCOMPLETE if damaged else EXIT_OK
 
 
-def _selected(options: argparse.Namespace, session: CommandContext) -> Sequence[Run]:
+def _selected(options: argparse.Namespace, session: CommandContext) -> Sequence[RecordedRun]:
     if options.run_name:
         if options.where or options.tag or options.status:
             raise UsageError("give either run names or --where, --tag and --status, not both.")
@@ -60,7 +60,7 @@ def _selected(options: argparse.Namespace, session: CommandContext) -> Sequence[
 
 
 def pack(options: argparse.Namespace, session: CommandContext) -> int:
-    """Turns the closed parts that earlier versions wrote into those of this one."""
+    """Converts the closed parts of earlier versions to the format of this version."""
     from destinations.run_directory import RunInUseError
     from destinations.run_directory.conversion import convert_parts
 

@@ -50,7 +50,7 @@ def status_style(status: str) -> str | None:
 
 
 def field_of(record: RunRecord, name: str, now: float) -> Any:
-    """Returns what is shown of a column for a run, or None."""
+    """Returns the value of a column for a run, or None."""
     value = value_of(record, name, now)
     return None if value is MISSING else list(value) if isinstance(value, tuple) else value
 
@@ -92,7 +92,7 @@ def column_of(name: str, values: Iterable[Any]) -> Column:
         name.removeprefix("hparams.").removeprefix("summary."),
         is_right,
         is_whole=name in {"run", "name"},
-        # A number that is cut is another one. "completed" has nine letters.
+        # A truncated number would be another number. "completed" has nine letters.
         narrowest=_WHOLE if is_right else 9 if name == "status" else 5,
     )
 
@@ -126,7 +126,7 @@ def check_fields(names: Iterable[str], hparams: Collection[str], metrics: Collec
 def check_filter(text: str | None, runs: Runs, session: CommandContext) -> None:
     """Checks that each hyperparameter and metric whose value a filter tests occurs in some run.
 
-    A misspelt name would silently select no run. `exists` may name what no run has yet.
+    A misspelt name would silently select no run. `exists` may name something that no run has yet.
 
     Raises:
         MetricNotFoundError: no run has the name; the message suggests the closest.

@@ -6,7 +6,7 @@ from typing import Any
 
 from destinations.history.rows import MetricRow
 from destinations.run_directory.layout import column_of
-from destinations.runs import MetricNotFoundError, Run
+from destinations.runs import MetricNotFoundError, RecordedRun
 from destinations.runs.content.follow import last_rows_of_run
 from destinations.runs.errors import near_names
 from destinations.runs.index.filters import Filter
@@ -53,7 +53,7 @@ def _print(rows: Iterable[MetricRow], options: argparse.Namespace, session: Comm
 
 
 def wait(options: argparse.Namespace, session: CommandContext) -> int:
-    """Waits until a condition holds, the run ends, or the timeout expires."""
+    """Waits until a condition is true, the run ends, or the timeout expires."""
     from destinations.runs.index.filters import parse_filter
     from destinations.runs.runs import matches
 
@@ -76,7 +76,7 @@ def wait(options: argparse.Namespace, session: CommandContext) -> int:
         session.wait(options.interval if left is None else min(options.interval, left))
 
 
-def _note_unknown(run: Run, condition: Filter, session: CommandContext) -> None:
+def _note_unknown(run: RecordedRun, condition: Filter, session: CommandContext) -> None:
     """Prints a note for each name of a condition that the run does not have (yet): it may be misspelt."""
     known = {"summary": run.record.summary, "hparams": run.record.hparams}
     for field in condition.fields(with_exists=False):
@@ -87,7 +87,9 @@ def _note_unknown(run: Run, condition: Filter, session: CommandContext) -> None:
             session.note(f"run {run.run_id} has no {str(field)!r} yet{hint}")
 
 
-def _ended(run: Run, code: int, how: str, options: argparse.Namespace, session: CommandContext) -> int:
+def _ended(
+    run: RecordedRun, code: int, how: str, options: argparse.Namespace, session: CommandContext
+) -> int:
     if options.json:
         found: dict[str, Any] = {
             "run_id": run.run_id,

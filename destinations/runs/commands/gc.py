@@ -4,9 +4,9 @@
 the run. A folder that contains anything else, such as code, weights or another run, is kept, and the command
 says why.
 
-A row of an index says where a run was. Before anything is deleted its folder is opened, the id
-in it is compared with that of the row, and its locks are taken; files are deleted through the open folder, so
-that no run which begins at that path meanwhile loses anything.
+The index only knows where a run was. So before anything is deleted, the folder is opened, its id is compared
+with the index, and its locks are taken. Files are deleted through the open folder, so a run that starts at
+the same path meanwhile loses nothing.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from destinations.run_directory.layout import (
     lock_name,
     metrics_name,
 )
-from destinations.runs import Run, RunNotFoundError, RunRecord, is_alive, open_runs
+from destinations.runs import RecordedRun, RunNotFoundError, RunRecord, is_alive, open_runs
 from destinations.runs.files import json_lines
 from destinations.runs.index.bucket import BucketCopy
 from destinations.runs.own_files import FOLDERS, KNOWN, LOCK
@@ -129,7 +129,7 @@ def gc(options: argparse.Namespace, session: CommandContext) -> int:
 
 
 def _check_are_folders(copies: Iterable[BucketCopy | None], *, is_dataset: bool = False) -> None:
-    """Refuses runs in a store, where only a copy would be deleted, and a dataset, which has no folders."""
+    """Rejects runs in a store, where only a copy would be deleted, and datasets, which have no folders."""
     if is_dataset:
         raise UsageError("a dataset has no folders. Delete its runs with `destinations runs rm`.")
     for copy in copies:
@@ -181,12 +181,12 @@ def _show(found: list[Candidate], options: argparse.Namespace, session: CommandC
 
 def _candidates(records: list[RunRecord], older_than: float, now: float) -> Iterator[Candidate]:
     for record in records:
-        # Missing folders and symbolic links are not ours to delete.
+        # Missing folders and symbolic links are skipped.
         if record.path.is_symlink() or not record.path.is_dir():
             continue
         reason = None
         try:
-            if _is_written(Run(record), now) or (reason := _why_deletable(record)) is None:
+            if _is_written(RecordedRun(record), now) or (reason := _why_deletable(record)) is None:
                 continue
             size, touched_at = _size_and_time(record.path)
         except OSError as error:
@@ -325,13 +325,13 @@ def _size_and_time(folder: Path) -> tuple[int, float]:
     return size, touched_at
 
 
-def _is_written(run: Run, now: float) -> bool:
-    """Returns whether its trainer or one of its writers is alive."""
+def _is_written(run: RecordedRun, now: float) -> bool:
+    """Returns whether the trainer or a writer of the run is alive."""
     records = (one.record for one in (run, *run.writer_runs()))
     return any(is_alive(record.status, record.heartbeat_at, now) for record in records)
 
 
-def _require_ended(run: Run, now: float) -> None:
+def _require_ended(run: RecordedRun, now: float) -> None:
     if _is_written(run, now):
         raise _WrittenError
 
@@ -339,7 +339,7 @@ def _require_ended(run: Run, now: float) -> None:
 def _require_unforked(folder: Path, run_id: str, others: Collection[str] = ()) -> None:
     """Raises `_KeptError` for a run whose rows a fork beside it needs; `others` go with it."""
     if forks := [name for name in forks_of(folder, run_id) if name not in others]:
-        raise _KeptError(f"{', '.join(forks)} was forked from it, and has its rows from there")
+        raise _KeptError(f"{', '.join(forks)} was forked from it and needs its rows")
 
 
 def _collect(record: RunRecord, now: float) -> None:
@@ -379,7 +379,7 @@ def _rm_folders(options: argparse.Namespace, session: CommandContext) -> int:
         return _names_without_run(folder)
 
     with contextlib.ExitStack() as stack:
-        # What the question is about is what is deleted, whatever is at the path by then.
+        # Only the runs that the user was asked about are deleted, whatever is at their paths by then.
         held = []
         for path, run in runs:
             with _refusing(run):
@@ -422,7 +422,7 @@ def _is_agreed(question: str, session: CommandContext) -> bool:
 
 
 def _rm_of_dataset(dataset: "Dataset", options: argparse.Namespace, session: CommandContext) -> int:
-    """Deletes runs from a dataset; their folders stay."""
+    """Deletes runs from a dataset; their folders are kept."""
     found = list({run.run_id: run for run in map(dataset.__getitem__, options.run_name)}.values())
     names = ", ".join(run.name for run in found)
     if not options.yes and not _is_agreed(f"Delete {names} from {dataset.uri}? [y/N] ", session):
@@ -437,7 +437,7 @@ def _rm_of_dataset(dataset: "Dataset", options: argparse.Namespace, session: Com
 
 
 @contextlib.contextmanager
-def _refusing(run: Run) -> Iterator[None]:
+def _refusing(run: RecordedRun) -> Iterator[None]:
     try:
         yield
     except _WrittenError as error:
@@ -459,19 +459,19 @@ def _names_without_run(folder: Path) -> list[str]:
 
 
 def _is_of_writer(stream: Stream) -> bool:
-    """Returns whether its sidecar says that it is that of this writer; another run may be there."""
+    """Returns whether a folder has the sidecar of this writer; another run may be there."""
     return read_json(stream.folder / SIDECAR).get("writer") == stream.writer
 
 
-# Deleting what is held.
+# Deleting through open folders.
 
 
 @contextlib.contextmanager
 def _opened(record: RunRecord) -> Iterator[tuple[int, Path]]:
-    """Yields a descriptor of the folder of a run, and a path that stays that of this folder.
+    """Yields a descriptor of the folder of a run, and a path that always leads to this folder.
 
     Raises:
-        _KeptError: another run is there, or none.
+        _KeptError: another run or no run is there.
     """
     try:
         fd = os.open(record.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -482,7 +482,7 @@ def _opened(record: RunRecord) -> Iterator[tuple[int, Path]]:
         path = through if through.is_dir() else record.path
         found = _id_in(path)
         if found not in {None, record.run_id}:
-            raise _KeptError(f"another run, {found}, is at {str(record.path)!r} by now")
+            raise _KeptError(f"another run, {found}, is now at {str(record.path)!r}")
         yield fd, path
 
 
@@ -499,26 +499,26 @@ def _id_in(folder: Path) -> str | None:
     return found
 
 
-def _run_in(folder: Path) -> Run:
+def _run_in(folder: Path) -> RecordedRun:
     try:
-        return Run.open(folder)
+        return RecordedRun.open(folder)
     except RunNotFoundError:
         raise _KeptError("it is no longer a run") from None
 
 
 def _delete(place: Path, fd: int, folder: Path, what_goes: Callable[[Path], Collection[str]]) -> None:
-    """Deletes files and folders of a run, then its folder; holds its locks meanwhile.
+    """Deletes files and folders of a run, then its folder, while holding its locks.
 
     Args:
-        place: where the folder was found.
-        fd: of the folder.
-        folder: a path that stays that of the folder.
-        what_goes: returns the names below the folder, or raises `_KeptError`; called once before anything
-            changes, and once with the locks.
+        place: the path at which the folder was found.
+        fd: the descriptor of the folder.
+        folder: a path that always leads to the folder.
+        what_goes: returns the names to delete below the folder, or raises `_KeptError`. Called once before
+            anything changes, and once with the locks.
 
     Raises:
-        _KeptError: it is kept.
-        OSError: something cannot be deleted, or was added meanwhile.
+        _KeptError: the folder is kept.
+        OSError: something can't be deleted, or was added meanwhile.
     """
     if not is_open_file(fd)(str(place)):
         raise _KeptError("its folder was moved")
@@ -530,7 +530,7 @@ def _delete(place: Path, fd: int, folder: Path, what_goes: Callable[[Path], Coll
         for name in sorted(locks):
             held.enter_context(_locked(folder / name))
         _unlink(fd, {*what_goes(folder)} - locks - holders)
-    # Here and below, this removes empty folders only, whichever are there now.
+    # Here and below, `rmdir` only removes empty folders.
     if holders:
         _unlink(fd, holders)
     place.rmdir()
@@ -541,13 +541,13 @@ def _lock_names(folder: Path) -> set[str]:
     names = set()
     for stream in streams_of(folder):
         found = (path.name for path in stream.folder.glob(".lock*") if LOCK.fullmatch(path.name))
-        # A run that is resumed needs that of rank 0, whether it is there or not.
+        # Resuming a run takes the lock of rank 0, whether its file exists or not.
         names |= {f"{stream.prefix}{name}" for name in (lock_name(0), *found)}
     return names
 
 
 def _unlink(fd: int, names: Collection[str]) -> None:
-    """Deletes what has one of these names below a folder, contents first; follows no link."""
+    """Deletes these names below a folder, contents first; follows no links."""
     for parent, folders, files, parent_fd in os.fwalk(".", topdown=False, dir_fd=fd):
         prefix = parent.removeprefix(".").removeprefix("/") + "/" * (parent != ".")
         for name in sorted((*files, *folders), key=lambda name: (name in _LAST, name)):
@@ -561,10 +561,10 @@ def _unlink(fd: int, names: Collection[str]) -> None:
 def _locked(path: Path) -> Iterator[None]:
     """Holds a lock of a run, and removes its file at the end.
 
-    Where the file system has no locks, the file itself is the lock of a writer that begins now.
+    On file systems without locks, the file itself is the lock of a writer that starts now.
 
     Raises:
-        _KeptError: a process holds it.
+        _KeptError: a process holds the lock.
     """
     with closing(open_regular(path, os.O_RDWR | os.O_CREAT, 0o666)) as fd:
         is_mine = True
@@ -575,6 +575,6 @@ def _locked(path: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            # Who replaces the file of a lock must hold it.
+            # Only the holder of a lock may replace its file.
             if is_open_file(fd)(str(path)):
                 path.unlink()

@@ -1,4 +1,4 @@
-"""`import`: writes the runs of another logger as run folders."""
+"""The command `import`: writes the runs of another logger as run folders."""
 
 import argparse
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from .screen import CommandContext
 
 
 def import_(options: argparse.Namespace, session: CommandContext) -> int:
-    """Imports runs, and says what came and what was left out."""
+    """Imports runs, and reports what was imported and what was left out."""
     root, *others = given_roots(options, session) or ["runs"]
     if others or "://" in root:
         raise UsageError(
@@ -24,8 +24,8 @@ def import_(options: argparse.Namespace, session: CommandContext) -> int:
         except ColumnsError as error:
             if session.ask is None:
                 raise
-            session.note(f"its columns are {', '.join(error.columns)}")
-            asked = session.ask("which one is the step? (empty: count the rows) ")
+            session.note(f"columns: {', '.join(error.columns)}")
+            asked = session.ask("which column is the step? (empty: count the rows) ")
             report = _import(options, root, {**columns, "step": asked.strip()}, session)
     except UnreadableError as error:
         session.note(str(error))

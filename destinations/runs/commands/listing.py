@@ -1,4 +1,4 @@
-"""`ls` and `best`: tables of runs. `scan`: updates the index that they are read from."""
+"""`ls` and `best`: tables of runs. `scan`: updates their index."""
 
 import argparse
 import math
@@ -75,7 +75,7 @@ def _list_once(runs: Runs, options: argparse.Namespace, session: CommandContext)
 
 
 def _cells_of(name: str, records: list[RunRecord], now: float) -> list[Cell]:
-    """Returns the cells of a column; hyperparameters that differ are told apart."""
+    """Returns the cells of a column; different hyperparameters get different texts."""
     if name.startswith("hparams."):
         return list(map(Cell, texts_apart(value_of(record, name, now) for record in records)))
     return [cell_of(record, name, now) for record in records]
@@ -92,7 +92,7 @@ def _columns_of(records: list[RunRecord]) -> list[str]:
         for name in counts
         if not same_values(value_of(record, f"hparams.{name}", 0.0) for record in records)
     ]
-    # Those that all runs have, before those of a few.
+    # Hyperparameters that all runs have come first.
     varying.sort(key=lambda name: -counts[name])
     metrics = Counter(name for record in records for name in record.summary)
     main = sorted(metrics, key=lambda name: (not metric_direction(name), -metrics[name]))

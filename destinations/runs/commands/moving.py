@@ -1,4 +1,4 @@
-"""What `import` and `send` show: a bar while runs are moved, and what the report says at the end."""
+"""The progress bar of `import` and `send`, and the report at their end."""
 
 import contextlib
 from collections.abc import Iterator
@@ -11,10 +11,10 @@ from .screen import CommandContext
 
 @contextlib.contextmanager
 def progress_bar(session: CommandContext) -> Iterator[Progress]:
-    """Yields what shows in a terminal how many runs are done, and how many values and records."""
+    """Yields a function that shows the number of runs, values and records in a terminal."""
     from tqdm import tqdm
 
-    # Shown anew also where no run is done in between.
+    # `miniters=0` refreshes the bar even if no run was completed in between.
     is_hidden = not session.errors.isatty()
     with tqdm(unit=" runs", miniters=0, file=session.errors, disable=is_hidden) as bar:
         values = 0
@@ -30,14 +30,14 @@ def progress_bar(session: CommandContext) -> Iterator[Progress]:
 
 
 def records_text(report: MoveReport) -> str:
-    """Returns how many records of each kind a report has, as the rest of a sentence."""
+    """Returns the counts of records by kind, as the rest of a sentence."""
     return "".join(f", {_counted(kind, count)}" for kind, count in sorted(report.records.items()))
 
 
 def say_what_is_wrong(report: MoveReport, session: CommandContext) -> int:
-    """Says what a report has left out, and what failed; returns the exit code."""
+    """Prints what was left out and what failed; returns the exit code."""
     if report.busy:
-        session.note(f"another process was writing {report.busy} runs, which were left to it")
+        session.note(f"skipped {report.busy} runs that another process was writing")
     if report.left_out:
         what = ", ".join(_counted(kind, count) for kind, count in sorted(report.left_out.items()))
         session.note(f"left out: {what}")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from destinations.runs import MetricNotFoundError, Run, RunNotFoundError
+from destinations.runs import MetricNotFoundError, RecordedRun, RunNotFoundError
 from destinations.runs.notebook import draw, lines_of, require_matplotlib
 from destinations.text.formatting import cut, one_line, pad, short, shortened
 
@@ -70,7 +70,7 @@ def plot(options: argparse.Namespace, session: CommandContext) -> int:
 
 
 def _sorted_words(options: argparse.Namespace, session: CommandContext) -> tuple[list[str], list[str]]:
-    """Returns the metrics and the runs among the arguments: the first is a metric, others may be runs."""
+    """Returns the metrics and the runs among the arguments: the first is a metric, later ones may be runs."""
     metrics, names = options.metrics[:1], list(options.run_name or ())
     rest: list[str] = []
     for word in options.metrics[1:]:
@@ -89,11 +89,11 @@ def _sorted_words(options: argparse.Namespace, session: CommandContext) -> tuple
 
 
 def _matching(given: str, known: Sequence[str]) -> list[str]:
-    """Returns the metric of this name, or those that match the pattern."""
+    """Returns the metric with this name, or the metrics that match the pattern."""
     return [given] if given in known else [name for name in known if fnmatch.fnmatchcase(name, given)]
 
 
-def _selected_runs(options: argparse.Namespace, session: CommandContext) -> list[Run]:
+def _selected_runs(options: argparse.Namespace, session: CommandContext) -> list[RecordedRun]:
     with open_selected(options, session) as opened:
         check_filter(options.where, opened, session)
         runs = opened.query(**selection_of(options))
@@ -105,8 +105,8 @@ def _selected_runs(options: argparse.Namespace, session: CommandContext) -> list
     return runs
 
 
-def _metrics_of(given: Sequence[str], runs: Sequence[Run], session: CommandContext) -> list[str]:
-    """Returns the names of the metrics: those given, and those that match a pattern."""
+def _metrics_of(given: Sequence[str], runs: Sequence[RecordedRun], session: CommandContext) -> list[str]:
+    """Returns the names of the metrics that are given or match a pattern."""
     known = list(dict.fromkeys(name for run in runs for name in run.metric_names()))
     names: list[str] = []
     for word in given:
@@ -121,7 +121,12 @@ def _metrics_of(given: Sequence[str], runs: Sequence[Run], session: CommandConte
 
 
 def _series_of(
-    metric: str, runs: list[Run], options: argparse.Namespace, session: CommandContext, *, is_named: bool
+    metric: str,
+    runs: list[RecordedRun],
+    options: argparse.Namespace,
+    session: CommandContext,
+    *,
+    is_named: bool,
 ) -> list[Series]:
     series: list[Series] = []
     for run in runs:
@@ -184,7 +189,7 @@ def chart_lines(
 
 
 def _joined(xs: Any, ys: Any, count: int) -> tuple[Any, Any]:
-    """Returns few points with those on the lines between them; many points as they are."""
+    """Returns points, with points on the lines between them if there are only a few."""
     import numpy as np
 
     if not 1 < len(xs) < count or (np.diff(xs) <= 0).any():
@@ -195,7 +200,7 @@ def _joined(xs: Any, ys: Any, count: int) -> tuple[Any, Any]:
 
 
 def _share(values: Any, low: float, high: float) -> Any:
-    """Returns where values are between two bounds, from 0 to 1."""
+    """Returns the positions of values between two bounds, from 0 to 1."""
     # Halved first: the span of the largest numbers overflows.
     span = high / 2 - low / 2
     return (values / 2 - low / 2) / span if span else values * 0.0 + 0.5

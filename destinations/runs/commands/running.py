@@ -10,8 +10,8 @@ from pathlib import Path
 from destinations.runs import (
     DatasetError,
     FilterError,
+    RecordedRun,
     RootError,
-    Run,
     RunNotFoundError,
     Runs,
     RunsError,
@@ -76,7 +76,7 @@ def run_command(command: Command, options: argparse.Namespace, session: CommandC
 
 
 def roots_of(options: argparse.Namespace, session: CommandContext) -> list[str]:
-    """Returns the roots given by `--root`, else by `DESTINATIONS_ROOT`, else `runs`."""
+    """Returns the roots from `--root`, or else from `DESTINATIONS_ROOT`, or else `runs`."""
     if roots := given_roots(options, session):
         return roots
     if not Path("runs").is_dir():
@@ -85,7 +85,7 @@ def roots_of(options: argparse.Namespace, session: CommandContext) -> list[str]:
 
 
 def given_roots(options: argparse.Namespace, session: CommandContext) -> list[str]:
-    """Returns the roots given by `--root`, else by `DESTINATIONS_ROOT`."""
+    """Returns the roots from `--root`, or else from `DESTINATIONS_ROOT`."""
     # `--root` may stand before the command and after it.
     before, here = (getattr(options, name, None) or () for name in ("roots_before", "place"))
     if roots := [*before, *(options.root or ()), *here]:
@@ -99,7 +99,7 @@ def view_of(name: str, runs: Runs) -> RunView:
     """Returns a view by its name.
 
     Raises:
-        UsageError: none of the roots has it.
+        UsageError: no root has such a view.
     """
     views = {key: fields for root in reversed(runs.roots) for key, fields in read_views(root).items()}
     if name not in views:
@@ -110,7 +110,7 @@ def view_of(name: str, runs: Runs) -> RunView:
 
 
 def _take_view(options: argparse.Namespace, runs: Runs) -> None:
-    """Puts a saved view into the options: what these say themselves has precedence, and filters add up."""
+    """Adds a saved view to the options. Given options take precedence, and filters are combined."""
     view = view_of(options.view, runs)
     options.where = view.filter(options.where or "")
     options.archived = options.archived or view.archived is not False
@@ -136,10 +136,12 @@ def open_selected(options: argparse.Namespace, session: CommandContext) -> Runs:
     return runs
 
 
-def find_runs(names: Sequence[str], options: argparse.Namespace, session: CommandContext) -> list[Run]:
+def find_runs(
+    names: Sequence[str], options: argparse.Namespace, session: CommandContext
+) -> list[RecordedRun]:
     """Returns runs by id, id prefix, name or path; if all are paths of run folders, no root is scanned.
 
-    With `--branch`, each is as that session had it.
+    With `--branch`, each is shown at the end of that session.
 
     Raises:
         RunNotFoundError: no run matches.
@@ -154,7 +156,7 @@ def find_runs(names: Sequence[str], options: argparse.Namespace, session: Comman
     return found if branch is None else [run.branch(branch) for run in found]
 
 
-def at_path(name: str) -> Run | None:
+def at_path(name: str) -> RecordedRun | None:
     """Returns the run at a path with a "/", or at a URI, or None."""
     if "://" in name:
         with open_runs(name) as runs:
@@ -163,6 +165,6 @@ def at_path(name: str) -> Run | None:
     if os.sep not in name:
         return None
     try:
-        return Run.open(name)
+        return RecordedRun.open(name)
     except RunNotFoundError:
         return None

@@ -1,9 +1,9 @@
 """Output of a command: screen width, colours, values as text, tables, JSON, messages.
 
-All output passes through here, including untrusted text from run files (names, tags, notes, paths): control
-characters are shown as escapes, so that they cannot move the cursor, change the terminal or start a line.
+All output passes through here, including untrusted text from run files (names, tags, notes, paths). Control
+characters are escaped, so that they can't move the cursor, change the terminal or start a line.
 
-Colours appear only on terminals, and never where `NO_COLOR` is set (https://no-color.org).
+Colours appear only on terminals, and never if `NO_COLOR` is set (https://no-color.org).
 """
 
 import io
@@ -74,7 +74,7 @@ class Screen:
 
     @classmethod
     def of(cls, stream: IO[str] | None = None) -> "Screen":
-        """Returns what a stream can do; that of this process's output where none is given."""
+        """Returns the screen of a stream; by default, of this process's standard output."""
         stream = sys.stdout if stream is None else stream
         is_terminal = stream.isatty()
         has_colors = is_terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
@@ -103,7 +103,7 @@ class Screen:
         self.line(one_line_json(text))
 
     def styled(self, text: str, style: str | None) -> str:
-        """Returns the text with a style applied, where colours are shown."""
+        """Returns the text with a style applied, if colours are shown."""
         if not style or not self.has_colors:
             return text
         return f"{_MARK}{STYLES[style]};{text}{_MARK}0;"
@@ -130,7 +130,7 @@ class CommandContext:
         errors: messages (stderr).
         clock: returns the time in seconds since 1970.
         wait: sleeps for a number of seconds.
-        ask: asks a question in a terminal and returns the answer; None where there is none.
+        ask: asks a question in a terminal and returns the answer; None without a terminal.
         environment: environment variables.
     """
 
@@ -174,7 +174,7 @@ class _EscapingStream(io.TextIOBase):
         return len(text)
 
 
-# Tables: columns as wide as their content, truncated where the screen is narrower.
+# Tables: columns are as wide as their content, or truncated if the screen is too narrow.
 
 _GAP = "  "
 _NARROWEST = 5
@@ -187,7 +187,8 @@ class Column:
     Attributes:
         title: the header.
         is_right: right-aligned.
-        is_whole: truncated only after all other columns, and in the middle: both ends of a name matter.
+        is_whole: truncated only after all other columns, and in the middle, because both ends of a name
+            matter.
         narrowest: never narrower than this, unless its content is.
     """
 
@@ -208,8 +209,8 @@ class Cell:
 def table_lines(columns: Sequence[Column], rows: Sequence[Sequence[Cell | str]], screen: Screen) -> list[str]:
     """Returns the lines of a table, header first.
 
-    On a narrow screen the widest columns are truncated with "…"; where even that does not suffice, the last
-    columns are omitted, and the header ends with "…".
+    On a narrow screen, the widest columns are truncated with "…". If that isn't enough, the last columns are
+    omitted, and the header ends with "…".
     """
     # Escaped before measuring: an escape is wider than the character it replaces.
     table = [
@@ -257,7 +258,7 @@ def _fitting(widths: list[int], columns: Sequence[Column], room: int) -> int:
                 break
             widest = max(candidates, key=widths.__getitem__)
             second = max((widths[index] for index in candidates if index != widest), default=least[widest])
-            # In one step down to the next widest, but no further than needed.
+            # Narrows to the next widest column in one step, but no further than needed.
             widths[widest] -= max(1, min(excess, widths[widest] - max(second, least[widest])))
     return shown
 

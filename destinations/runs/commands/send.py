@@ -1,11 +1,11 @@
-"""`send`: sends runs to a tracker or to another folder."""
+"""The command `send`: sends runs to a tracker or to another folder."""
 
 import argparse
 import json
 from collections.abc import Sequence
 from typing import Any
 
-from destinations.runs import Run
+from destinations.runs import RecordedRun
 from destinations.runs.move.stream import MoveReport, move
 from destinations.runs.send import TargetError
 from destinations.runs.send import send as send_run
@@ -28,7 +28,7 @@ def send(options: argparse.Namespace, session: CommandContext) -> int:
     answers: list[dict[str, Any]] = []
     all_runs, codes = MoveReport(), [EXIT_OK]
 
-    def take(run: Run) -> None:
+    def take(run: RecordedRun) -> None:
         report = send_run(
             run,
             options.to,
@@ -61,7 +61,7 @@ def send(options: argparse.Namespace, session: CommandContext) -> int:
     return max(*codes, EXIT_FAILED if all_runs.busy else EXIT_OK)
 
 
-def _chosen(options: argparse.Namespace, session: CommandContext) -> Sequence[Run]:
+def _chosen(options: argparse.Namespace, session: CommandContext) -> Sequence[RecordedRun]:
     selection = [one for one in (options.where, options.tag, options.status) if one]
     if bool(options.run_name) + bool(selection) + options.all != 1:
         raise UsageError("give run names, or --where, --tag and --status, or --all.")

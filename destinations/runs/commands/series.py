@@ -1,4 +1,4 @@
-"""`series`: the values of a metric, all or those that a condition chooses."""
+"""`series`: the values of a metric, or only values that meet a condition."""
 
 import argparse
 import itertools

@@ -1,4 +1,4 @@
-"""`show`: all details of a run on one page. `diff`: what differs between runs."""
+"""`show`: all details of a run on one page. `diff`: the differences between runs."""
 
 import argparse
 import contextlib
@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 
 from destinations.history.fork import Parent
-from destinations.runs import MetricNotFoundError, Run
+from destinations.runs import MetricNotFoundError, RecordedRun
 from destinations.runs.content.flight import FLIGHT_FOLDER, describe_flights
 from destinations.runs.order import MISSING
 from destinations.runs.record import status_of
@@ -42,7 +42,7 @@ _MAX_NAMES = 100
 _MAX_FRAMES = 8
 _LAST_STEPS = 5
 _MAX_SESSIONS = 20
-# Differ between any two runs and are of no interest.
+# These fields differ between any two runs and are not interesting.
 _VOLATILE = frozenset({"pid", "ppid", "session", "start", "started_at", "time", "run_dir", "format_version"})
 
 
@@ -74,7 +74,7 @@ def show(options: argparse.Namespace, session: CommandContext) -> int:
     return code
 
 
-def _as_json(run: Run, now: float) -> dict[str, Any]:
+def _as_json(run: RecordedRun, now: float) -> dict[str, Any]:
     return {
         **as_json(run.record, now),
         "hyperparameters": run.hyperparameters,
@@ -90,7 +90,7 @@ def _as_json(run: Run, now: float) -> dict[str, Any]:
     }
 
 
-def _show_head(run: Run, session: CommandContext) -> int:
+def _show_head(run: RecordedRun, session: CommandContext) -> int:
     record, screen, now = run.record, session.screen, session.clock()
     status = status_of(record, now)
     parts = [screen.styled(record.name, "bold")]
@@ -112,7 +112,7 @@ def _show_head(run: Run, session: CommandContext) -> int:
     except OSError as error:
         session.note(f"sessions cannot be read: {error}")
         code = EXIT_FAILED
-    # What cannot be read at all is said with the metrics.
+    # The section of the metrics reports runs that can't be read at all.
     with contextlib.suppress(OSError):
         problems = run.problems()
     last = sessions[-1] if sessions else {}
@@ -134,7 +134,7 @@ def _show_head(run: Run, session: CommandContext) -> int:
     return code
 
 
-def _since_heartbeat(run: Run, now: float) -> float | None:
+def _since_heartbeat(run: RecordedRun, now: float) -> float | None:
     return None if run.record.heartbeat_at is None else now - run.record.heartbeat_at
 
 
@@ -149,7 +149,7 @@ def _show_pairs(title: str, pairs: dict[str, str], screen: Screen) -> None:
         screen.line(line if screen.width is None else cut(line, screen.width))
 
 
-def _show_metrics(run: Run, screen: Screen) -> dict[str, str]:
+def _show_metrics(run: RecordedRun, screen: Screen) -> dict[str, str]:
     summary = run.summary
     if not summary:
         return {}
@@ -176,7 +176,7 @@ def _show_metrics(run: Run, screen: Screen) -> dict[str, str]:
     return {}
 
 
-def _trend(run: Run, name: str) -> str:
+def _trend(run: RecordedRun, name: str) -> str:
     try:
         return sparkline(run.series(name).value.tolist(), _SPARKS)
     except MetricNotFoundError:
@@ -184,7 +184,7 @@ def _trend(run: Run, name: str) -> str:
         return NOTHING
 
 
-def _states(run: Run, now: float) -> list[Any]:
+def _states(run: RecordedRun, now: float) -> list[Any]:
     if not run.writers:
         return []
     # It imports numpy.
@@ -193,8 +193,8 @@ def _states(run: Run, now: float) -> list[Any]:
     return writer_states(run, now)
 
 
-def _writer_texts(run: Run, now: float) -> dict[str, str]:
-    """Returns a line for each named writer: status, rows, last sign of life."""
+def _writer_texts(run: RecordedRun, now: float) -> dict[str, str]:
+    """Returns a line for each named writer: status, rows, last heartbeat."""
     texts = {}
     for one in _states(run, now):
         rows = "rows cannot be read" if one.rows is None else f"{one.rows} row{'s' * (one.rows != 1)}"
@@ -203,19 +203,28 @@ def _writer_texts(run: Run, now: float) -> dict[str, str]:
     return texts
 
 
-def _session_texts(run: Run) -> dict[str, str]:
+def _session_texts(run: RecordedRun) -> dict[str, str]:
     """Returns a line for each session: how it ended, whether it left a branch, and which settings differ."""
-    lines, branches = run.sessions, {one.session for one in run.branches()}
+    from destinations.run_directory.documents import (
+        flat_hyperparameters,
+        hyperparameter_files,
+        session_hyperparameters,
+    )
+
+    lines, branches, files = run.sessions, {one.session for one in run.branches()}, None
     texts = {}
     for line in lines[-_MAX_SESSIONS:] if len(lines) > 1 else ():
-        before = run.branch(str(line.get("session")))
-        others = {
-            name: value for name, value in before.hparams.items() if run.hparams.get(name, MISSING) != value
-        }
+        files = hyperparameter_files(run.path) if files is None else files
+        own: dict[str, Any] = {}
+        # An earlier version kept none of them by session.
+        with contextlib.suppress(OSError, ValueError):
+            own = flat_hyperparameters(session_hyperparameters(run.path, line, files=files))
+        others = {name: value for name, value in own.items() if run.hparams.get(name, MISSING) != value}
         named = ", ".join(f"{name}={value_text(value)}" for name, value in others.items())
-        is_left = ", left a branch" if before.session in branches else ""
-        texts[f"{line.get('number')}  {value_text(before.session)}"] = (
-            f"{value_text(before.status)}{is_left}{f'; {named}' if named else ''}"
+        session = str(line.get("session"))
+        is_left = ", left a branch" if session in branches else ""
+        texts[f"{line.get('number')}  {value_text(session)}"] = (
+            f"{value_text(str(line.get('status')))}{is_left}{f'; {named}' if named else ''}"
         )
     return texts
 
@@ -230,11 +239,11 @@ def _parent(parent: Parent) -> dict[str, Any]:
     }
 
 
-def _counts(run: Run) -> dict[str, int]:
+def _counts(run: RecordedRun) -> dict[str, int]:
     return {kind: one.count for kind, one in run.record_counts().items()}
 
 
-def _record_texts(run: Run) -> dict[str, str]:
+def _record_texts(run: RecordedRun) -> dict[str, str]:
     texts = {}
     for kind, found in run.record_counts().items():
         names = itertools.islice(found.names.items(), _MAX_NAMES)
@@ -278,8 +287,8 @@ def _receipt_texts(receipt: dict[str, Any]) -> dict[str, str]:
     return {name: text for name, text in texts.items() if text}
 
 
-def _show_flights(run: Run, options: argparse.Namespace, session: CommandContext) -> int:
-    """Shows what the flight recorders of the ranks wrote: where each group of ranks is, and its stack."""
+def _show_flights(run: RecordedRun, options: argparse.Namespace, session: CommandContext) -> int:
+    """Shows the output of the ranks' flight recorders: where each group of ranks is, and its stack."""
     flights, screen = run.flights(), session.screen
     if options.json:
         screen.json({"flights": [one.document for one in flights]})
@@ -307,7 +316,7 @@ def _show_flights(run: Run, options: argparse.Namespace, session: CommandContext
     return EXIT_OK
 
 
-def _show_ranks(run: Run, options: argparse.Namespace, session: CommandContext) -> int:
+def _show_ranks(run: RecordedRun, options: argparse.Namespace, session: CommandContext) -> int:
     """Shows the last value of each metric over ranks, the rank that was NaN first, and seconds per step."""
     ranks, screen = run.ranks(), session.screen
     summaries = {rank: run.summary_of(rank, TRAINER) for rank in ranks}
@@ -316,7 +325,7 @@ def _show_ranks(run: Run, options: argparse.Namespace, session: CommandContext) 
     seconds: dict[int, float | None] = {}
     for place, name in enumerate(names):
         has_nan = any(name in one and one[name].non_finite for one in summaries.values())
-        # One metric tells the time of steps; others are read only if a rank had a NaN.
+        # One metric is enough for the time of steps; others are read only if a rank had a NaN.
         if has_nan or place == 0:
             try:
                 found = run.ranks(name)
@@ -389,12 +398,12 @@ def diff(options: argparse.Namespace, session: CommandContext) -> int:
     return EXIT_OK
 
 
-def differing_fields(runs: list[Run]) -> dict[str, dict[int, Any]]:
-    """Returns the differing fields by name, each with its values by the place of the run in the list."""
+def differing_fields(runs: list[RecordedRun]) -> dict[str, dict[int, Any]]:
+    """Returns the differing fields by name; each has a value per run, in the order of the runs."""
     return differing([_fields(run) for run in runs])
 
 
-def _fields(run: Run) -> dict[str, Any]:
+def _fields(run: RecordedRun) -> dict[str, Any]:
     record = run.record
     fields: dict[str, Any] = {"status": run.shown_status, "tags": sorted(record.tags)}
     fields |= {f"hparams.{name}": value for name, value in record.hparams.items()}

@@ -1,4 +1,4 @@
-"""`time`: on what the time of a run was spent. `trace`: its spans, for Perfetto."""
+"""`time`: how the time of a run was spent. `trace`: its spans, for Perfetto."""
 
 import argparse
 import os
@@ -18,7 +18,7 @@ _A_MINUTE = 60
 
 
 def time(options: argparse.Namespace, session: CommandContext) -> int:
-    """Shows on what the time of a run was spent."""
+    """Shows how the time of a run was spent."""
     (run,) = find_runs([options.run_name], options, session)
     report, screen = run.time_report(), session.screen
     if options.json:

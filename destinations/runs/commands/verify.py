@@ -1,4 +1,4 @@
-"""`verify`: reads everything of runs, and says what is damaged or missing."""
+"""`verify`: reads runs completely, and reports what is damaged or missing."""
 
 import argparse
 
@@ -11,7 +11,7 @@ __all__ = ["verify"]
 
 
 def verify(options: argparse.Namespace, session: CommandContext) -> int:
-    """Prints a line for each problem of the runs, of all runs if none is named."""
+    """Prints a line for each problem of the named runs, or of all runs."""
     if options.run_name:
         runs = find_runs(options.run_name, options, session)
     else:

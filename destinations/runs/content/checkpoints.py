@@ -1,12 +1,12 @@
-"""Lists the checkpoints of a run, on this machine and in stores, and copies one out; torch is not needed.
+"""Lists the checkpoints of a run, on this machine and in stores, and copies one. Needs no torch.
 
-A checkpoint that `CheckpointSaver` writes is a zip file whose first member, `data.pkl`, begins with a JSON
-text: the batch, the epoch and the values of the last evaluation. It is found by reading the opcodes of the
-pickle; nothing is unpickled, and no code in the file is run. Of an object in a store, only the end (the
-directory of the zip file) and that beginning are read.
+`CheckpointSaver` writes a zip file whose first member, `data.pkl`, begins with a JSON text: the batch, the
+epoch and the values of the last evaluation. It is found by reading the opcodes of the pickle; nothing is
+unpickled, and no code in the file is run. From a store, only the zip directory at the end and this beginning
+are downloaded.
 
-A checkpoint in shards is a folder: its `manifest.json` has the same JSON, and name, size and CRC-32 of the
-other files.
+A sharded checkpoint is a folder. Its `manifest.json` has the same JSON, and the name, size and CRC-32 of each
+other file.
 """
 
 import concurrent.futures
@@ -30,7 +30,7 @@ import attrs
 
 from destinations.runs.errors import CheckpointNotFoundError
 from destinations.runs.files import clean_text, number_of, read_object, read_object_file, whole_of
-from destinations.runs.run import Run
+from destinations.runs.run import RecordedRun
 from uploads import Store, UploadError, download_file, open_store
 from uploads.disk import ABSENT, IRREGULAR, crc32_of, fsync_path, open_regular, read_regular, rename_new
 
@@ -63,16 +63,16 @@ class Checkpoint:
     """A checkpoint in one place.
 
     Attributes:
-        name: of the file, or of the folder with shards.
+        name: the name of the file, or of the folder with shards.
         place: "local", or "store".
         path: the path or the URI of the file, or of the manifest of shards.
-        size: bytes, of all files.
-        step: the batches that were trained before it, or None where the file does not say.
+        size: bytes of all files.
+        step: the number of batches trained before it; None if the file lacks it.
         epoch: the complete epochs.
         time: when it was saved, in seconds since 1970.
         metrics: the values of the last evaluation, by name.
         best_by: the metric by which the run keeps the best, and "max" or "min"; or None.
-        problem: what is wrong with the file; None if it is whole.
+        problem: what is wrong with the file; None if nothing is.
         is_latest: whether a pointer names it.
         shards: size and CRC-32 of each file beside the manifest; empty for a single file.
     """
@@ -91,15 +91,15 @@ class Checkpoint:
     shards: Mapping[str, tuple[int, int]] = attrs.field(factory=dict)
 
 
-def list_checkpoints(place: Run | str, warn: Callable[[str], None]) -> list[Checkpoint]:
-    """Returns checkpoints, the newest first; of one name, that on this machine before that in a store.
+def list_checkpoints(place: RecordedRun | str, warn: Callable[[str], None]) -> list[Checkpoint]:
+    """Returns checkpoints, newest first; a local copy comes before one of the same name in a store.
 
     Args:
         place: a run, a folder of checkpoints, or the URI of one.
-        warn: called with a message about a folder, a store or a pointer that cannot be read. A checkpoint
-            that cannot be read has a `problem`.
+        warn: called with a message about each unreadable folder, store or pointer. An unreadable checkpoint
+            has a `problem`.
     """
-    if isinstance(place, Run):
+    if isinstance(place, RecordedRun):
         folders, uris = _places(place)
     else:
         folders, uris = ([], [place]) if "://" in place else ([Path(place)], [])
@@ -126,16 +126,16 @@ def list_checkpoints(place: Run | str, warn: Callable[[str], None]) -> list[Chec
 def choose(
     checkpoints: Iterable[Checkpoint], which: str, by: str | None = None, mode: str | None = None
 ) -> list[Checkpoint]:
-    """Returns the copies of one checkpoint, the one on this machine first.
+    """Returns the copies of one checkpoint, local copies first.
 
     Args:
         checkpoints: from `list_checkpoints`.
         which: "best", "latest", or a name.
-        by: with "best", the metric; default: the one by which the run keeps the best.
-        mode: "max" or "min", whichever is better; default: that of the run for this metric.
+        by: the metric for "best". Default: the one by which the run keeps the best.
+        mode: whether "max" or "min" is better. Default: the run's mode for this metric.
 
     Raises:
-        CheckpointNotFoundError: there is none.
+        CheckpointNotFoundError: there is no such checkpoint.
         ValueError: there is no metric to choose by, or no mode.
     """
     known = list(checkpoints)
@@ -176,19 +176,19 @@ def _best(checkpoints: list[Checkpoint], by: str | None, mode: str | None) -> Ch
 def copy_checkpoint(
     copies: list[Checkpoint], target: Path, *, overwrite: bool, warn: Callable[[str], None]
 ) -> Checkpoint:
-    """Copies the first of several copies that is whole to a file, which appears complete or not at all.
+    """Copies the first undamaged copy to a file, which appears complete or not at all.
 
-    A download is compared with size and checksum in the store; the file, with every checksum that is in it.
-    A checkpoint in shards becomes a folder, each file compared with the manifest.
+    A download is compared with the size and checksum in the store, and the file with the checksums in it. A
+    sharded checkpoint becomes a folder, and each of its files is compared with the manifest.
 
     Args:
-        copies: of one checkpoint, from `choose`.
-        target: the file to write, or the folder for shards; the folder around it is made.
-        overwrite: whether it may replace an existing file; a folder is never replaced.
-        warn: called with a message about a copy that is damaged.
+        copies: the copies of one checkpoint, from `choose`.
+        target: the file to write, or the folder for shards; its parent folder is created.
+        overwrite: whether to replace an existing file; a folder is never replaced.
+        warn: called with a message about each damaged copy.
 
     Returns:
-        The copy that was taken.
+        The copy that was used.
 
     Raises:
         FileExistsError: the file exists.
@@ -224,7 +224,7 @@ def copy_checkpoint(
 
 
 def _copy_file(one: Checkpoint, target: Path) -> None:
-    """Copies a checkpoint that is one file, and compares every checksum in it."""
+    """Copies a checkpoint in one file, and compares every checksum in it."""
     _take(one.path, target)
     with zipfile.ZipFile(target) as archive:
         _check_members(archive, target.stat().st_size)
@@ -234,7 +234,7 @@ def _copy_file(one: Checkpoint, target: Path) -> None:
 
 
 def _copy_shards(one: Checkpoint, folder: Path) -> None:
-    """Copies the files of a checkpoint in shards, the manifest last."""
+    """Copies the files of a sharded checkpoint, the manifest last."""
     folder.mkdir()
     for name, (size, crc32) in one.shards.items():
         _take(_beside(one.path, name), folder / name)
@@ -256,7 +256,7 @@ def _beside(path: str, name: str) -> str:
 
 
 def _take(source: str, target: Path) -> None:
-    """Copies a file of this machine, or downloads one."""
+    """Copies a local file, or downloads one."""
     if "://" in source:
         download_file(source, target, progress_bar=False, overwrite=True)
         return
@@ -277,8 +277,8 @@ def _check_members(archive: zipfile.ZipFile, size: int) -> None:
         raise zipfile.BadZipFile("its members are larger than the file")
 
 
-def _places(run: Run) -> tuple[list[Path], list[str]]:
-    """Returns the folders and the URIs where a run has checkpoints."""
+def _places(run: RecordedRun) -> tuple[list[Path], list[str]]:
+    """Returns the folders and URIs that have checkpoints of a run."""
     folders = [run.path / "checkpoints"]
     sidecar = read_object_file(run.path / "sidecar.json")
     newest, there = run.checkpoint_path or "", sidecar.get("checkpoint_uris")
@@ -396,7 +396,7 @@ def _is_checkpoint(name: str) -> bool:
 def _targets(
     pointers: Iterable[str], read: Callable[[str], bytes], warn: Callable[[str], object]
 ) -> set[str]:
-    """Returns the names to which pointers lead; warns of those that cannot be read."""
+    """Returns the names that pointers lead to; warns about unreadable pointers."""
     found = set()
     for name in pointers:
         try:
@@ -407,7 +407,7 @@ def _targets(
 
 
 def _pointed(content: bytes) -> str:
-    """Returns the name to which a pointer leads: of a file, or of the folder of a manifest."""
+    """Returns the name that a pointer leads to: a file, or the folder of a manifest."""
     name = content.decode(errors="replace").strip().removesuffix(f"/{_MANIFEST}")
     return name.rpartition("/")[2]
 
@@ -427,10 +427,10 @@ def _read_at(store: Store, name: str, offset: int, count: int) -> bytes:
 
 
 class _File(io.RawIOBase):
-    """A file that `zipfile` reads by blocks, of which the last few are kept.
+    """A file that `zipfile` reads in blocks; the last few blocks are cached.
 
     Args:
-        size: of the file in bytes.
+        size: the size of the file in bytes.
         read_at: takes an offset and a count, returns the bytes.
     """
 
@@ -481,7 +481,7 @@ class _File(io.RawIOBase):
 
 
 def _described(found: Checkpoint, file: _File, *, is_latest: bool) -> Checkpoint:
-    """Returns a checkpoint with what its file says, or what is wrong with that."""
+    """Returns a checkpoint with the fields read from its file, or with its problem."""
     found = attrs.evolve(found, is_latest=is_latest)
     try:
         with zipfile.ZipFile(file) as archive:
@@ -504,12 +504,12 @@ def _described(found: Checkpoint, file: _File, *, is_latest: bool) -> Checkpoint
 def _in_shards(
     found: Checkpoint, content: bytes, size_of: Callable[[str], int | None], *, is_latest: bool
 ) -> Checkpoint:
-    """Returns a checkpoint in shards with what its manifest says, or what is wrong with it.
+    """Returns a sharded checkpoint with the fields read from its manifest, or with its problem.
 
     Args:
-        found: with the size of the manifest.
-        content: of the manifest.
-        size_of: returns the size of a file beside it, or None where there is none.
+        found: the checkpoint, with the size of its manifest.
+        content: the content of the manifest.
+        size_of: returns the size of a file beside the manifest, or None if it is missing.
         is_latest: whether a pointer names it.
     """
     found = attrs.evolve(found, is_latest=is_latest)
@@ -527,7 +527,7 @@ def _in_shards(
 
 
 def _files_in(manifest: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
-    """Returns size and CRC-32 of each file that a manifest names."""
+    """Returns the size and CRC-32 of each file that a manifest names."""
     files = {}
     for name, one in manifest["files"].items():
         size, crc32 = whole_of(one["size"]), whole_of(one["crc32"])
@@ -558,7 +558,7 @@ def _summarized(found: Checkpoint, summary: Mapping[str, Any]) -> Checkpoint:
 
 
 def _summary_in(data: bytes) -> str | None:
-    """Returns the text behind the key "summary", which is the second of the dictionary in the pickle."""
+    """Returns the text after the key "summary", the second key of the pickled dictionary."""
     is_next = False
     with contextlib.suppress(Exception):  # A hostile file; also one whose pickle ends behind these bytes.
         for opcode, argument, _ in itertools.islice(pickletools.genops(data), _MAX_OPCODES):

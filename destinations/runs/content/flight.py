@@ -1,7 +1,7 @@
-"""`read_flights`: what the flight recorders of all ranks wrote, and which rank waits where.
+"""`read_flights`: reads what the flight recorders of all ranks wrote, and which rank waits where.
 
-docs/ranks.md describes the files. They are foreign text until checked: whatever is not as described is left
-out. Importing this module imports neither torch nor numpy.
+docs/ranks.md describes the files. They are untrusted: content that isn't as described is left out. Importing
+this module imports neither torch nor numpy.
 """
 
 import logging
@@ -37,7 +37,7 @@ class Frame:
         line: its number.
         function: the qualified name of its function.
         code: its text; "" if unknown.
-        is_library: whether it is of Python, an installed package, or this project.
+        is_library: whether it belongs to Python, an installed package, or this project.
     """
 
     file: str
@@ -60,9 +60,9 @@ class Flight:
         rank: the rank.
         world_size: the number of ranks; None if unknown.
         reason: the last reason to write: "hang", "nan", "exception" or "sigterm".
-        detail: more about it.
-        time: when, in seconds since 1970; None if unknown.
-        stack: of the main thread, outermost frame first; of the exception, if there is one.
+        detail: more about the reason.
+        time: when it was written, in seconds since 1970; None if unknown.
+        stack: the stack of the exception, or else of the main thread, outermost frame first.
         document: the whole file.
     """
 
@@ -81,7 +81,7 @@ class Flight:
 
     @property
     def doing(self) -> str:
-        """What the time ledger charged, and the innermost span of the user: "data, in 'tokenize'"."""
+        """The time ledger's current bucket and the user's innermost span: "data, in 'tokenize'"."""
         doing = self.document.get("doing")
         if not isinstance(doing, Mapping):
             return ""
@@ -103,9 +103,9 @@ class Flight:
 
     @property
     def waits_at(self) -> str:
-        """Where the main thread is: "in all_reduce at train.py:42", or "at train.py:42"; "" if unknown.
+        """Where the main thread waits: "in all_reduce at train.py:42", or "at train.py:42"; "" if unknown.
 
-        The line is the innermost one that is not of a library, the function the innermost of all.
+        The line is the innermost one outside libraries; the function is the innermost of all.
         """
         if not self.stack:
             return ""
@@ -116,9 +116,9 @@ class Flight:
 
 
 def read_flights(folder: str | os.PathLike[str]) -> list[Flight]:
-    """Reads the files of a folder, by rank; files that are damaged are left out.
+    """Reads the files of a folder, by rank; damaged files are left out.
 
-    Of more than 64 files, the others are kept without their steps.
+    If there are more than 64 files, the others are read without their steps.
 
     Args:
         folder: the folder `flight` of a run, or the one that the recorder was given.
@@ -145,8 +145,8 @@ def read_flights(folder: str | os.PathLike[str]) -> list[Flight]:
 def describe_flights(flights: Iterable[Flight]) -> list[str]:
     """Returns a line for each group of ranks that wrote for the same reason at the same place.
 
-    Before them, where torch's own recorder knows it, which ranks have not entered a collective that others
-    wait in: "rank 1 has not entered gloo:all_reduce (number 41), where ranks 0, 2, 3 wait: it is at
+    If torch's own recorder knows, the first lines tell which ranks haven't entered a collective in which
+    others wait: "rank 1 has not entered gloo:all_reduce (number 41), where ranks 0, 2, 3 wait: it is at
     train.py:40 (data, in 'tokenize')".
     The smallest group comes first: "rank 1: hang, waits at train.py:40", then "ranks 0, 2, 3: hang, wait in
     all_reduce at train.py:42". Ranks that wrote nothing come last.
@@ -169,7 +169,7 @@ def describe_flights(flights: Iterable[Flight]) -> list[str]:
 
 
 def _late(flights: list[Flight]) -> list[str]:
-    """Returns a line for each process group of which some ranks have not entered the last collective."""
+    """Returns a line for each process group in which ranks haven't entered the last collective."""
     lines = []
     for group in sorted({group for one in flights for group in one.last_collectives}):
         members = [one for one in flights if group in one.last_collectives]

@@ -1,6 +1,6 @@
 """`Follower`: yields the rows of a run as they are written, each once.
 
-What was yielded is known by a `Cursor`, see `destinations.history.cursor`.
+A `Cursor` remembers which rows were yielded, see `destinations.history.cursor`.
 """
 
 import operator
@@ -30,10 +30,10 @@ class Point:
     """A logged value.
 
     Attributes:
-        step: of the row; None if it has none.
-        time: of the row, in seconds since 1970; None if unknown.
-        value: as logged.
-        writer: of a run that several write, the name of its writer; "" for the trainer.
+        step: the step of the row; None if it has none.
+        time: the time of the row, in seconds since 1970; None if unknown.
+        value: the value as logged.
+        writer: the name of the writer that logged it; "" for the trainer.
     """
 
     step: int | None
@@ -52,15 +52,15 @@ def follow_rows(
     last: int | None = None,
     wanted: Collection[str] = (),
 ) -> Iterator[MetricRow]:
-    """Yields existing rows, then new ones, of all writers; see `Run.follow`.
+    """Yields existing rows, then new ones, of all writers; see `RecordedRun.follow`.
 
     Args:
         run_dir: the folder of the run.
-        rank: of the rows.
+        rank: the rank that logged the rows.
         is_over: returns whether no more rows will be written; called before each look at the files.
         poll_seconds: time between two looks.
         stop: ends the iteration when set.
-        last: yield only so many existing rows, the last ones; None for all.
+        last: yield only the last so many existing rows; None for all.
         wanted: columns; rows without any of them are skipped. Empty for all rows.
     """
     stop = threading.Event() if stop is None else stop
@@ -88,11 +88,11 @@ def _named(rows: Iterable[MetricRow], stream: Stream) -> Iterable[MetricRow]:
 
 
 class _Followers:
-    """The followers of all writers of a run, also of those that begin to write while it is followed.
+    """The followers of all writers of a run, including writers that begin later.
 
     Args:
         run_dir: the folder of the run.
-        rank: of the rows.
+        rank: the rank that logged the rows.
     """
 
     def __init__(self, run_dir: Path, rank: int) -> None:
@@ -105,12 +105,12 @@ class _Followers:
         """Yields the rows written since the last call, in the order of logging; iterate it to its end.
 
         Args:
-            last: on the first call, yield only so many, the last ones.
+            last: on the first call, yield only the last so many rows.
             wanted: as for `Follower.rows`.
         """
         is_first = not self._followers
         streams = [stream for stream in streams_of(self._run_dir) if stream.writer not in self._left_out]
-        # There may be very many existing rows: they are not held.
+        # There may be very many existing rows, so they aren't held in memory.
         rows = [self._rows_of(stream, last if is_first else None, wanted) for stream in streams]
         if len(rows) == 1:
             yield from rows[0]
@@ -145,30 +145,30 @@ def follow_metric(rows: Iterator[MetricRow], name: str) -> Iterator[Point]:
 
 
 class Follower:
-    """Reads the metrics of a rank of one writer, each row once. Memory is bounded by what the journal holds.
+    """Reads the rows of a rank of one writer, each once. Memory is bounded by the size of the journal.
 
     A follower never writes, and belongs to one thread.
 
     Args:
         run_dir: the folder of the run.
-        rank: of the rows.
+        rank: the rank that logged the rows.
     """
 
     def __init__(self, run_dir: Path, rank: int = 0) -> None:
         self._reader = RankReader(run_dir, rank)
         self._extent: object = None
-        # The first look, if only its last rows were read: the others are counted when they have to be.
+        # The first look, if only its last rows were read; the others are counted when needed.
         self._first: Look | None = None
 
     def poll(self) -> list[MetricRow]:
-        """Returns the rows written since the last call; all rows on the first."""
+        """Returns the rows written since the last call; on the first call, all rows."""
         return list(self.rows())
 
     def rows(self, last: int | None = None, wanted: Collection[str] = ()) -> Iterator[MetricRow]:
         """Yields the rows written since the last call without holding them; iterate it to its end.
 
         Args:
-            last: on the first call, only so many, the last ones; None for all.
+            last: on the first call, yield only the last so many rows; None for all.
             wanted: columns; only rows with one of them count for `last`. Empty for all rows.
         """
         extent = self._reader.extent()

@@ -1,7 +1,7 @@
-"""`read_time`: on what the time of a run was spent, over all of its sessions; and its trace.
+"""`read_time`: reads how all sessions of a run spent their time; `write_trace`: writes its trace.
 
-docs/format.md describes the files of `TimeLedger`. They are foreign text until checked: a line that is not as
-described is left out. Importing this module imports neither torch nor numpy.
+docs/format.md describes the files of `TimeLedger`. They are untrusted: a line that isn't as described is left
+out. Importing this module imports neither torch nor numpy.
 """
 
 import csv
@@ -70,7 +70,7 @@ class _Row:
 
 @attrs.frozen
 class _Span:
-    """A line of `spans-N.csv`; without seconds, the beginning of one that may have no other."""
+    """A line of `spans-N.csv`; without seconds, the beginning of a span that may never have ended."""
 
     begin: float
     seconds: float | None
@@ -83,13 +83,13 @@ class SessionTime:
     """The time of one session of a rank.
 
     Attributes:
-        begin: when its process began, in seconds since 1970; where that was not begun for it, its `INIT`.
-        end: its last sign of life, likewise.
-        step: the last one.
-        status: how it ended: that of its line in `sessions.jsonl`; "" if unknown.
+        begin: when its process began, in seconds since 1970; its `INIT` if the process existed before.
+        end: its last sign of life, in seconds since 1970.
+        step: its last step.
+        status: how it ended, from its line in `sessions.jsonl`; "" if unknown.
         seconds: by bucket; `repeated` is the training of steps that an earlier session had reached.
         clock: how far the clock of rank 0 is ahead, in seconds; 0 if unknown.
-        joining: those of `waiting` that were before `INIT`: for the others to join the process group.
+        joining: the seconds of `waiting` before `INIT`, until the others joined the process group.
     """
 
     begin: float
@@ -108,9 +108,9 @@ class SlowStep:
     Attributes:
         step: its number.
         rank: the rank.
-        bucket: where it took longer.
-        seconds: by how much.
-        spans: those of the user that were open then on this rank, longest first.
+        bucket: the bucket in which it took longer.
+        seconds: how much longer it took.
+        spans: the user's spans that were open on this rank, longest first.
     """
 
     step: int
@@ -122,16 +122,16 @@ class SlowStep:
 
 @attrs.frozen
 class Fault:
-    """What it cost that a session ended before training did, in seconds.
+    """The cost of a session that ended before training did, in seconds.
 
     Attributes:
         status: how the session ended: "killed", "failed", "preempted", "interrupted"; "" if unknown.
         at: when, in seconds since 1970.
-        step: the last one of the session.
+        step: the session's last step.
         gone: until the next process began.
-        start: until that trained, without `restore`.
-        restore: loading the checkpoint, and going to its place in the data.
-        repeated: training steps again.
+        start: until the next process trained, without `restore`.
+        restore: to load the checkpoint and find its place in the data.
+        repeated: to train steps again.
     """
 
     status: str
@@ -144,26 +144,26 @@ class Fault:
 
     @property
     def cost(self) -> float:
-        """All of it."""
+        """The total cost."""
         return self.gone + self.start + self.restore + self.repeated
 
 
 @attrs.frozen
 class TimeReport:
-    """On what the time of a run was spent.
+    """How a run spent its time.
 
     Attributes:
         wall: seconds from the first to the last moment of all sessions, without pauses after a session that
             completed.
-        seconds: of each bucket, the largest first; they add up to `wall`. Buckets are those of `TimeLedger`,
-            `repeated`, and `gone`: between a session that did not complete and the next. Of the first rank.
-        productive: seconds of training that was not repeated.
-        sessions: oldest first, of the first rank.
-        faults: likewise.
+        seconds: the seconds of each bucket on the first rank, largest first; they add up to `wall`. The buckets
+            are `TimeLedger`'s, `repeated`, and `gone`: between an incomplete session and the next.
+        productive: seconds of training, without repeated steps.
+        sessions: the first rank's sessions, oldest first.
+        faults: the first rank's faults, oldest first.
         ranks: seconds by bucket of each rank.
-        slow_rank: the rank that the others waited for, with its bucket and how many seconds it took more
-            than the median of the others; None if there is none, or a single rank.
-        slow_steps: the steps that took at least twice as long as usual since one rank was late.
+        slow_rank: the rank that the others waited for, its bucket, and how many seconds longer than the
+            others' median it took; None if there is none, or only one rank.
+        slow_steps: the steps that took at least twice as long as usual because one rank was late.
     """
 
     wall: float
@@ -190,7 +190,7 @@ class TimeReport:
 
     @property
     def slow_steps_text(self) -> str:
-        """Which rank made others wait longest at single steps, at which ones, and its spans; "" if none."""
+        """Which rank made others wait longest at single steps, these steps, and its spans; "" if none."""
         groups: dict[tuple[int, str], list[SlowStep]] = {}
         for one in self.slow_steps:
             groups.setdefault((one.rank, one.bucket), []).append(one)
@@ -278,7 +278,7 @@ def _files(folder: Path, kind: str) -> list[tuple[int, Path]]:
 
 
 def _lines(path: Path) -> Iterator[dict[str, str]]:
-    """Yields the lines of a CSV as texts by column; of a file that is none, nothing."""
+    """Yields the lines of a CSV as texts by column; nothing if the file isn't one."""
     try:
         with os.fdopen(open_regular(path), encoding="utf-8", errors="replace", newline="") as file:
             for row in csv.DictReader(file):
@@ -340,7 +340,7 @@ def _sessions_of(
 
 
 def _about(known: Sequence[Mapping[str, Any]], init: float, first: float, end: float) -> Mapping[str, Any]:
-    """Returns the line of `sessions.jsonl` of a session: that which begins next to its `INIT`."""
+    """Returns a session's line of `sessions.jsonl`: the one that begins closest to its `INIT`."""
     starts = [
         (abs(start - init), place)
         for place, one in enumerate(known)
@@ -351,7 +351,7 @@ def _about(known: Sequence[Mapping[str, Any]], init: float, first: float, end: f
 
 
 def _share_repeated(before: int, after: int, reached: int) -> float:
-    """Returns which part of the steps from one to another had been reached by an earlier session."""
+    """Returns the share of a range of steps that an earlier session had reached."""
     if after <= before:
         return float(after < reached)
     return min(max(reached - before, 0) / (after - before), 1.0)
@@ -366,7 +366,7 @@ def _added(several: Iterator[dict[str, float]]) -> dict[str, float]:
 
 
 def _with_joining(seconds: dict[str, float], sessions: Sequence[SessionTime]) -> dict[str, float]:
-    """Returns the seconds of a rank, where joining the others is not a part of waiting for them."""
+    """Returns the seconds of a rank, with `joining` taken out of `waiting`."""
     joining = sum(one.joining for one in sessions)
     return seconds | {"waiting": seconds.get("waiting", 0.0) - joining, "joining": joining}
 
@@ -374,7 +374,7 @@ def _with_joining(seconds: dict[str, float], sessions: Sequence[SessionTime]) ->
 def _slow_rank(
     ranks: Mapping[int, Mapping[str, float]], least: float = _LEAST_SECONDS
 ) -> tuple[int, str, float] | None:
-    """Returns the rank whose own work takes longest, if the others wait for it."""
+    """Returns the rank with the longest work of its own, if the others wait for it."""
     if len(ranks) == 1:
         return None
     found: list[tuple[float, tuple[int, str, float]]] = []
@@ -397,7 +397,7 @@ def _slow_rank(
 
 
 def _longest(ranks: Mapping[int, Mapping[str, float]], together: Sequence[str]) -> tuple[int, str, float]:
-    """Returns the rank with most work of its own, the bucket where it has most more, and how much."""
+    """Returns the rank with the most work of its own, the bucket with the largest excess, and the excess."""
     own = {
         rank: sum(value for name, value in seconds.items() if name not in together)
         for rank, seconds in ranks.items()
@@ -416,7 +416,7 @@ def _longest(ranks: Mapping[int, Mapping[str, float]], together: Sequence[str]) 
 
 
 def _slow_steps(folder: Path) -> tuple[SlowStep, ...]:
-    """Returns the slow steps that one rank made slow for the others."""
+    """Returns the steps that one rank made slow for the others."""
     by_step: dict[tuple[int, int], dict[int, _Row]] = {}
     for rank, path in _files(folder, "slow"):
         sessions: dict[float, int] = {}
@@ -480,17 +480,17 @@ def write_trace(
 ) -> int:
     """Writes the spans of all ranks in Chrome's trace format, which Perfetto opens; returns how many events.
 
-    A process for each rank, in it a thread for each track: the buckets of `TimeLedger`, the loop with its
-    epochs, batches and evaluations, checkpoints, and the spans of each thread of the user. Uploads, which
-    overlap, are asynchronous events. The clock is that of rank 0, where it is known.
+    Each rank is a process with a thread for each track: the buckets of `TimeLedger`; the loop with its epochs,
+    batches and evaluations; checkpoints; and the spans of each of the user's threads. Uploads overlap, so they
+    are asynchronous events. Times are on rank 0's clock if it is known.
     The format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU.
 
     Args:
         folder: the folder `time` of a run.
         file: where to write.
-        name: of the run.
+        name: the name of the run.
         uploads: when files were given to the run, in seconds since 1970, by name.
-        profiles: files of `torch.profiler` to write with them, each as processes of its own.
+        profiles: traces of `torch.profiler` to include, each as separate processes.
     """
     place = Path(folder)
     count = 0
@@ -531,7 +531,7 @@ def write_trace(
 
 
 def _closed(spans: Iterator[_Span], sessions: Sequence[SessionTime]) -> Iterator[_Span]:
-    """Yields spans; those that did not end do so where their session did, and say so."""
+    """Yields spans; unfinished ones end with their session and are marked."""
     opened: dict[tuple[float, str, str], _Span] = {}
     for span in spans:
         key = span.begin, span.name, span.track
@@ -550,16 +550,16 @@ def _clock_at(at: float, sessions: Sequence[SessionTime]) -> float:
 
 
 def is_profile(name: str) -> bool:
-    """Returns whether a file of a run is a trace that was given to `log_traces`, by its name."""
+    """Returns whether a file's name is that of a trace given to `log_traces`."""
     return _PROFILE.search(name) is not None
 
 
 def read_profile(path: Path, first_pid: int) -> Iterator[dict[str, Any]]:
-    """Yields the events of a trace that `torch.profiler` wrote; of a file that is none, nothing.
+    """Yields the events of a trace by `torch.profiler`; nothing if the file isn't one.
 
     Args:
-        path: ".json", or ".json.gz".
-        first_pid: its processes have numbers from here on.
+        path: a ".json" or ".json.gz" file.
+        first_pid: the number of its first process.
     """
     try:
         with os.fdopen(open_regular(path), "rb") as file:

@@ -1,6 +1,6 @@
-"""`RankReader`: looks at the metrics of a rank again and again, and tells what is new.
+"""`RankReader`: looks at the metrics of a rank again and again, and finds what is new.
 
-Follow, the page and `send` have one each. What was read is known by its `Cursor` alone.
+`follow`, the page and `send` use one each. Its `Cursor` alone remembers what was read.
 """
 
 import contextlib
@@ -19,14 +19,14 @@ __all__ = ["RankReader"]
 
 
 class RankReader:
-    """Looks at the metrics of a rank, and tells what is new.
+    """Looks at the metrics of a rank, and finds what is new.
 
     **Threading.** Any thread may call `extent`; `look` belongs to one thread at a time.
 
     Args:
         run_dir: the folder of the run.
-        rank: of the rows.
-        cursor: what was read. Default: nothing.
+        rank: the rank that logged the rows.
+        cursor: what was read before. Default: nothing.
     """
 
     def __init__(self, run_dir: Path, rank: int, cursor: Cursor | None = None) -> None:
@@ -40,13 +40,13 @@ class RankReader:
         self._decoded: dict[int, DecodedSegment] = {}
 
     def look(self, *, with_records: bool = True) -> Look:
-        """Returns what there is now, a context manager.
+        """Returns a look at the current rows, a context manager.
 
         Args:
             with_records: whether to read the journal as well.
 
         Raises:
-            OSError: as of `take_snapshot`.
+            OSError: as for `take_snapshot`.
         """
         snapshot = take_snapshot(self._run_dir, self._rank, with_records=with_records, decoded=self._decoded)
         self._place = snapshot.place
@@ -57,11 +57,11 @@ class RankReader:
             raise
 
     def stamp(self) -> Hashable:
-        """Returns what tells the CSV of a run that nobody writes from another; None if there is a journal."""
+        """Returns a value that identifies the CSV of an ended run; None if there is a journal."""
         return None if os.path.lexists(self._journal) else _stamp(self._csv)
 
     def extent(self) -> Hashable:
-        """Returns a value that changes with the rows; reads none of them.
+        """Returns a value that changes with the rows, without reading any.
 
         Raises:
             OSError: the journal cannot be read.

@@ -1,6 +1,6 @@
-"""`RankMetric`: a metric on all ranks of a run; and `band_of`, the band of any curves.
+"""`RankMetric`: a metric on all ranks of a run; `band_of`: the band of any curves.
 
-Ranks write their own files and are merged here, where they are read. Importing this module imports numpy.
+Ranks write files of their own, which are merged here. Importing this module imports numpy.
 """
 
 from collections.abc import Callable, Iterable
@@ -22,15 +22,15 @@ _LEAST_MEMBERS = 3
 
 @attrs.frozen(eq=False)
 class Band:
-    """What several curves have at each of their places.
+    """The minimum, median and maximum of several curves at each place.
 
     Attributes:
         low: the least value, float64 `(places,)`.
         median: the median.
         high: the greatest value.
         count: how many curves have a value there, int `(places,)`, at least 1.
-        lowest: the index of the curve that has the least value.
-        highest: the index of the curve that has the greatest.
+        lowest: the index of the curve with the least value.
+        highest: the index of the curve with the greatest value.
     """
 
     low: _Array
@@ -66,7 +66,7 @@ def band_of(table: _Array) -> Band:
 def furthest(table: _Array, median: _Array) -> tuple[int, float] | None:
     """Returns the curve with the greatest mean distance from the median, and that distance.
 
-    Of fewer than three curves, none is the odd one out.
+    With fewer than three curves, no curve stands out.
     """
     if len(table) < _LEAST_MEMBERS or not len(median):
         return None
@@ -87,16 +87,16 @@ class RankMetric:
     ```
 
     Attributes:
-        name: of the metric.
+        name: the name of the metric.
         ranks: the ranks that have it, ascending.
         step: the steps at which a rank has a finite value, int64 `(steps,)`, ascending.
         table: the last value of each rank at each step, float64 `(ranks, steps)`; NaN where it has none.
         band: min, median and max over ranks at each step.
-        first_nan: the rank whose value was NaN at the earliest step, and that step; of several ranks at the
-            same step, the one that logged it first. None if none was.
+        first_nan: the rank whose value was NaN at the earliest step, and that step. If several ranks have NaN
+            at this step, the one that logged it first. None if no value was NaN.
         seconds_per_step: by rank, the median time from one step to the next; None for a rank with fewer than
-            two steps. Ranks that wait for each other in every step all have the same: there, compare a metric
-            that measures time before the collective.
+            two steps. If ranks wait for each other in every step, all have the same value. Compare a metric
+            that measures time before the collective then.
     """
 
     name: str
@@ -109,17 +109,17 @@ class RankMetric:
 
     @property
     def lowest_rank(self) -> _Array:
-        """The rank that has the least value at each step, int64 `(steps,)`."""
+        """The rank with the least value at each step, int64 `(steps,)`."""
         return np.array(self.ranks, np.int64)[self.band.lowest]
 
     @property
     def highest_rank(self) -> _Array:
-        """The rank that has the greatest value at each step, int64 `(steps,)`."""
+        """The rank with the greatest value at each step, int64 `(steps,)`."""
         return np.array(self.ranks, np.int64)[self.band.highest]
 
     @property
     def outlier(self) -> int | None:
-        """The rank that is furthest from the median in the mean; None for fewer than three ranks."""
+        """The rank with the greatest mean distance from the median; None for fewer than three ranks."""
         found = furthest(self.table, self.band.median)
         return None if found is None else self.ranks[found[0]]
 
@@ -134,8 +134,8 @@ def read_ranks(name: str, ranks: Iterable[int], read: Callable[[str, int], Serie
     """Reads a metric of all ranks; takes 8 bytes of memory for each rank and step.
 
     Args:
-        name: of the metric.
-        ranks: those that have metrics.
+        name: the name of the metric.
+        ranks: the ranks that have metrics.
         read: returns the series of a rank.
 
     Raises:
@@ -171,7 +171,7 @@ def read_ranks(name: str, ranks: Iterable[int], read: Callable[[str, int], Serie
 
 
 def _last_of_steps(series: Series) -> tuple[_Array, _Array, _Array]:
-    """Returns the steps with a finite value, ascending, each with its last value and the time of that."""
+    """Returns the steps with a finite value, ascending, with each step's last value and its time."""
     keep = np.isfinite(series.value) & (series.step != MISSING_STEP)
     steps, values, times = series.step[keep], series.value[keep], series.time[keep]
     # Of the reversed rows, `unique` returns the first of each step.

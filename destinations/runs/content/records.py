@@ -1,9 +1,9 @@
 """Records of a run other than metrics: tables, media, histograms, texts, traces and artifacts.
 
-Each call reads the index file (such as `media.jsonl`) again, so a run that is being written shows new
-records. A record has the metadata of a file; `load` reads the file. A torn last line is ignored; damaged
-lines and those longer than 32 MiB are counted by `Records.damaged_lines`; an unreadable index raises
-`OSError`. Importing this module imports neither numpy nor Pillow.
+Each call reads the index file (such as `media.jsonl`) again, so a live run shows new records. A record has
+the metadata of a file; `load` reads the file. A torn last line is ignored. `Records.damaged_lines` counts
+damaged lines and lines above 32 MiB. An unreadable index raises `OSError`. Importing this module imports
+neither numpy nor Pillow.
 """
 
 import functools
@@ -31,7 +31,7 @@ from destinations.runs.streams import Stream, by_time, reported, streams_of
 __all__ = ["RecordCount", "Records", "chosen", "count_records"]
 
 _MAX_NAMES = 1000
-# Of a cell in memory, with its text.
+# The memory of a cell with its text.
 _CELL_BYTES = 100
 
 
@@ -42,7 +42,7 @@ class RecordCount:
     Attributes:
         count: number of records.
         size: bytes of their files.
-        names: number of records by name, of the first thousand names.
+        names: number of records by name, for the first thousand names.
     """
 
     count: int = 0
@@ -51,10 +51,10 @@ class RecordCount:
 
 
 class Records:
-    """The records of one run, of all its writers; paths lead into the folder of the writer.
+    """The records of all writers of a run; paths lead into the writer's folder.
 
     Args:
-        run_dir: its folder.
+        run_dir: the folder of the run.
         end: as for `streams_of`.
     """
 
@@ -90,7 +90,7 @@ class Records:
     def table_part(
         self, name: str, step: int | None, offset: int, limit: int
     ) -> tuple[Table, dict[str, str], int]:
-        """Reads some rows of a table, in memory for these; returns types of columns and number of rows too.
+        """Reads some rows of a table into memory; also returns the columns' types and the number of rows.
 
         Raises:
             MetricNotFoundError: no table has this name, or none has it at this step.
@@ -125,7 +125,7 @@ class Records:
         return {index: count for index, count in counts.items() if count}
 
     def left(self) -> set[str]:
-        """Returns the ids of the sessions that have records which do not belong to the run."""
+        """Returns the ids of the sessions with records that don't belong to the run."""
         chain, found = chain_of(self._run_dir), set()
         for index in () if chain.is_whole else indexes():
             read = functools.partial(json_lines, self._run_dir / index)
@@ -156,7 +156,8 @@ class Records:
                         found = parse(Line(folder, fields))
                     except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError):
                         found = None
-                yield kind, found
+                if stream.until is None or (getattr(found, "time", None) or 0.0) <= stream.until:
+                    yield kind, found
 
 
 def count_records(records: Iterable[tuple[Kind | None, Any]], found: dict[str, RecordCount]) -> None:
@@ -191,7 +192,7 @@ def _table_of(entry: TableEntry, columns: list[str], rows: list[list[Any]]) -> T
 
 
 def _without_deleted(records: list[Any]) -> list[Any]:
-    """Returns the valid records, without files that were deleted later."""
+    """Returns the valid records, without files deleted later."""
     deleted = {one.name: place for place, one in enumerate(records) if isinstance(one, Deletion)}
     return [
         one

@@ -1,7 +1,6 @@
-"""`Series`: a metric of a run as numpy arrays; or all metrics in blocks, including rows in the journal.
+"""`Series`: a metric of a run as numpy arrays; also all metrics in blocks. Both include rows in the journal.
 
-Never writes; may read a run that is being written, see `history.snapshot`. Importing this module imports
-numpy.
+Never writes, and may read a live run, see `history.snapshot`. Importing this module imports numpy.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -33,14 +32,14 @@ _FIRST_ROWS = 1024
 
 @attrs.frozen(eq=False, repr=False)
 class Series:
-    """The values of one metric, in the order of logging; of named writers, by step.
+    """The values of one metric, in the order of logging; values of named writers by step.
 
     Attributes:
-        name: of the metric.
-        step: int64 `(n,)`; `MISSING_STEP`, the min of int64, if missing.
+        name: the name of the metric.
+        step: int64 `(n,)`; `MISSING_STEP`, the smallest int64, if missing.
         time: float64 `(n,)`, seconds since 1970; NaN if unknown.
         value: float64 `(n,)`; NaN and infinities were logged as such. An integer becomes the nearest float.
-        writer: of values of several writers, the name of each, str `(n,)`, "" for the trainer; else None.
+        writer: the writer of each value, str `(n,)`, "" for the trainer; None if all have the same writer.
     """
 
     name: str
@@ -61,7 +60,7 @@ class Series:
         return series_html(self.name, self.value)
 
     def by_writer(self) -> "dict[str, Series]":
-        """Returns the values of each writer by its name, "" for the trainer; of one writer all, as "" too."""
+        """Returns the values of each writer by name, "" for the trainer; a single writer's as "" too."""
         if self.writer is None:
             return {"": self}
         found = {}
@@ -85,14 +84,14 @@ def read_series(
 ) -> Series:
     """Returns the values of a metric; see `Series`.
 
-    Where several writers have it, their values are merged by step: of a step, first those of the trainer,
-    then those of the writers by name, each in the order of logging.
+    If several writers have it, their values are merged by step. Within a step, the trainer's values come
+    first, then the writers' by name, each in the order of logging.
 
     Args:
         run_dir: the folder of the run.
-        name: of the metric, as logged or as in the CSV; "epoch" is the epoch of each row.
-        rank: of the rows.
-        writer: only those of this writer; "" for the trainer's.
+        name: the metric's name, as logged or as in the CSV; "epoch" is the epoch of each row.
+        rank: the rank that logged the rows.
+        writer: return only this writer's values; "" for the trainer's.
         end: as for `streams_of`.
 
     Raises:
@@ -113,7 +112,7 @@ def read_series(
 
 
 def _read(stream: Stream, name: str, rank: int) -> tuple[list[str], Series | None]:
-    """Returns the metrics of one stream, and the values of one in the order of logging; None without it."""
+    """Returns the metrics of a stream, and one metric's values in the order of logging; None without it."""
     with take_snapshot(stream.folder, rank, end=stream.row_end) as snapshot:
         known = metric_columns(snapshot)
         column = next((one for one in (column_of(name), name) if one in known or one == "epoch"), None)
@@ -121,7 +120,7 @@ def _read(stream: Stream, name: str, rank: int) -> tuple[list[str], Series | Non
             return known, None
         step, time, value = np.empty(0, np.int64), np.empty(0), np.empty(0)
         size = 0
-        for block in blocks_in(snapshot, [column]):
+        for block in blocks_in(snapshot, [column], stream.until):
             values, present = block.columns[column]
             chosen = slice(None) if present.all() else present
             size, _, _ = (
@@ -137,8 +136,8 @@ def merged_by_step(found: Sequence[tuple[str, Series]]) -> Series:
     """Returns the values of a metric of one writer or several.
 
     Args:
-        found: the name of each writer, "" for the trainer, and its values in the order of logging. Those of
-            the trainer alone stay in this order.
+        found: the name of each writer, "" for the trainer, and its values in the order of logging. The
+            trainer's values alone keep this order.
     """
     (writer, first), *others = found
     if not others and (not writer or (first.step[1:] >= first.step[:-1]).all()):
@@ -169,13 +168,13 @@ def joined(name: str, pieces: Sequence[Series]) -> Series:
 
 
 def _append(array: Any, size: int, new: Any) -> int:
-    """Adds values behind the first ones of an array, which grows in its place; returns how many there are.
+    """Writes values into an array that grows in place, after the first `size`; returns the new size.
 
-    The pieces of 30 million values, joined at the end, took 1.6 GiB; this takes what the values do.
+    Joining the pieces of 30 million values at the end took 1.6 GiB; this takes only the values' memory.
     """
     end = size + len(new)
     if end > len(array):
-        # Nobody has a view of it yet. The allocator moves large arrays without a copy.
+        # The array has no views yet. The allocator moves large arrays without a copy.
         array.resize(max(end, len(array) + (len(array) >> 4), _FIRST_ROWS), refcheck=False)
     array[size:end] = new
     return end
@@ -188,8 +187,8 @@ def run_blocks(
 
     Args:
         run_dir: the folder of the run.
-        rank: of the rows.
-        writer: only those of this writer, "" for the trainer's. Default: of all, those of the trainer first.
+        rank: the rank that logged the rows.
+        writer: yield only this writer's rows; "" for the trainer's. Default: all, the trainer's first.
         end: as for `streams_of`.
     """
     for stream in streams_of(run_dir, writer, end):
@@ -197,16 +196,16 @@ def run_blocks(
             reported(stream, writer),
             take_snapshot(stream.folder, rank, end=stream.row_end) as snapshot,
         ):
-            for block in blocks_in(snapshot, None):
+            for block in blocks_in(snapshot, None, stream.until):
                 yield attrs.evolve(block, writer=stream.writer) if stream.writer else block
 
 
 def dataframe_of(blocks: Iterable[Block], *, has_writers: bool) -> Any:
-    """Returns rows as a `pandas.DataFrame`, see `Run.to_dataframe`.
+    """Returns rows as a `pandas.DataFrame`, see `RecordedRun.to_dataframe`.
 
     Args:
         blocks: the rows.
-        has_writers: whether a column has the name of the writer of each.
+        has_writers: whether to add a column with the name of each row's writer.
 
     Raises:
         ImportError: pandas is not installed.
@@ -227,15 +226,24 @@ def dataframe_of(blocks: Iterable[Block], *, has_writers: bool) -> Any:
 
 
 def count_rows(folder: Path, rank: int = 0) -> int:
-    """Returns how many rows a stream has, without reading their values."""
+    """Returns the number of rows of a stream, without reading their values."""
     with take_snapshot(folder, rank) as snapshot:
         blocks = (block for file in snapshot.files() for block in blocks_of(file, (), with_time=False))
         return len(snapshot.journal_rows()) + sum(map(len, blocks))
 
 
-def blocks_in(snapshot: MetricsSnapshot, wanted: Sequence[str] | None) -> Iterator[Block]:
-    """Yields the rows of a snapshot in blocks of the wanted columns, or of the metrics that occur."""
+def blocks_in(
+    snapshot: MetricsSnapshot, wanted: Sequence[str] | None, until: float | None = None
+) -> Iterator[Block]:
+    """Yields the rows of a snapshot in blocks of the wanted columns, or of the metrics that occur.
+
+    Args:
+        snapshot: the rows.
+        wanted: columns; None for all metrics.
+        until: the time of the last row, in seconds since 1970. Default: all rows.
+    """
     for file in snapshot.files(wanted):
-        yield from blocks_of(file, wanted)
+        for block in blocks_of(file, wanted):
+            yield block.until(until)
     if rows := snapshot.journal_rows():
-        yield block_of_rows(rows, wanted)
+        yield block_of_rows(rows, wanted).until(until)

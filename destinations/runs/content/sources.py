@@ -1,4 +1,4 @@
-"""Which ranks of a run have metrics, and which branches its sessions left behind; never writes."""
+"""Finds the ranks of a run with metrics, and the branches that its sessions left behind; never writes."""
 
 import contextlib
 import re
@@ -24,14 +24,14 @@ _BRANCH = re.compile(r"metrics(?:\.rank(\d{1,9}))?\.step(-?\d{1,18})\.(\w+)\.csv
 
 @attrs.frozen
 class Branch:
-    """Rows that a session left behind when training went on from an earlier place; they never change.
+    """Rows that a session left behind when training resumed from an earlier place; they never change.
 
     Attributes:
-        name: of the branch: the step of its first row and the id of its session, "step4.1a2b3c4d5e6f".
-        rank: of the rows.
-        from_step: the step of its first row, or the one that training continued from.
-        path: the file that has its rows, or the first of them.
-        open_rows: a CSV with rows of it after those of the parts, and how many others it begins with, if any.
+        name: the step of its first row and the id of its session, "step4.1a2b3c4d5e6f".
+        rank: the rank that logged the rows.
+        from_step: the step of its first row, or the step that training resumed from.
+        path: the first file with its rows.
+        open_rows: a CSV with more rows of the branch, and how many other rows the CSV begins with; or None.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Branch:
         """Yields its rows as CSVs in memory.
 
         Raises:
-            OSError: a file cannot be read, or has more bytes than that.
+            OSError: a file can't be read, or has more than `max_bytes`.
         """
         if not self._parts and self.open_rows is None:
             yield read_whole(self.path, max_bytes)
@@ -75,9 +75,9 @@ def ranks_of(run_dir: Path) -> list[int]:
 
 
 def branches_of(run_dir: Path) -> list[Branch]:
-    """Returns the branches of a run that were left, by rank and step."""
+    """Returns the branches of a run by rank and step."""
     found = []
-    # As format 2 kept them.
+    # Format 2 kept them in a folder.
     folder = run_dir / ABANDONED_FOLDER
     for path in sorted(folder.glob("*.csv")) if not folder.is_symlink() else ():
         if match := _BRANCH.fullmatch(path.name):
@@ -96,7 +96,8 @@ def branches_of(run_dir: Path) -> list[Branch]:
 def own_folders(run_dir: Path, rank: int = 0) -> dict[str, Path]:
     """Returns the folder of each session that has one, by its id.
 
-    In the copy of a run in a store, a machine has one that went on when another had continued the run.
+    In the copy of a run in a store, a session has its own folder if its machine went on writing after another
+    machine had continued the run.
     """
     folders = sorted((run_dir / LIVE_FOLDER / stream_of(rank)).glob("*"))
     found = {RowChain.read(folder / metrics_name(rank)).newest: folder for folder in folders}
@@ -110,7 +111,7 @@ def _branch(
     left: Iterable[tuple[SealedPart, Keep]],
     open_rows: tuple[Path, int] | None = None,
 ) -> list[Branch]:
-    """Returns the branch of a session, of the rows that its parts do not keep; none if there are no rows."""
+    """Returns the branch of a session: the rows that its parts don't keep; empty if there are none."""
     parts = (Part.find(parts_path(csv), part.number, keep) for part, keep in left)
     there = tuple(part for part in parts if part is not None)
     if not there and open_rows is None:
@@ -123,7 +124,7 @@ def _branch(
 
 
 def _branch_beside(csv: Path, rank: int, chain: RowChain) -> list[Branch]:
-    """Returns the rows of a session with a folder of its own, without the rows that the run itself has."""
+    """Returns the branch of a session with its own folder, without rows that the run itself has."""
     own = RowChain.read(csv)
     before, left = chain.sealed_rows(own.newest), []
     for part in own.parts.get(own.newest, ()):

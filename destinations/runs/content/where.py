@@ -1,6 +1,6 @@
 """`Where`: a condition on values of a metric, such as `value > 10 and step >= 5000`.
 
-The index of a part tells which of its rows may fulfil it, so that the others are not read. Importing this
+The index of a part tells which of its rows may fulfill it; the others aren't read. Importing this
 module imports numpy.
 """
 
@@ -45,7 +45,7 @@ _TEST = re.compile(rf"\s*(value|step)\s*({'|'.join(_OPERATORS)}|=)\s*(\S+)\s*")
 
 @attrs.frozen
 class Where:
-    """Comparisons of which all must hold.
+    """Comparisons that must all hold.
 
     Attributes:
         tests: "value" or "step", an operator, a number.
@@ -55,10 +55,10 @@ class Where:
 
     @classmethod
     def parse(cls, text: str) -> "Where":
-        """Returns the condition of a text, such as "value > 10 and step < 500" or "value == nan".
+        """Parses a condition such as "value > 10 and step < 500" or "value == nan".
 
         Raises:
-            FilterError: it is none.
+            FilterError: the text isn't a condition.
         """
         tests = []
         for part in re.split(r"\band\b", text):
@@ -78,7 +78,7 @@ class Where:
         return cls(tuple(tests))
 
     def holds(self, step: Floats, value: Floats) -> _Bools:
-        """Returns which values fulfil it; `step` is NaN where there is none."""
+        """Returns a mask of the values that fulfill it; a missing step is NaN."""
         found = np.ones(len(value), np.bool_)
         for name, sign, number in self.tests:
             of = value if name == "value" else step
@@ -89,7 +89,7 @@ class Where:
         return found
 
     def may_hold(self, index: PartIndex, column: str) -> _Bools:
-        """Returns which entries of an index may have such values."""
+        """Returns a mask of the index entries that may have such values."""
         stats = dict(zip(OF_COLUMN, index.of_column(column), strict=True))
         found = stats["count"] > 0
         has_others = stats["count"] > stats["finite"]
@@ -113,15 +113,15 @@ class Where:
 def values_where(
     run_dir: Path, name: str, where: Where, rank: int = 0, end: str | None = None
 ) -> Iterator[Series]:
-    """Yields the values of a metric that fulfil a condition, oldest first, some at a time.
+    """Yields the values of a metric that fulfill a condition, oldest first, some at a time.
 
-    Those of several writers are merged by step, as in `Run.series`, and come at once.
+    The values of several writers are merged by step, as in `RecordedRun.series`, and yielded at once.
 
     Args:
         run_dir: the folder of the run.
-        name: of the metric, as logged or as in the CSV; "epoch" is the epoch of each row.
+        name: the metric's name, as logged or as in the CSV; "epoch" is the epoch of each row.
         where: the condition.
-        rank: of the rows.
+        rank: the rank that logged the rows.
         end: as for `streams_of`.
 
     Raises:
@@ -159,10 +159,9 @@ def _values_of(stream: Stream, rank: int, name: str, column: str, where: Where) 
                 spans = [(None, None)] if index is None else index.spans(where.may_hold(index, column))
                 for start, end in spans:
                     for block in blocks_of(file, [column], start=start, end=end):
-                        yield _chosen(name, block, column, where)
-        rows = snapshot.journal_rows()
-        if rows:
-            yield _chosen(name, block_of_rows(rows, [column]), column, where)
+                        yield _chosen(name, block.until(stream.until), column, where)
+        if rows := snapshot.journal_rows():
+            yield _chosen(name, block_of_rows(rows, [column]).until(stream.until), column, where)
 
 
 def _chosen(name: str, block: Block, column: str, where: Where) -> Series:

@@ -1,10 +1,10 @@
-"""`WriterState`: how each named writer of a run stands. Importing this module imports numpy."""
+"""`WriterState`: the state of each named writer of a run. Importing this module imports numpy."""
 
 import attrs
 
 from destinations.runs.errors import RunsError
 from destinations.runs.record import is_alive, status_of
-from destinations.runs.run import Run
+from destinations.runs.run import RecordedRun
 from destinations.runs.streams import Stream, reported
 
 from .series import count_rows
@@ -14,13 +14,13 @@ __all__ = ["WriterState", "writer_states"]
 
 @attrs.frozen
 class WriterState:
-    """How a named writer of a run stands.
+    """The state of a named writer of a run.
 
     Attributes:
-        name: of the writer.
-        status: as it is shown; "unknown" where it has not begun to write.
-        is_alive: whether it has not ended, and its heartbeat is fresh.
-        rows: how many rows it has, of its rank 0; None where they cannot be read.
+        name: the name of the writer.
+        status: the status as shown; "unknown" if it hasn't written anything yet.
+        is_alive: whether it hasn't ended and its heartbeat is fresh.
+        rows: the number of rows of its rank 0; None if they can't be read.
         seen_at: its last sign of life, in seconds since 1970; None if unknown.
     """
 
@@ -31,17 +31,17 @@ class WriterState:
     seen_at: float | None = None
 
 
-def writer_states(run: Run, now: float) -> list[WriterState]:
-    """Returns how the writers of a run stand, by name.
+def writer_states(run: RecordedRun, now: float) -> list[WriterState]:
+    """Returns the state of each writer of a run, by name.
 
     Args:
-        run: which they add to.
+        run: the run.
         now: seconds since 1970.
     """
     return [_state_of(run, Stream(run.path, name), now) for name in run.writers]
 
 
-def _state_of(run: Run, stream: Stream, now: float) -> WriterState:
+def _state_of(run: RecordedRun, stream: Stream, now: float) -> WriterState:
     state = WriterState(stream.writer)
     with reported(stream):
         state = attrs.evolve(state, rows=count_rows(stream.folder))

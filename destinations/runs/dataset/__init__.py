@@ -1,7 +1,7 @@
-"""Runs as Delta Lake tables in a folder or a bucket: `compact` writes, `open_dataset` and `sql` read them.
+"""Runs as Delta Lake tables in a folder or bucket: `compact` writes them, `open_dataset` and `sql` read them.
 
-Needs deltalake and DuckDB: `pip install deltalake duckdb`. docs/scale.md has queries in other
-engines.
+Needs deltalake and DuckDB: `pip install deltalake duckdb`. The page "Many runs" of the docs has queries in
+other engines.
 """
 
 import importlib

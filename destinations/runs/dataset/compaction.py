@@ -1,8 +1,8 @@
 """`compact`: writes finished runs to the Delta tables of a dataset, in a folder or a bucket.
 
-Reads the runs that are new or changed since the last compaction. They are written in groups; the rows of a
-group are streamed to each table in one transaction, and replace what the table had of these runs. See
-`tables.py` for what readers see meanwhile, and `writing.py` for two changes at once.
+Only runs that are new or changed since the last compaction are read. They are written in groups: the rows of
+a group are streamed to each table in one transaction, and replace the earlier rows of these runs. `tables.py`
+explains what readers see meanwhile, and `writing.py` how concurrent changes are handled.
 """
 
 import itertools
@@ -18,7 +18,7 @@ import attrs
 
 from destinations.runs.errors import DatasetError, RunsError
 from destinations.runs.index.scan import ScanReport
-from destinations.runs.run import Run
+from destinations.runs.run import RecordedRun
 from uploads import Store, one_line, open_store
 
 from .reading import DatasetRun
@@ -38,17 +38,17 @@ from .writing import DatasetWriter, condition, delete_runs, with_edits, writer_p
 
 __all__ = ["CompactReport", "compact"]
 
-# Of one transaction: the ids of runs that changed are in its predicate, and Delta's writer has a row group of
-# each part in memory.
+# Limits of one transaction: its predicate has the ids of all changed runs, and Delta's writer holds a row
+# group of each part in memory.
 _GROUP_RUNS = 4096
 _GROUP_BYTES = 256 << 20
-# As many values are sorted by metric before they are written; more are written in the order of rows.
+# Up to this many values of a part are sorted by metric; more are written in the order of rows.
 _SORTED_VALUES = 1 << 22
 _FILE_BYTES = 32 << 20
 _SPILL_BYTES = 1 << 30
-# The disk is the limit; by default it would be 100 GB, which 10^9 values nearly take.
+# The disk is the limit. The default of 100 GB is nearly used up by 10^9 values.
 _NO_LIMIT = 1 << 60
-# What `optimize` sorts tables by.
+# The columns by which `optimize` sorts each table.
 _ORDERS = {
     "metrics": ["metric", "run_id"],
     "records": ["kind", "run_id"],
@@ -62,7 +62,7 @@ Change = Literal["added", "changed", "updated"]
 
 @attrs.frozen
 class CompactReport:
-    """What a compaction did.
+    """The result of a compaction.
 
     ```python
     with open_runs("runs") as runs:
@@ -71,24 +71,24 @@ class CompactReport:
     ```
 
     Attributes:
-        uri: of the dataset.
-        version: of the dataset, for `open_runs(uri, version=…)`.
-        runs: how many runs the dataset has.
-        points: how many values the dataset has.
+        uri: the URI of the dataset.
+        version: the version of the dataset, for `open_runs(uri, version=…)`.
+        runs: number of runs in the dataset.
+        points: number of values in the dataset.
         size: bytes of the table `metrics`.
-        added: runs that were not in it before.
-        changed: runs whose values and records were replaced.
-        updated: runs of which only the record was replaced, such as notes.
-        unchanged: runs that were not read.
-        removed: runs that were removed from it, because they are gone.
-        alive: runs that are being written, which were left out.
-        empty: runs without metrics.
-        damaged: path and problem of runs that cannot be read, which were left out, and of folders and stores
-            that cannot be listed.
-        duplicates: paths left out, because another run has the same id and is newer.
-        deleted: runs that were left out, because they were deleted from the dataset.
-        without_column: hyperparameters and metrics that have no column of `runs`, because there are too many
-            or another name differs only in upper case; `hparams` and `summary` have them.
+        added: number of new runs.
+        changed: number of runs whose values and records were replaced.
+        updated: number of runs whose fields alone were replaced, such as notes.
+        unchanged: number of runs that were not read.
+        removed: number of runs removed because they are gone.
+        alive: number of runs left out because they are still being written.
+        empty: number of runs without metrics.
+        damaged: path and problem of each run left out because it can't be read, and of each folder or store
+            that can't be listed.
+        duplicates: paths of runs left out because a newer run has the same id.
+        deleted: number of runs left out because they were deleted from the dataset.
+        without_column: hyperparameters and metrics without a column in `runs`, because there are too many or
+            the name differs from another one only in case. The tables `hparams` and `summary` have them.
         seconds: duration.
     """
 
@@ -112,7 +112,7 @@ class CompactReport:
 
 
 def compact(
-    runs: Iterable[Run],
+    runs: Iterable[RecordedRun],
     dest: str | os.PathLike[str],
     *,
     store_options: dict[str, Any] | None = None,
@@ -123,40 +123,39 @@ def compact(
     single_writer: bool = False,
     clock: Callable[[], float] = time.time,
 ) -> CompactReport:
-    """Writes finished runs to a dataset: those that are new in it, or have changed.
+    """Writes finished runs to a dataset, if they are new or have changed.
 
     ```python
     with open_runs("runs") as runs:
         compact(runs, "dataset", optimize=True)        # or "s3://bucket/dataset"
     ```
 
-    A run has ended, or its process has (its heartbeat is old). Run ids tell runs apart. A run of a bucket is
-    brought to a temporary folder while it is read, and one that the listing shows to be the same is not.
+    A run is finished if it has ended or its heartbeat is old. Runs are identified by their ids. A run in a
+    bucket is downloaded to a temporary folder while it is read, one run at a time; if the listing shows that
+    it is unchanged, it isn't downloaded.
 
-    Blocks until everything is in the store. Any number of compactions may run at once: of two that commit at
-    the same time one starts over. Memory does not grow with the runs.
+    Blocks until everything is in the store. Any number of compactions may run at once: if two commit at the
+    same time, one of them starts over. Memory does not grow with the number of runs.
 
     Args:
-        runs: what to write, as `open_runs` returns them.
-        dest: a path, or `s3://bucket/dataset`, `gs://…`, `az://…` with options as `uploads.open_store`
-            takes them.
-        store_options: more options, also credentials.
-        optimize: whether to join the small files of earlier compactions afterwards, sorted by metric and run;
-            files that are in order stay.
-        vacuum_days: removes what versions older than this many days need; None removes nothing. 0 also
-            removes the files of a compaction that is running.
-        remove_gone: whether to remove the runs that the dataset has and `runs` does not; they stay in earlier
-            versions. Otherwise they stay. It is an error if `runs` has none at all, or may lack runs that are
-            there: a folder or a store could not be listed (`ScanReport.unlisted`), or the id of a run could
-            not be read.
-        include_deleted: whether to take runs again that were deleted from the dataset (`Dataset.delete`).
-        single_writer: whether no other compaction ever writes to `dest`; needed for a server that overwrites
-            what a put should only create.
-        clock: the time in seconds since 1970.
+        runs: the runs, as `open_runs` returns them.
+        dest: a path, or `s3://bucket/dataset`, `gs://…`, `az://…` with the options of `uploads.open_store`.
+        store_options: more options, such as credentials.
+        optimize: whether to join the small files of earlier compactions afterwards, sorted by metric and run.
+            Files that are already in order are kept.
+        vacuum_days: deletes files that only versions older than this many days need; None deletes nothing. 0
+            also deletes the files of a compaction that is running.
+        remove_gone: whether to remove runs that the dataset has and `runs` lacks; earlier versions keep them.
+            It is an error if `runs` is empty or may be incomplete, because a folder or store could not be
+            listed (`ScanReport.unlisted`) or the id of a run could not be read.
+        include_deleted: whether to add runs again that were deleted from the dataset (`Dataset.delete`).
+        single_writer: whether this is the only process that ever writes to `dest`. Needed for servers without
+            conditional puts.
+        clock: returns the time in seconds since 1970.
 
     Raises:
-        DatasetError: `dest` has something else, cannot be written, or others committed first again and
-            again.
+        DatasetError: `dest` holds something else or can't be written, or other compactions kept committing
+            first.
         ValueError: `vacuum_days` is negative or not finite.
         ImportError: deltalake is not installed.
     """
@@ -168,13 +167,13 @@ def compact(
     unlisted = report.unlisted if isinstance(report, ScanReport) else ()
     if remove_gone and unlisted:
         raise DatasetError(
-            f"remove_gone would remove runs that may be there: {unlisted[0][0]}: {unlisted[0][1]}. "
-            "Compact without it, or mend that."
+            f"remove_gone could remove runs that still exist: {unlisted[0][0]}: {unlisted[0][1]}. "
+            "Fix this, or compact without it."
         )
     chosen = list(runs)
     if any(isinstance(run, DatasetRun) for run in chosen):
         raise DatasetError(
-            "these runs are of a dataset, which has no files to read. Compact folders of runs."
+            "these runs belong to a dataset, which has no run folders. Compact folders of runs."
         )
     work = _Compaction(
         DatasetWriter(location),
@@ -197,11 +196,11 @@ def compact(
 
 
 def _create(location: Location, store: Store, *, is_shared: bool) -> None:
-    """Creates the tables that are missing; `runs` last, which makes it a dataset.
+    """Creates the missing tables; `runs` comes last, because it makes the place a dataset.
 
     Args:
-        location: of the dataset.
-        store: the same place.
+        location: the place of the dataset.
+        store: the same place as a store.
         is_shared: whether there may be other writers.
     """
     from deltalake import DeltaTable
@@ -209,19 +208,19 @@ def _create(location: Location, store: Store, *, is_shared: bool) -> None:
 
     if is_shared and not getattr(store, "refuses_overwrite", lambda: True)():
         raise DatasetError(
-            f"{store.uri()} overwrites what a put should only create, so that two compactions at once would "
-            "lose data. Pass single_writer=True if there is only one at a time."
+            f"{store.uri()} ignores conditional puts, so two compactions at once would lose data. "
+            "Pass single_writer=True if there is only one at a time."
         )
     missing = []
     for name in COLUMNS:
-        # Not `is_deltatable`, which holds the interpreter's lock while it waits for the store.
+        # `is_deltatable` would hold the interpreter's lock while it waits for the store.
         try:
             location.open(name)
         except TableNotFoundError:
             missing.append(name)
     if missing and (foreign := list(itertools.islice(_foreign_names(location, store, missing), 3))):
         raise DatasetError(
-            f"{location.uri} has something else than a dataset: {', '.join(map(one_line, foreign))}. "
+            f"{location.uri} contains other files: {', '.join(map(one_line, foreign))}. "
             "Choose a new or empty folder."
         )
     for name in missing:
@@ -237,7 +236,7 @@ def _create(location: Location, store: Store, *, is_shared: bool) -> None:
 
 
 def _foreign_names(location: Location, store: Store, missing: Sequence[str]) -> Iterator[str]:
-    """Yields the names of what is not of a dataset; `vacuum` removes what is in the folder of a table."""
+    """Yields names that don't belong to a dataset: `vacuum` would delete files in the folder of a table."""
     if location.is_remote:
         names = (found.name for found in store.list())
     else:
@@ -252,9 +251,9 @@ def _foreign_names(location: Location, store: Store, missing: Sequence[str]) -> 
 
 @attrs.define
 class _Item:
-    """A run to write, with what the dataset has of it."""
+    """A run to write, with its row in the dataset."""
 
-    run: Run
+    run: RecordedRun
     content: Content
     place: str
     record_state: str
@@ -268,13 +267,13 @@ class _Item:
         return self.run.run_id
 
     def places(self) -> Iterator[Mapping[str, Any]]:
-        """Yields where its rows go, and where they are."""
+        """Yields the new place of its rows, and the earlier one."""
         yield {"run_id": self.run_id, "part": self.part, "shelf": self.shelf}
         if self.before is not None:
             yield self.before
 
 
-def _time_of(run: Run) -> float:
+def _time_of(run: RecordedRun) -> float:
     return run.updated_at or 0.0
 
 
@@ -288,7 +287,7 @@ class _Compaction:
     def __init__(
         self,
         writer: DatasetWriter,
-        runs: Sequence[Run],
+        runs: Sequence[RecordedRun],
         damaged: dict[Path, str],
         *,
         removes_gone: bool,
@@ -296,18 +295,18 @@ class _Compaction:
     ) -> None:
         self.writer = writer
         self._runs = runs
-        # Of a run of the dataset whose folder is none of these, another one with its id takes the place.
+        # If the folder of a run is not among these, another run with its id may replace it.
         self._kept_paths = {text_of(run.place) for run in runs} if removes_gone else None
         self._includes_deleted = includes_deleted
         self._changes: dict[str, str] = {}
         self._damaged = damaged
         self._left_out: dict[str, Any] = {}
-        # As this attempt has found them.
+        # Set by each attempt.
         self._deleted: set[str] = set()
         self._wide: WideColumns
 
     def report(self) -> CompactReport:
-        """Returns what was done."""
+        """Returns the result."""
         snapshot = load(self.writer.location)
         files = snapshot.tables["metrics"].get_add_actions()
         counts: dict[str, Any] = Counter(self._changes.values())
@@ -326,7 +325,7 @@ class _Compaction:
     # Runs.
 
     def write_runs(self) -> None:
-        """Writes the runs that are new or changed, those of one kind of change after the other."""
+        """Writes the new and changed runs, grouped by the kind of change."""
         deleted = self.writer.snapshot.arrow("deleted").to_table()
         self._deleted = set(deleted.column("run_id").to_pylist())
         self._wide = WideColumns(self.writer.snapshot.arrow("runs").schema)
@@ -335,9 +334,9 @@ class _Compaction:
                 self._write_group(change, group)
 
     def remove_gone(self) -> None:
-        """Removes the runs that the dataset has, and the folders have not."""
+        """Removes the runs of the dataset whose folders are gone."""
         there = {run.run_id for run in self._runs}
-        # A damaged sidecar does not tell the id.
+        # A damaged sidecar has no readable id, so such runs are found by path.
         damaged = {text_of(path) for path in self._damaged} | {
             text_of(run.place) for run in self._runs if run.record.path in self._damaged
         }
@@ -345,7 +344,7 @@ class _Compaction:
         paths = {row["path"] for row in known.values()}
         if known and not self._runs:
             raise DatasetError(
-                f"there is no run, and remove_gone would remove all {len(known)} of "
+                f"no runs were found, so remove_gone would remove all {len(known)} runs of "
                 f"{self.writer.location.uri}. Check the folder of the runs, or delete the dataset."
             )
         gone = [run_id for run_id, row in known.items() if run_id not in there and row["path"] not in damaged]
@@ -353,32 +352,23 @@ class _Compaction:
             is_known = run.run_id in known or text_of(run.place) in paths
             if run.record.problem is not None and run.status == "unknown" and not is_known:
                 raise DatasetError(
-                    f"remove_gone cannot tell which run {run.place} is: {run.record.problem}. "
-                    "Compact without it, or mend that."
+                    f"remove_gone cannot identify the run {run.place}: {run.record.problem}. "
+                    "Fix this, or compact without it."
                 )
         if gone:
             delete_runs(self.writer, [known[run_id] for run_id in gone], is_forever=False)
             self._changes |= dict.fromkeys(gone, "removed")
 
     def _known(self) -> dict[str, dict[str, Any]]:
-        """Returns what the dataset has of each run, by its id, to compare with."""
-        columns = [
-            "run_id",
-            "path",
-            "updated_at",
-            "state",
-            "stamp",
-            "record_state",
-            "edits",
-            "points",
-            "size",
-        ]
-        rows = self.writer.snapshot.arrow("runs").to_table(columns=[*columns, "part", "shelf"]).to_pylist()
+        """Returns the columns to compare with, by run id."""
+        columns = ["run_id", "path", "updated_at", "state", "stamp", "record_state", "edits", "points"]
+        columns += ["size", "part", "shelf"]
+        rows = self.writer.snapshot.arrow("runs").to_table(columns=columns).to_pylist()
         return {row["run_id"]: row for row in rows}
 
-    def _ended(self) -> dict[str, Run]:
-        """Returns the newest run of each id that can be read; notes the others."""
-        newest: dict[str, Run] = {}
+    def _ended(self) -> dict[str, RecordedRun]:
+        """Returns the newest readable run of each id; counts the others."""
+        newest: dict[str, RecordedRun] = {}
         counts, duplicates = Counter(alive=0, deleted=0, empty=0), []
         for run in sorted(self._runs, key=_time_of):
             path = run.record.path
@@ -401,7 +391,7 @@ class _Compaction:
         return newest
 
     def _choose(self) -> list[_Item]:
-        """Returns the runs to write, sorted by change, new ones first, and by part."""
+        """Returns the runs to write, sorted by change (new ones first) and part."""
         known, chosen = self._known(), []
         for run_id, run in self._ended().items():
             try:
@@ -419,7 +409,7 @@ class _Compaction:
         return sorted(chosen, key=lambda item: (item.change, item.part))
 
     def _has_changed(self, item: _Item) -> bool:
-        """Returns whether a run is to be written, and notes on the item what has changed."""
+        """Returns whether a run must be written, and sets the change of the item."""
         run, before, content = item.run, item.before, item.content
         if before is None:
             return True
@@ -430,10 +420,10 @@ class _Compaction:
             self._left_out["duplicates"].append(run.record.path)
             return False
         if is_moved and not is_gone and Path(before["path"]).is_dir():
-            # Another run of this id, whose place in the dataset this one takes.
+            # This run replaces another one with the same id.
             self._left_out["duplicates"].append(Path(before["path"]))
         if before["points"] and not content.has_metrics and not (is_older and is_gone):
-            self._damaged[run.record.path] = "its metrics are gone. The dataset keeps what it has of it."
+            self._damaged[run.record.path] = "its metrics are gone. The dataset keeps its earlier values."
             return False
         if is_older or before["state"] != content.state:
             item.change = "changed"
@@ -445,7 +435,7 @@ class _Compaction:
         return True
 
     def _write_group(self, change: Change, group: Sequence[_Item]) -> None:
-        """Writes the runs that can be read, in one transaction of each table."""
+        """Writes the readable runs in one transaction of each table."""
         import pyarrow as pa
 
         while items := [item for item in group if item.run.record.path not in self._damaged]:
@@ -458,7 +448,7 @@ class _Compaction:
             try:
                 self.writer.write("metrics", values, replaced["metrics"])
             except Exception:
-                # Delta's writer, which reads the values, raises another error than a run that cannot be read.
+                # Delta's writer hides the error of an unreadable run, which is then among the damaged ones.
                 if len(self._damaged) == damaged:
                     raise
                 continue
@@ -471,7 +461,7 @@ class _Compaction:
             return
 
     def _read(self, items: Sequence[_Item], rows: Mapping[str, list[dict[str, Any]]]) -> Iterator[Any]:
-        """Yields the values of runs as record batches, and adds their rows of the other tables to `rows`."""
+        """Yields the values of runs as record batches, and adds rows for the other tables to `rows`."""
         for _, of_part in itertools.groupby(items, lambda item: item.part):
             yield from _in_order(batch for item in of_part for batch in self._read_one(item, rows))
 
@@ -481,8 +471,8 @@ class _Compaction:
         try:
             with opened(item.run) as run:
                 if run.record.problem is not None:
-                    # It was found out when its rows were brought.
-                    raise RunsError(run.record.problem)  # noqa: TRY301  # one place for all of them
+                    # Found out only when its rows were downloaded.
+                    raise RunsError(run.record.problem)  # noqa: TRY301  # handled below like the others
                 points = 0
                 for batch in values_of(run, item.run_id, item.part):
                     points += len(batch)
@@ -499,14 +489,14 @@ class _Compaction:
             found["runs"] = [{**fields, **content, **about, **self._wide.cells(record.hparams, summary)}]
             for name, every in found.items():
                 rows[name].extend({**row, **own} for row in every)
-        except Exception as error:  # Whatever is wrong with a run, the others count.
+        except Exception as error:  # An error of one run must not stop the others.
             self._damaged[record.path] = str(error)
             raise
 
     # Files.
 
     def optimize(self) -> None:
-        """Joins the files of a part or shelf that are not in order, sorted by metric and run."""
+        """Joins and sorts the files of each part or shelf that is not in order."""
         is_any = False
         for name, order in _ORDERS.items():
             if name == "runs" and not is_any:
@@ -514,7 +504,7 @@ class _Compaction:
             column = PARTITIONS[name]
             wanted = _unordered(self.writer.snapshot.tables[name], column, order[0])
             if name == "runs":
-                # Not as the others: Delta commits that also where somebody else has committed to `runs`.
+                # Delta's own optimize would commit even if somebody else committed to `runs` first.
                 self._join_runs(wanted)
             elif wanted:
                 is_any = True
@@ -537,7 +527,7 @@ class _Compaction:
         self.writer.write("runs", rows if numbers else (), replaced)
 
     def vacuum(self, days: float) -> None:
-        """Removes the files that no version of the last days needs."""
+        """Deletes the files that no version of the last days needs."""
         for name in COLUMNS:
             self.writer.table(name).vacuum(
                 retention_hours=math.ceil(days * 24),
@@ -550,7 +540,7 @@ class _Compaction:
 
 
 def _groups(items: Iterable[_Item]) -> Iterator[list[_Item]]:
-    """Yields runs in lists that one transaction takes."""
+    """Yields lists of runs, one for each transaction."""
     group: list[_Item] = []
     size = 0
     for item in items:
@@ -564,7 +554,7 @@ def _groups(items: Iterable[_Item]) -> Iterator[list[_Item]]:
 
 
 def _in_order(batches: Iterator[Any]) -> Iterator[Any]:
-    """Yields the values of a part, by metric where they fit in memory, each metric in its order."""
+    """Yields the values of a part, sorted by metric if they fit in memory; each metric keeps its order."""
     import pyarrow as pa
 
     held, count = [], 0
@@ -580,7 +570,7 @@ def _in_order(batches: Iterator[Any]) -> Iterator[Any]:
 
 
 def _unordered(table: Any, partition: str, column: str) -> list[str]:
-    """Returns the partitions of a table whose files are small, or overlap in a column."""
+    """Returns the partitions of a table whose files are small or overlap in a column."""
     import pyarrow as pa
 
     files = pa.table(table.get_add_actions(flatten=True))

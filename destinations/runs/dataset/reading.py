@@ -7,9 +7,9 @@ with open_dataset("s3://bucket/dataset") as dataset:
     dataset.sql("SELECT run_id, min(value) FROM metrics WHERE metric = 'loss' GROUP BY run_id").to_dicts()
 ```
 
-An open dataset shows the version that it was opened at, until a compaction with `vacuum_days` removes it.
-DuckDB reads the files of a folder itself, and those in a bucket through Arrow: it downloads no extension, and
-a bucket is read with the same options as by `uploads`. A query only reads, and reads nothing else.
+An open dataset shows the version at which it was opened, until a compaction with `vacuum_days` deletes it.
+DuckDB reads the files of a folder directly and a bucket through Arrow, so it downloads no extension and uses
+the same options as `uploads`. A query can only read, and only the dataset.
 """
 
 import contextlib
@@ -46,7 +46,7 @@ from destinations.runs.index.index import Index
 from destinations.runs.index.root import Root
 from destinations.runs.index.scan import ScanChange, ScanReport
 from destinations.runs.record import Extremes, RunRecord, Scalar, sound_value
-from destinations.runs.run import MetricSummary, Run
+from destinations.runs.run import MetricSummary, RecordedRun
 from destinations.runs.runs import Result, RunLike, Runs
 
 from .tables import COLUMNS, PARTITIONS, Location, TableVersions, delta_errors, load, scalar_of
@@ -66,17 +66,17 @@ _MEMORY = "1GB"
 _INDEX_ROOT = "/dataset"
 _BY_ARROW = "_read_by_arrow"
 _READING = frozenset({"SELECT", "EXPLAIN", "MULTI"})
-# An EXPLAIN, and what DuckDB makes of a PIVOT, hide the statement that they run.
+# EXPLAIN, and the statements into which DuckDB splits PIVOT, hide the statement that they run.
 _HIDING = frozenset({"EXPLAIN", "MULTI"})
 _HIDDEN = re.compile(r"\b(?:analy[sz]e|copy|create|delete|insert|merge|update)\b", re.IGNORECASE)
-# By what a line of a record that somebody else wrote may fail.
+# The errors that a malformed record may raise.
 _DAMAGED = (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError, IndexError)
 _RECORD_FIELDS = frozenset(field.name for field in attrs.fields(RunRecord)) - {"run_id", "path"}
 
 
 @attrs.frozen
 class SqlResult:
-    """What a query returned.
+    """The result of a query.
 
     ```python
     with open_runs("runs") as runs:
@@ -86,15 +86,15 @@ class SqlResult:
     ```
 
     Attributes:
-        columns: their names.
-        rows: their cells, as DuckDB makes Python values of them.
+        columns: the names of the columns.
+        rows: the cells as Python values.
     """
 
     columns: tuple[str, ...]
     rows: tuple[tuple[Any, ...], ...]
 
     def to_dicts(self) -> list[dict[str, Any]]:
-        """Returns each row by column."""
+        """Returns each row as a dict."""
         return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
 
     def to_dataframe(self) -> Any:
@@ -108,10 +108,10 @@ class SqlResult:
         return pd.DataFrame(list(self.rows), columns=list(self.columns))
 
 
-class DatasetRun(Run):
-    """A run of a dataset: its record, its metrics, its texts and tables, and links to its other records.
+class DatasetRun(RecordedRun):
+    """A run of a dataset: its record, metrics, texts and tables, and links to its other records.
 
-    Its path is the folder that it was read from, which need not be there any more; so media may be gone.
+    Its path is the folder it was read from. That folder and its media may be gone.
     """
 
     def __init__(self, dataset: "Dataset", record: RunRecord) -> None:
@@ -126,36 +126,36 @@ class DatasetRun(Run):
         return self
 
     def _heartbeat_at(self) -> None:
-        """None, so that no run is alive: only runs that have ended are compacted."""
+        """None, so that no run counts as alive: only finished runs are compacted."""
 
     @property
     def hyperparameters(self) -> dict[str, Any]:
-        """Hyperparameters by dotted name: a dataset does not have them nested."""
+        """Hyperparameters by dotted name; a dataset does not store them nested."""
         return dict(self.hparams)
 
     @property
     def writers(self) -> list[str]:
-        """The names of its writers that have metrics, sorted."""
+        """The sorted names of the writers that have metrics."""
         if not self._dataset.has_writers:
             return []
         query = "SELECT DISTINCT writer FROM metrics WHERE run_id = ? AND writer != '' ORDER BY 1"
         return [name for (name,) in self._dataset.sql(query, [self.run_id]).rows]
 
-    def writer(self, name: str) -> Run:
-        """Raises `RunNotFoundError`: a dataset has the record of the run, and not those of its writers."""
+    def writer(self, name: str) -> RecordedRun:
+        """Raises `RunNotFoundError`: a dataset has no records of writers."""
         raise RunNotFoundError(f"{self.run_id}/{name}")
 
-    def writer_runs(self) -> list[Run]:
-        """Returns none; see `writer`."""
+    def writer_runs(self) -> list[RecordedRun]:
+        """Returns an empty list; see `writer`."""
         return []
 
     @property
     def is_written(self) -> bool:
-        """False: only runs that have ended are compacted."""
+        """False: only finished runs are compacted."""
         return False
 
     def summary_of(self, rank: int, writer: str | None = None) -> dict[str, MetricSummary]:
-        """Returns the summary of each metric of rank 0, of all writers; empty for other ranks and for one."""
+        """Returns the summary of each metric of rank 0 over all writers; otherwise empty."""
         if writer is not None and (writer or self.writers):
             return {}
         names = [field.name for field in attrs.fields(MetricSummary)]
@@ -170,12 +170,12 @@ class DatasetRun(Run):
         return [rank for (rank,) in self._dataset.sql(query, [self.run_id]).rows]
 
     def metric_names(self, rank: int = 0) -> list[str]:
-        """Returns the columns of all metrics of a rank, by name."""
+        """Returns the sorted names of all metrics of a rank."""
         query = "SELECT DISTINCT metric FROM metrics WHERE run_id = ? AND rank = ? ORDER BY metric"
         return [name for (name,) in self._dataset.sql(query, [self.run_id, rank]).rows]
 
     def series(self, name: str, rank: int = 0, writer: str | None = None) -> "Series":
-        """Returns all values of a metric; as `Run.series`, but for the epoch."""
+        """Returns all values of a metric, like `RecordedRun.series` but without epochs."""
         if writer is not None and writer not in (writers := ["", *self.writers]):
             raise WriterNotFoundError(writer, writers[1:])
         found = self._dataset.series(name, [self], rank, writer)
@@ -184,7 +184,7 @@ class DatasetRun(Run):
         return found[self.run_id]
 
     def blocks(self, rank: int = 0, writer: str | None = None) -> "Iterator[Block]":
-        """Returns the rows of each metric, one metric after the other, of one writer after the other."""
+        """Yields the values of each metric of each writer, one after the other."""
         import numpy as np
 
         from destinations.run_directory.blocks import Block
@@ -209,11 +209,11 @@ class _DatasetRecords(Records):
         self._run_id = run.run_id
 
     def of(self, plural: str, name: str | None = None, step: int | None = None) -> list[Any]:
-        """Returns the records of a kind; their paths are where the files were."""
+        """Returns the records of a kind; their paths are the original ones."""
         return chosen((record for record, _ in self._with_content(plural)), name, step)
 
     def _with_content(self, plural: str) -> Iterator[tuple[Any, str | None]]:
-        """Yields each record of a kind with its text or CSV; damaged ones are left out."""
+        """Yields each record of a kind with its text or CSV; damaged records are left out."""
         kind = kind_of(plural=plural)
         query = "SELECT path, content, fields FROM records WHERE run_id = ? AND kind = ? ORDER BY row"
         for link, content, text in self._dataset.sql(query, [self._run_id, kind.name]).rows:
@@ -227,7 +227,7 @@ class _DatasetRecords(Records):
                 yield kind.parse(Line(folder, fields | given)), content
 
     def _table(self, name: str, step: int | None) -> TableEntry:
-        """Returns a table; its path is a file with what the dataset has of it."""
+        """Returns a table; its path is a temporary file with the content from the dataset."""
         entry = super()._table(name, step)
         for one, content in self._with_content("tables"):
             if one == entry and content is not None:
@@ -242,7 +242,7 @@ class _DatasetRecords(Records):
         return found
 
     def damaged_lines(self) -> dict[str, int]:
-        """Returns none: `compact` leaves them out."""
+        """Returns an empty dict: `compact` leaves damaged lines out."""
         return {}
 
 
@@ -258,8 +258,8 @@ def open_dataset(uri: str | PathLike[str], *, version: int | None = None, **opti
 
     Args:
         uri: a path, `s3://`, `gs://` or `az://`, with options as `uploads.open_store` takes them.
-        version: an earlier one, as in `CompactReport.version`; None for the newest.
-        options: more of these options, also credentials.
+        version: an earlier version, as in `CompactReport.version`; None for the newest.
+        options: more of these options, such as credentials.
 
     Raises:
         DatasetError: there is no dataset, or no such version.
@@ -282,12 +282,12 @@ def sql(uri: str | PathLike[str], query: str, parameters: Sequence[Any] = (), **
 
 
 def _quoted(text: str) -> str:
-    """Returns a text as a literal of SQL."""
+    """Returns a text as an SQL literal."""
     return "'" + text.replace("'", "''") + "'"
 
 
 class Dataset(Runs):
-    """A dataset that is open: its runs are queried as those of folders are, and have their series.
+    """An open dataset. Its runs are queried like runs in folders.
 
     ```python
     with open_runs("runs") as runs:
@@ -296,17 +296,17 @@ class Dataset(Runs):
         print(dataset["digits"].series("loss").value)
     ```
 
-    It shows the version that it was opened at. The first query of its runs reads the records of all into an
-    index in memory, some 100 µs for each; `sql`, `files` and `arrow` do without.
+    It shows the version at which it was opened. The first query for runs loads all records into an index in
+    memory, at about 100 µs each; `sql`, `files` and `arrow` don't need it.
 
     Args:
-        snapshot: its tables.
-        clock: the time in seconds since 1970, for filters.
+        snapshot: the tables.
+        clock: returns the time in seconds since 1970, for filters.
     """
 
     def __init__(self, snapshot: TableVersions, *, clock: Callable[[], float] = time.time) -> None:
         super().__init__([], clock=clock)
-        # Of tables, while they are read.
+        # Temporary files of tables.
         self._files = tempfile.TemporaryDirectory(prefix="dataset-")
         self._show(snapshot)
 
@@ -316,12 +316,12 @@ class Dataset(Runs):
             import duckdb
         except ImportError as error:
             raise ImportError(f"datasets need DuckDB ({error}). Run: pip install duckdb") from error
-        # By default DuckDB would write what exceeds its memory to the current folder.
+        # By default, DuckDB spills to the current folder.
         spill = Path(tempfile.gettempdir(), f"duckdb-{uuid.uuid4().hex}")
         self._connection = duckdb.connect(config={"memory_limit": _MEMORY, "temp_directory": str(spill)})
         self._index = Index(_INDEX_ROOT, None)
         self._roots = (Root(_INDEX_ROOT, self._index),)
-        # By the folder in the index: the one that the run was read from, and the id.
+        # The original folder and the id, by the folder in the index.
         self._folders: dict[Path, tuple[Path, str]] = {}
         self._snapshot = snapshot
         self._paths: list[str] = []
@@ -333,7 +333,7 @@ class Dataset(Runs):
             raise
 
     def _make_views(self) -> None:
-        # What DuckDB cannot do by itself is an error at once, and not a download.
+        # A missing extension is an error instead of a download.
         self._connection.execute("SET autoinstall_known_extensions = false")
         self._connection.execute("SET autoload_known_extensions = false")
         self._connection.execute("SET TimeZone = 'UTC'")
@@ -344,7 +344,7 @@ class Dataset(Runs):
         self._connection.execute("SET enable_external_access = false")
         for name, (source, _, names) in sources.items():
             columns = f"* EXCLUDE ({hidden})" if (hidden := PARTITIONS.get(name)) in names else "*"
-            # As a timestamp without a zone, which Python reads without another package.
+            # Python reads a timestamp without a zone without another package.
             columns += " REPLACE (CAST(time AS TIMESTAMP) AS time)" if name == "metrics" else ""
             with self._query_errors():
                 self._connection.execute(f"CREATE VIEW {name} AS SELECT {columns} FROM {source}")
@@ -354,36 +354,36 @@ class Dataset(Runs):
 
     @property
     def uri(self) -> str:
-        """Where it is."""
+        """The URI of the dataset."""
         return self._snapshot.location.uri
 
     @property
     def version(self) -> int:
-        """The version that it shows."""
+        """The version of the dataset."""
         return self._snapshot.version
 
     @property
     def versions(self) -> dict[str, int]:
-        """The version of each table, for another engine; that of `runs` is the version of the dataset."""
+        """The version of each table, for another engine; the version of `runs` is the dataset's."""
         return {name: table.version() for name, table in self._snapshot.tables.items()}
 
     @functools.cached_property
     def has_writers(self) -> bool:
-        """Whether several writers have added to any of its runs."""
+        """Whether any run has several writers."""
         return bool(self.sql("SELECT 1 FROM metrics WHERE writer != '' LIMIT 1").rows)
 
     @property
     def roots(self) -> tuple[Path, ...]:
-        """No folders."""
+        """Empty: a dataset has no root folders."""
         return ()
 
     def files(self, table: str = "metrics") -> list[str]:
-        """Returns the Parquet files of a table, for an engine that does not know Delta Lake.
+        """Returns the Parquet files of a table, for engines without Delta Lake.
 
         Args:
             table: "metrics", "records", "hparams", "summary", "deleted" or "runs".
         """
-        # Not `file_uris`, which quotes blanks and the like in the path of a folder.
+        # `file_uris` would percent-encode the path of a folder.
         paths = self._snapshot.tables[table].get_add_actions().column("path").to_pylist()
         return [f"{self._snapshot.location.table(table)}/{path}" for path in paths]
 
@@ -394,18 +394,16 @@ class Dataset(Runs):
     def sql(self, query: str, parameters: Sequence[Any] = ()) -> SqlResult:
         """Runs a query over the tables `metrics`, `records`, `hparams`, `summary` and `runs`.
 
-        A query that reads, in all of DuckDB's SQL: `SELECT`, `WITH`, `FROM`, `PIVOT`, `DESCRIBE`,
-        `SUMMARIZE`, `EXPLAIN`. It reads the files of the dataset and no others, makes no connection, loads no
-        extension, and changes no setting. Write a result with `to_dataframe`, or take the tables with
-        `arrow`.
+        All statements of DuckDB that read are allowed: `SELECT`, `WITH`, `FROM`, `PIVOT`, `DESCRIBE`,
+        `SUMMARIZE`, `EXPLAIN`. A query can read only the files of the dataset. It can't connect, load
+        extensions or change settings. Convert the result with `to_dataframe`, or get the tables with `arrow`.
 
         Args:
-            query: SQL; `?` stands for a parameter.
-            parameters: its values.
+            query: SQL, with `?` for parameters.
+            parameters: the values of the parameters.
 
         Raises:
-            DatasetError: the query is wrong, does something else than read the dataset, or a file cannot be
-                read.
+            DatasetError: the query is invalid or doesn't only read the dataset, or a file can't be read.
         """
 
         def fetch(found: Any) -> SqlResult:
@@ -414,17 +412,17 @@ class Dataset(Runs):
         return self._execute(query, parameters, fetch)
 
     def arrays(self, query: str, parameters: Parameters = ()) -> dict[str, Any]:
-        """Runs a query as `sql` does; returns each column as a numpy array."""
+        """Runs a query like `sql`, and returns each column as a numpy array."""
         return self._execute(query, parameters, lambda found: found.fetchnumpy())
 
     def scan(self, *, full: bool = False) -> ScanReport:
-        """Does nothing: an open dataset does not change; open it again to see what was compacted since."""
+        """Does nothing, because an open dataset does not change. Open it again to see new runs."""
         return self.report
 
     def series(
         self, name: str, runs: Iterable[RunLike] | None = None, rank: int = 0, writer: str | None = None
     ) -> "dict[str, Series]":
-        """Returns a metric of many runs in one read; see `Runs.series`."""
+        """Returns a metric of many runs with one query; see `Runs.series`."""
         import numpy as np
 
         from destinations.run_directory.blocks import MISSING_STEP
@@ -436,13 +434,8 @@ class Dataset(Runs):
                       coalesce(epoch_us(time) / 1e6, 'NaN') AS time, value
                FROM metrics WHERE metric = $metric AND rank = $rank AND writer = coalesce($writer, writer)
                  AND ($runs IS NULL OR list_contains($runs, run_id)) ORDER BY run_id, writer, row""",
-            {
-                "missing": MISSING_STEP,
-                "metric": column_of(name),
-                "rank": rank,
-                "writer": writer,
-                "runs": chosen,
-            },
+            {"missing": MISSING_STEP, "metric": column_of(name), "rank": rank, "writer": writer}
+            | {"runs": chosen},
         )
         ids, writers = (np.asarray(found.pop(key), object) for key in ("run_id", "writer"))
         starts = np.flatnonzero((ids[1:] != ids[:-1]) | (writers[1:] != writers[:-1])) + 1
@@ -452,21 +445,21 @@ class Dataset(Runs):
             pieces.setdefault(ids[start], []).append((writers[start], one))
         return {run_id: merged_by_step(every) for run_id, every in pieces.items()}
 
-    def edit(self, run: RunLike, *, based_on: Mapping[str, Any] | None = None, **changes: Any) -> Run:
+    def edit(self, run: RunLike, *, based_on: Mapping[str, Any] | None = None, **changes: Any) -> RecordedRun:
         """Edits a run in the dataset, and returns it; see `Runs.edit`.
 
-        The folder of the run stays as it is, and need not be there. Tags stay added or removed when the run
-        is compacted again; a text holds until the run itself says something else. The dataset shows the
-        newest version afterwards.
+        The folder of the run is not changed, and may be gone. Added and removed tags survive later
+        compactions; a text is kept until the run itself changes it. Afterwards, the dataset shows the newest
+        version.
 
         Args:
             run: the run.
-            based_on: as there.
-            changes: `tags`, `notes`, `display_name` and `archived`, as there.
+            based_on: as in `Runs.edit`.
+            changes: `tags`, `notes`, `display_name` and `archived`, as in `Runs.edit`.
 
         Raises:
             EditError: a text was changed meanwhile.
-            DatasetError: the dataset cannot be written.
+            DatasetError: the dataset can't be written.
         """
         import pyarrow as pa
         import pyarrow.compute as pc
@@ -492,17 +485,17 @@ class Dataset(Runs):
         return self[run_id]
 
     def delete(self, runs: Iterable[RunLike]) -> None:
-        """Deletes runs from the dataset; their folders stay as they are.
+        """Deletes runs from the dataset; their folders are kept.
 
-        A compaction does not add them again, unless it is told to (`include_deleted`). Earlier versions have
-        them until they are vacuumed. The dataset shows the newest version afterwards.
+        Later compactions don't add them again, unless you pass `include_deleted`. Earlier versions keep them
+        until they are vacuumed. Afterwards, the dataset shows the newest version.
 
         Args:
             runs: the runs.
 
         Raises:
             RunNotFoundError: no run matches.
-            DatasetError: the dataset cannot be written.
+            DatasetError: the dataset can't be written.
         """
         import pyarrow.compute as pc
 
@@ -517,7 +510,7 @@ class Dataset(Runs):
         self._change(write)
 
     def _change(self, write: Callable[[DatasetWriter], None]) -> None:
-        """Changes the newest version, and shows what came of it."""
+        """Changes the newest version, and then shows the result."""
         with self._lock:
             if self._is_closed:
                 raise RunsError("this dataset is closed. Open it again with open_dataset(...).")
@@ -530,7 +523,7 @@ class Dataset(Runs):
             self._show(snapshot)
 
     def file_of(self, content: str) -> Path:
-        """Returns a file of some content, which is there until the dataset is closed."""
+        """Returns a temporary file with some content, which exists until the dataset is closed."""
         path = Path(self._files.name, hashlib.sha256(content.encode()).hexdigest())
         path.write_text(content, newline="")
         return path
@@ -542,26 +535,22 @@ class Dataset(Runs):
         self._files.cleanup()
 
     def _source(self, name: str) -> tuple[str, list[str], list[str]]:
-        """Returns what DuckDB reads a table from, these files, and its columns; Arrow where it cannot."""
+        """Returns the SQL source of a table, the files that DuckDB itself reads, and the columns."""
         with delta_errors(self.uri):
             table, files = self.arrow(name), self.files(name)
         names = table.schema.names
-        # DuckDB takes the columns of the first file for those of all, and a name for a pattern.
+        # DuckDB assumes that all files have the columns of the first one, and takes names for patterns.
         are_same = name != "runs" and names == list(COLUMNS[name])
-        if (
-            self._snapshot.location.is_remote
-            or not files
-            or not are_same
-            or any(char in self.uri for char in "*?")
-        ):
+        is_pattern = any(char in self.uri for char in "*?")
+        if self._snapshot.location.is_remote or not files or not are_same or is_pattern:
             self._connection.register(name + _BY_ARROW, table)
             return name + _BY_ARROW, [], names
-        # A fifth of the time that it takes through Arrow.
+        # Five times as fast as through Arrow.
         return f"read_parquet([{', '.join(map(_quoted, files))}], hive_partitioning = false)", files, []
 
     def _execute(self, query: str, parameters: Parameters, fetch: Callable[[Any], Result]) -> Result:
         with self._query_errors(), self._lock:
-            query.encode()  # Of what has no UTF-8, DuckDB raises a RuntimeError.
+            query.encode()  # DuckDB raises a RuntimeError for texts that are not valid UTF-8.
             if self._is_closed:
                 raise RunsError("this dataset is closed. Open it again with open_dataset(...).")
             for statement in self._connection.extract_statements(query):
@@ -581,8 +570,8 @@ class Dataset(Runs):
         try:
             yield
         except (duckdb.Error, UnicodeEncodeError) as error:
-            # What Arrow cannot read, or is damaged, is an error of the query for DuckDB.
-            # DuckDB 1.2 does not name the view.
+            # DuckDB reports a file that Arrow can't read as an error of the query; 1.2 does not name the
+            # view.
             text = str(error)
             is_refused = isinstance(error, duckdb.PermissionException)
             if is_refused and not any(path in text for path in self._paths):
@@ -599,7 +588,7 @@ class Dataset(Runs):
         with self._lock:
             if not self._folders and not self._is_closed:
                 for number, record in enumerate(self._read_records()):
-                    # Two runs may have been in the same folder, one after the other.
+                    # Two runs may have used the same folder, one after the other.
                     place = f"{number}/{record.path.name}"
                     self._folders[Path(_INDEX_ROOT, place)] = record.path, record.run_id
                     fields = attrs.asdict(record, recurse=False)
@@ -624,13 +613,13 @@ class Dataset(Runs):
                 continue
             found = zip(names, rest, strict=True)
             values = {name: sound_value(name, one) for name, one in found if one is not None}
-            # A dataset of another version may lack it.
+            # A dataset from another version may lack it.
             values.setdefault("kind", "run-directory")
             groups: dict[str, Any] = {"hparams": hparams.get(run_id, {}), "summary": summary.get(run_id, {})}
             yield RunRecord(path=Path(path), run_id=run_id, **groups, **values)
 
     def _find(self, wanted: Any) -> RunRecord:
-        if isinstance(wanted, Run | RunRecord):
+        if isinstance(wanted, RecordedRun | RunRecord):
             wanted = wanted.run_id
         return super()._find(str(wanted))
 

@@ -1,4 +1,4 @@
-"""The rows of a run in the tables of a dataset, and what tells that the run has changed."""
+"""Makes the rows of a run for the tables of a dataset, and detects whether the run has changed."""
 
 import contextlib
 import functools
@@ -25,7 +25,7 @@ from destinations.runs.content.series import run_blocks
 from destinations.runs.content.sources import ranks_of
 from destinations.runs.files import json_lines
 from destinations.runs.record import RunRecord, is_terminal
-from destinations.runs.run import MetricSummary, Run
+from destinations.runs.run import MetricSummary, RecordedRun
 from destinations.runs.streams import Stream, by_time, streams_of
 from destinations.runs.summary import computed_summary
 from uploads.disk import ABSENT, closing, open_regular, read_regular, require_readable
@@ -44,20 +44,20 @@ __all__ = [
 ]
 
 _MAX_TIME = 1e12
-# A larger table is a link alone.
+# Larger tables are stored as links only.
 _MAX_CONTENT_BYTES = 16 << 20
 _METRICS = ("metrics*.csv", f"{JOURNAL_FOLDER}/*/*.journal", f"{PARTS_FOLDER}/*/*.parquet")
 
 
 @attrs.frozen
 class Content:
-    """What tells the rows and records of a run from what they were.
+    """The identity of the rows and records of a run.
 
     Attributes:
-        state: changes with their bytes, and with nothing else.
-        stamp: changes with the files on this machine; while it is the same, they need not be read.
-        size: of the files, in bytes.
-        has_metrics: whether there are files of metrics.
+        state: changes only if their bytes change.
+        stamp: changes if the files on this machine change; while it is the same, they need not be read.
+        size: bytes of the files.
+        has_metrics: whether there are metrics files.
     """
 
     state: str
@@ -66,15 +66,15 @@ class Content:
     has_metrics: bool
 
     @classmethod
-    def of(cls, run: Run, before: Mapping[str, Any] | None = None) -> "Content":
-        """Returns the content of a run; of one in a bucket as the store lists it, without reading it.
+    def of(cls, run: RecordedRun, before: Mapping[str, Any] | None = None) -> "Content":
+        """Returns the content of a run. For a run in a bucket, it comes from the listing, without reading.
 
         Args:
             run: the run.
-            before: what the dataset has of it.
+            before: its row in the dataset.
 
         Raises:
-            OSError: a file that is there cannot be read.
+            OSError: an existing file can't be read.
         """
         if run.copy is not None:
             return cls._listed(run, run.copy.versions_of(run.record.path))
@@ -93,23 +93,23 @@ class Content:
         return cls(state, stamp, size, any(map(_is_of_metrics, stamps)))
 
     @classmethod
-    def _listed(cls, run: Run, listed: Sequence[tuple[str, int, str | None]]) -> "Content":
+    def _listed(cls, run: RecordedRun, listed: Sequence[tuple[str, int, str | None]]) -> "Content":
         if not listed or not all(version for *_, version in listed):
-            # A store without versions: only the bytes tell.
+            # The store lists no versions, so the bytes must be compared.
             with opened(run) as brought:
-                return attrs.evolve(cls.of(Run(brought.record)), stamp="")
+                return attrs.evolve(cls.of(RecordedRun(brought.record)), stamp="")
         has_metrics = any(_is_of_metrics(name) for name, *_ in listed)
         return cls(_digest(listed), "", sum(size for _, size, _ in listed), has_metrics)
 
 
 @contextlib.contextmanager
-def opened(run: Run) -> Iterator[Run]:
-    """Opens a run to read from; one of a bucket is in a temporary folder meanwhile."""
+def opened(run: RecordedRun) -> Iterator[RecordedRun]:
+    """Opens a run for reading; a run in a bucket is in a temporary folder meanwhile."""
     if run.copy is None:
         yield run
         return
     with run.copy.borrowed(run.record.path) as (folder, copy):
-        yield Run(Run.open(folder).record, copy=copy)
+        yield RecordedRun(RecordedRun.open(folder).record, copy=copy)
 
 
 def _is_of_metrics(name: str) -> bool:
@@ -134,7 +134,7 @@ def _checksum(path: Path) -> str:
 
 
 def record_state(record: RunRecord) -> str:
-    """Returns a text that changes when the record does, but for what changes without the run."""
+    """Returns a text that changes with the record, except for fields that change without the run."""
     values = attrs.asdict(record, recurse=False)
     del values["heartbeat_at"], values["problem"], values["path"]
     return _digest(values)
@@ -146,15 +146,15 @@ def _digest(value: object) -> str:
 
 
 def text_of(path: Path | str) -> str:
-    """Returns a path as a text that Arrow takes."""
+    """Returns a path as a text that Arrow accepts."""
     return str(path).encode("utf-8", "backslashreplace").decode()
 
 
 # Values.
 
 
-def values_of(run: Run, run_id: str, part: int) -> Iterator[Any]:
-    """Yields the values of a run as record batches, one for each block of rows of a rank of a writer."""
+def values_of(run: RecordedRun, run_id: str, part: int) -> Iterator[Any]:
+    """Yields the values of a run as record batches, one for each block of rows."""
     for stream in streams_of(run.path):
         for rank in ranks_of(stream.folder) if stream.writer else run.ranks():
             first_row = 0
@@ -188,37 +188,37 @@ def _values_of_block(run_id: str, rank: int, block: Block, first_row: int, part:
         ],
         schema=arrow_schema("metrics"),
     )
-    # A copy: Delta's writer frees the batch in a thread of its own. Freeing numpy's memory needs the
-    # interpreter, and would abort a process that is just ending.
+    # Copied, because Delta's writer frees the batch in its own thread. Freeing numpy's memory there needs the
+    # interpreter, and would abort a process that is exiting.
     return pa.concat_batches([batch, batch.slice(0, 0)])
 
 
-# All else.
+# The other tables.
 
 
-def summary_of(run: Run, record: RunRecord) -> dict[str, MetricSummary]:
-    """Returns the statistics of each metric; of a killed run, computed from its rows.
+def summary_of(run: RecordedRun, record: RunRecord) -> dict[str, MetricSummary]:
+    """Returns the statistics of each metric. For a killed run, they are computed from its rows.
 
-    The summary file of a killed run is some seconds older than its rows.
+    The summary file of a killed run is a few seconds older than its rows.
     """
     return run.summary if is_terminal(record.status) else computed_summary(run.path, 0)
 
 
 def summary_row(metric: MetricSummary) -> dict[str, Any]:
-    """Returns the columns of a metric; Arrow rounds no integer to the nearest float, as `values` are."""
+    """Returns the columns of a metric, with integers as floats, because Arrow does not convert large ones."""
     found = attrs.asdict(metric)
     numbers = {name: found[name] for name in ("last", "min", "max") if found[name] is not None}
     return found | {name: float(value) for name, value in numbers.items()}
 
 
-def record_rows(run: Run, place: str) -> Iterator[dict[str, Any]]:
-    """Yields texts and tables of a run, and links to what is in a file, as rows of `records`.
+def record_rows(run: RecordedRun, place: str) -> Iterator[dict[str, Any]]:
+    """Yields the texts and tables of a run, and links to its files, as rows of `records`.
 
-    Damaged lines are left out, as `Run.records` does.
+    Damaged lines are left out, as in `RecordedRun.records`.
 
     Args:
-        run: whose folder is read.
-        place: what links begin with, for its folder.
+        run: the run whose folder is read.
+        place: the start of links into its folder.
     """
     for index in indexes():
         found = by_time((_lines(stream, index) for stream in streams_of(run.path)), lambda one: one[1].time)
@@ -228,7 +228,7 @@ def record_rows(run: Run, place: str) -> Iterator[dict[str, Any]]:
 
 
 def _lines(stream: Stream, index: str) -> Iterator[tuple[str, Line]]:
-    """Yields the lines of a stream that belong to the run, without files that were deleted later."""
+    """Returns the lines of a stream that belong to the run, without files that were deleted later."""
     lines: list[Line] = []
     for folder, chain in lineage(stream.folder, stream.end):
         read = functools.partial(json_lines, folder / index, with_torn=True)
@@ -237,7 +237,7 @@ def _lines(stream: Stream, index: str) -> Iterator[tuple[str, Line]]:
     return ((stream.writer, line) for at, line in enumerate(lines) if at > deleted.get(line.name, -1))
 
 
-def _record_row(run: Run, line: Line, kind: Kind, place: str) -> dict[str, Any]:
+def _record_row(run: RecordedRun, line: Line, kind: Kind, place: str) -> dict[str, Any]:
     fields, link = dict(line.fields), None
     content = str(fields.pop("text", "")) if kind is TEXT else None
     with contextlib.suppress(KeyError, ValueError):

@@ -4,19 +4,19 @@
 |---|---|---|
 | metrics | a value: metric, run_id, rank, step, row, time, value, writer | part |
 | records | a text, a table, or a link to a medium or file: the text, the CSV, or the path | part |
-| hparams | a hyperparameter of a run: type, as JSON, and as a number where it is one | shelf |
-| summary | a metric of a run: last, min, max, mean, and how many values | shelf |
+| hparams | a hyperparameter of a run: its type, its JSON, and its number if it has one | shelf |
+| summary | a metric of a run: last, min, max, mean, and the number of values | shelf |
 | deleted | the id of a run that was deleted from the dataset | |
 | runs | a run: the fields of `RunRecord`, and `WideColumns`: its hyperparameters and metrics | shelf |
 
-`Placement` chooses the part and the shelf of a run, so that writing a run anew rewrites one small file of a
+`Placement` chooses the part and the shelf of a run, so that a changed run rewrites one small file of each
 table.
 
 Delta Lake commits one table at a time. A compaction commits `runs` last, and each commit of `runs` names the
-versions of the other tables that belong to it, as application transactions (the `txn` action of the protocol,
-which checkpoints keep). A reader opens these versions. So a compaction that is killed between two tables
-changes nothing for readers, and the next one begins from the versions that `runs` names.
-See https://github.com/delta-io/delta/blob/master/PROTOCOL.md#transaction-identifiers.
+matching versions of the other tables, as application transactions (the `txn` action of the protocol, which
+checkpoints keep). Readers open these versions. So if a compaction is killed between two tables, readers see
+no change, and the next compaction begins from the versions that `runs` names. See
+https://github.com/delta-io/delta/blob/master/PROTOCOL.md#transaction-identifiers.
 """
 
 import contextlib
@@ -52,11 +52,11 @@ __all__ = [
 ]
 
 APPLICATION = "training-destinations"
-"""The application id of our commits: of two at once, one fails."""
+"""The application id of our commits; if two commit at once, Delta lets one fail."""
 
 _TYPES: Mapping[FieldType, str] = {"text": "string", "texts": "texts", "time": "double", "bool": "bool"}
 _NOT_STORED = {"name", "path", "problem", "run_id"}
-# Of `runs`; a dataset written by another version of this package may lack some.
+# Columns of `runs`. A dataset from another version of this package may lack some.
 _FIELDS = {
     name: _TYPES[field.type]
     for name, field in FIELDS.items()
@@ -79,7 +79,7 @@ _TABLES = {
 COLUMNS: Mapping[str, Mapping[str, str]] = {
     name: dict(column.split() for column in columns.split(", ")) for name, columns in _TABLES.items()
 }
-"""The columns of each table with their types, in the order in which a compaction commits the tables."""
+"""The columns of each table and their types, in the order in which the tables are committed."""
 PARTITIONS: Mapping[str, str] = {
     "metrics": "part",
     "records": "part",
@@ -87,7 +87,7 @@ PARTITIONS: Mapping[str, str] = {
     "summary": "shelf",
     "runs": "shelf",
 }
-"""The column by which a table is split into folders."""
+"""The column by which each table is split into folders."""
 
 
 def arrow_schema(name: str) -> Any:
@@ -98,28 +98,28 @@ def arrow_schema(name: str) -> Any:
     return pa.schema([(column, others.get(kind, kind)) for column, kind in COLUMNS[name].items()])
 
 
-# The writer of delta-rs takes a path for the name of a host, where these are not allowed. It drops what
-# follows a "#" in a URI, and takes "%41" for an "A".
+# delta-rs parses a path like a host name, where these are not allowed. In a URI, it drops everything after a
+# "#", and decodes "%41" to "A".
 _REFUSED = r"\[\]^|\\\x00-\x1f"
 _QUOTED = r"%[0-9A-Fa-f]{2}"
-# A file of a table: below its folder, in letters that mean themselves in a path and in a URI.
+# A file of a table: below its folder, with characters that are the same in a path and in a URI.
 _FILE = re.compile(r"(?:(?!\.{1,2}/)[^/%:\\\x00-\x1f]+/)*(?!\.{1,2}$)[^/%:\\\x00-\x1f]+")
-# A part of the smallest runs has 64 KiB of their files at least, see `Placement`.
+# A part of the smallest runs holds at least 64 KiB of their files; see `Placement`.
 _SMALL_BYTES = 16 << 10
 _LEAST_BYTES = 1 << 10
 _SHELF_RUNS = 4096
-# Spark and Arrow read thousands; a run that makes names up has them in the long tables.
+# Spark and Arrow can read thousands of columns. Further names are only in the long tables.
 _MAX_COLUMNS = 4000
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 @attrs.frozen
 class Location:
-    """Where a dataset is.
+    """The place of a dataset.
 
     Attributes:
         uri: a path, or a URI without options.
-        options: for delta-rs.
+        options: the options for delta-rs.
     """
 
     uri: str
@@ -130,7 +130,7 @@ class Location:
         """Returns the location of a path or URI.
 
         Raises:
-            DatasetError: Delta tables cannot be there.
+            DatasetError: Delta tables can't be stored there.
         """
         try:
             uri, found = object_store_location(str(place), **options)
@@ -140,14 +140,14 @@ class Location:
         refused_characters = f"[{_REFUSED}#]" if "://" in uri else f"[{_REFUSED}]"
         if refused := re.search(f"{refused_characters}|{_QUOTED}", uri):
             raise DatasetError(
-                f"the path of a dataset cannot contain {refused[0]!r}, which Delta Lake takes for something "
-                f"else, got {uri!r}. Choose another one."
+                f"the path of a dataset cannot contain {refused[0]!r}, which Delta Lake misreads, "
+                f"got {uri!r}. Choose another path."
             )
         return cls(uri, found)
 
     @property
     def is_remote(self) -> bool:
-        """Whether it is not a folder."""
+        """Whether it is in a store rather than a folder."""
         return "://" in self.uri
 
     def table(self, name: str) -> str:
@@ -155,11 +155,11 @@ class Location:
         return f"{self.uri}/{name}"
 
     def require_no_links(self) -> None:
-        """Checks that the folders of the tables have files and folders only: Delta Lake follows links.
+        """Checks that the folders of the tables contain only files and folders, because Delta follows links.
 
         Raises:
-            DatasetError: there is a link, or a pipe or device, which it would wait for.
-            OSError: a folder cannot be read.
+            DatasetError: there is a link, or a pipe or device, on which Delta would block.
+            OSError: a folder can't be read.
         """
         waiting = [] if self.is_remote else [self.table(name) for name in COLUMNS]
         for path in waiting:
@@ -181,8 +181,9 @@ class Location:
         """Returns a table as a `deltalake.DeltaTable`.
 
         Raises:
-            DatasetError: the table is of somebody else, has no such version, or names a file outside of it.
-            deltalake.exceptions.DeltaError: there is none, or it cannot be read.
+            DatasetError: the table was made by another tool, lacks the version, or names a file outside its
+                folder.
+            deltalake.exceptions.DeltaError: there is no table, or it can't be read.
         """
         import pyarrow as pa
         from deltalake import DeltaTable
@@ -190,7 +191,7 @@ class Location:
         table = DeltaTable(self.table(name), storage_options=self.options)
         newest = table.version()
         if version is not None and version != newest:
-            # For one that is not there, delta-rs would look for all up to it.
+            # For a missing version, delta-rs would look for every version up to it.
             if not 0 <= version <= newest:
                 raise DatasetError(
                     f"table {self.table(name)} has no version {version}: the newest is {newest}."
@@ -207,17 +208,18 @@ class Location:
             if is_needed and (kind := found.get(wanted.name)) != wanted.type:
                 raise DatasetError(
                     f"table {self.table(name)} is not one of this package: expected a column {wanted.name} "
-                    f"of {wanted.type}, got {kind or one_line(', '.join(found))}. Choose another place."
+                    f"of {wanted.type}, got {kind or one_line(', '.join(found))}. If an earlier version "
+                    "wrote it, compact the runs into a new place."
                 )
         return table
 
 
 @contextlib.contextmanager
 def delta_errors(uri: str) -> Iterator[None]:
-    """Turns the errors of delta-rs and of stores into ours.
+    """Converts errors of delta-rs and of stores to `DatasetError`.
 
     Raises:
-        DatasetError: there is no dataset, or it cannot be read or written.
+        DatasetError: there is no dataset, or it can't be read or written.
         ImportError: deltalake is not installed.
     """
     try:
@@ -239,11 +241,11 @@ def delta_errors(uri: str) -> Iterator[None]:
 
 @attrs.frozen
 class TableVersions:
-    """The tables at versions that belong together.
+    """The tables, at matching versions.
 
     Attributes:
-        location: of the dataset.
-        tables: `deltalake.DeltaTable`, by name.
+        location: the place of the dataset.
+        tables: each `deltalake.DeltaTable`, by name.
     """
 
     location: Location
@@ -251,7 +253,7 @@ class TableVersions:
 
     @property
     def version(self) -> int:
-        """The version of the dataset, which is that of its table `runs`."""
+        """The version of the dataset, which is the version of its table `runs`."""
         return int(self.tables["runs"].version())
 
     def arrow(self, name: str) -> Any:
@@ -260,8 +262,8 @@ class TableVersions:
 
         filesystem = None
         if not self.location.is_remote:
-            # That of Delta calls Python from pyarrow's threads, which is slower, and aborts a process that
-            # ends while one of them still closes a file.
+            # Delta's own file system calls Python from pyarrow's threads. That is slower, and it aborts a
+            # process that exits while one of them closes a file.
             filesystem = SubTreeFileSystem(self.location.table(name), LocalFileSystem())
         return self.tables[name].to_pyarrow_dataset(filesystem=filesystem)
 
@@ -270,8 +272,8 @@ def load(location: Location, version: int | None = None) -> TableVersions:
     """Opens the tables.
 
     Args:
-        location: of the dataset.
-        version: of the dataset; None for the newest.
+        location: the place of the dataset.
+        version: the version of the dataset; None for the newest.
 
     Raises:
         DatasetError: there is no dataset, or no such version.
@@ -286,14 +288,15 @@ def load(location: Location, version: int | None = None) -> TableVersions:
 
 
 class Placement:
-    """Chooses in which files a run is: the `part` of its values and records, the `shelf` of all else.
+    """Chooses the files of a run: the `part` of its values and records, and the `shelf` of everything else.
 
-    A part has runs of about one size: a small multiple of the largest of them, or a thousandth of the dataset
-    where that is more. So a run that changes rewrites little, and a large dataset has few files.
+    A part holds runs of a similar size. It grows to a small multiple of the largest of them, or to a
+    thousandth of the dataset if that is more. So a changed run rewrites little, and a large dataset has few
+    files.
 
     Args:
-        known: the columns `part`, `shelf` and `size` of the runs that are there.
-        coming: the size of the runs that will be placed, as far as it is known.
+        known: the columns `part`, `shelf` and `size` of the runs in the dataset.
+        coming: the total size of the runs that will be placed.
     """
 
     def __init__(self, known: Iterable[Mapping[str, Any]], coming: int = 0) -> None:
@@ -308,11 +311,11 @@ class Placement:
         self._open = {self._classes[part]: part for part, _ in self._bytes.most_common()}
 
     def place(self, size: int, before: Mapping[str, Any] | None = None) -> tuple[int, int]:
-        """Returns part and shelf of a run.
+        """Returns the part and the shelf of a run.
 
         Args:
-            size: of its files, in bytes.
-            before: where it is; it stays there while its size is about the same.
+            size: bytes of its files.
+            before: its earlier place, which it keeps while its size is similar.
         """
         wanted = _class_of(size)
         if before is not None:
@@ -340,20 +343,20 @@ def _class_of(size: int) -> int:
 
 
 class WideColumns:
-    """The columns of `runs` for hyperparameters and metrics: a new name is a new column.
+    """The columns of `runs` for hyperparameters and metrics; each new name is a new column.
 
-    They are `hparams.NAME`, and `summary.NAME` (the last value), `min.NAME`, `max.NAME` and `mean.NAME`. A
-    column has the type of its first value; values of another type are in `hparams.NAME:TYPE`.
+    They are `hparams.NAME`, `summary.NAME` (the last value), `min.NAME`, `max.NAME` and `mean.NAME`. A column
+    has the type of its first value; values of another type are in `hparams.NAME:TYPE`.
 
     Args:
-        schema: of the table as it is.
+        schema: the present schema of the table.
     """
 
     def __init__(self, schema: Any) -> None:
         self._types = {field.name: str(field.type) for field in schema}
         self._folded = {name.casefold() for name in self._types}
         self.left_out: set[str] = set()
-        """The columns that were not made: there are too many, or another differs only in upper case."""
+        """Names without a column: there are too many, or another name differs only in case."""
 
     def cells(
         self, hparams: Mapping[str, Scalar], summary: Mapping[str, MetricSummary]
@@ -383,7 +386,7 @@ class WideColumns:
         return name
 
     def schema(self, rows: Iterable[Mapping[str, Any]]) -> Any:
-        """Returns the schema of rows: the columns that every run has, and those that occur in them."""
+        """Returns the schema of rows: the fixed columns, and the wide columns that occur in them."""
         import pyarrow as pa
 
         schema = arrow_schema("runs")
@@ -392,7 +395,7 @@ class WideColumns:
 
 
 def _kind_of(value: Scalar) -> str:
-    """Returns the type of a column: an integer that no float has exactly is a text."""
+    """Returns the column type for a value: an integer that no float represents exactly is a text."""
     if isinstance(value, bool):
         return "bool"
     if isinstance(value, int):
@@ -404,13 +407,13 @@ def json_of(value: Scalar) -> dict[str, Any]:
     """Returns the columns `type`, `json` and `number` of a hyperparameter."""
     kind = "null" if value is None else type(value).__name__
     number = float(value) if isinstance(value, int | float) else None
-    # As a text where JSON has no number: "NaN", "Infinity".
+    # JSON has no NaN or infinity, so these become strings: "NaN", "Infinity".
     is_finite = number is None or math.isfinite(number)
     return {"type": kind, "json": json.dumps(value if is_finite else json.dumps(value)), "number": number}
 
 
 def scalar_of(kind: str, value: str) -> Scalar:
-    """Returns what `json_of` took; the text itself where somebody else wrote something that it cannot be."""
+    """Returns the value that `json_of` was given; the text itself if it is malformed."""
     try:
         found = json.loads(value)
         if isinstance(found, dict | list):

@@ -1,7 +1,7 @@
 """`DatasetWriter`: transactions over all tables of a dataset, for `compact` and for edits.
 
-A change commits to each table that it touches, and to `runs` last. Every commit names the same application:
-if somebody else commits first, the change starts over from what is there then.
+A change commits to each table it touches, and to `runs` last. All commits name the same application: if
+another process commits first, the change starts over from the newest version.
 """
 
 import json
@@ -18,7 +18,7 @@ from .tables import APPLICATION, COLUMNS, PARTITIONS, Location, TableVersions, a
 __all__ = ["DatasetWriter", "condition", "delete_runs", "edited_row", "with_edits"]
 
 _TRIES = 20
-# Files of one large run overlap in their metrics, until `optimize` sorts them.
+# The files of one large run overlap in their metrics until `optimize` sorts them.
 _FILE_BYTES = 32 << 20
 _EDITED = ("tags", "notes", "display_name", "archived")
 
@@ -27,17 +27,17 @@ class DatasetWriter:
     """Writes to the tables of a dataset.
 
     Args:
-        location: of the dataset.
+        location: the place of the dataset.
     """
 
     def __init__(self, location: Location) -> None:
         self.location = location
-        # The dataset as this attempt found it, and the tables that it has written to since.
+        # The dataset at the start of this attempt, and the tables it has written to since.
         self.snapshot: TableVersions
         self._written: dict[str, Any] = {}
 
     def repeat(self, act: Callable[[], None]) -> None:
-        """Acts on the newest version; starts over while others commit first."""
+        """Calls `act` on the newest version; starts over if another process commits first."""
         from deltalake.exceptions import CommitFailedError
 
         for attempt in range(_TRIES):
@@ -45,18 +45,18 @@ class DatasetWriter:
             try:
                 return act()
             except CommitFailedError:
-                time.sleep(random.uniform(0, min(0.1 * 2**attempt, 10.0)))  # noqa: S311  # only to spread
+                time.sleep(random.uniform(0, min(0.1 * 2**attempt, 10.0)))  # noqa: S311  # spreads retries
         raise DatasetError(
-            f"others committed to {self.location.uri} first, {_TRIES} times. Run this command again."
+            f"other processes committed to {self.location.uri} first, {_TRIES} times. Run this command again."
         )
 
     def write(self, name: str, rows: Any, replaced: str | None = None) -> None:
         """Writes rows to a table in one transaction.
 
         Args:
-            name: of the table.
-            rows: a `pyarrow.Table`, or record batches of the columns of this version of the package.
-            replaced: the condition of the rows to remove.
+            name: the name of the table.
+            rows: a `pyarrow.Table`, or record batches with the columns of this version of the package.
+            replaced: the condition for the rows to remove.
         """
         import pyarrow as pa
         from deltalake import write_deltalake
@@ -78,7 +78,7 @@ class DatasetWriter:
         )
 
     def table(self, name: str) -> Any:
-        """Returns a table to write to; undoes what a change that was killed, or has lost, left in it."""
+        """Returns a table to write to, without the remains of a change that was killed or lost."""
         from deltalake.exceptions import CommitFailedError
 
         if name not in self._written:
@@ -91,7 +91,7 @@ class DatasetWriter:
         return self._written[name]
 
     def commit_of(self, name: str) -> Any:
-        """Returns the properties of a commit: our application; for `runs`, the versions of the others."""
+        """Returns the properties of a commit: our application and, for `runs`, the versions of the others."""
         from deltalake import CommitProperties, Transaction
 
         transactions = [Transaction(APPLICATION, time.time_ns())]
@@ -105,11 +105,11 @@ class DatasetWriter:
 
 
 def condition(name: str, rows: Iterable[Mapping[str, Any]]) -> str:
-    """Returns the condition that rows of a table are of some runs.
+    """Returns the condition that selects the rows of some runs.
 
     Args:
-        name: of the table.
-        rows: `run_id`, and `part` or `shelf`, of each run; only files of these are read.
+        name: the name of the table.
+        rows: `run_id`, and `part` or `shelf`, of each run; only these partitions are read.
     """
     rows = list(rows)
     texts = ["'" + row["run_id"].replace("'", "''") + "'" for row in rows]
@@ -122,12 +122,12 @@ def condition(name: str, rows: Iterable[Mapping[str, Any]]) -> str:
 
 
 def writer_properties(name: str) -> Any:
-    """Returns how the columns of a table are encoded."""
+    """Returns the encodings of the columns of a table."""
     from deltalake import ColumnProperties, WriterProperties
 
     columns = {}
     if name == "metrics":
-        # These halve the size of steps, times and values.
+        # These encodings halve the size of steps, times and values.
         delta = ColumnProperties(dictionary_enabled=False, encoding="DELTA_BINARY_PACKED")
         columns = dict.fromkeys(("step", "row", "time"), delta)
         columns["value"] = ColumnProperties(dictionary_enabled=False, encoding="BYTE_STREAM_SPLIT")
@@ -138,9 +138,9 @@ def delete_runs(writer: DatasetWriter, rows: Iterable[Mapping[str, Any]], *, is_
     """Removes runs from all tables.
 
     Args:
-        writer: of the dataset.
-        rows: `run_id`, `part` and `shelf` of each.
-        is_forever: whether a compaction must not add them again.
+        writer: the writer of the dataset.
+        rows: `run_id`, `part` and `shelf` of each run.
+        is_forever: whether later compactions must not add them again.
     """
     import pyarrow as pa
 
@@ -154,8 +154,8 @@ def edited_row(row: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
     """Returns the columns of a run that an edit changes.
 
     Args:
-        row: of the table `runs`.
-        changes: as of `destinations.runs.index.edits.edited`.
+        row: the row of the run in the table `runs`.
+        changes: as for `destinations.runs.index.edits.edited`.
     """
     before = json.loads(row["edits"] or "{}")
     source = {key: row[key] for key in _EDITED} | before.get("source", {})
@@ -168,14 +168,13 @@ def edited_row(row: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
 
 
 def with_edits(fields: Mapping[str, Any], edits: str | None) -> dict[str, Any]:
-    """Returns the fields of a run with what was edited in the dataset, and the column `edits`.
+    """Returns the fields of a run with the edits made in the dataset, and the column `edits`.
 
-    Tags stay added or removed. A text, or whether the run is archived, is as it was edited until the run
-    itself says something else.
+    Tags stay added or removed. An edited text, or archived state, is kept until the run itself changes it.
 
     Args:
-        fields: as the run has them.
-        edits: that column.
+        fields: the fields from the run.
+        edits: the column `edits`.
     """
     if not edits:
         return {**fields, "edits": None}

@@ -1,4 +1,4 @@
-"""Brings runs of other loggers into run folders, through the readers of their own packages.
+"""Imports runs of other loggers as run folders, with the readers of the loggers' own packages.
 
 ```python
 from destinations.runs.imports import import_runs
@@ -6,7 +6,7 @@ from destinations.runs.imports import import_runs
 report = import_runs("logs", "runs")
 ```
 
-Each source is a module that declares a `Source`; `SOURCES` is the only list of them.
+Each source is a module that declares a `Source`; `SOURCES` lists them all.
 """
 
 import os
@@ -52,7 +52,7 @@ def import_runs(
     progress: Progress = lambda _done, _runs, _items: None,
     dry_run: bool = False,
 ) -> MoveReport:
-    r"""Writes the runs of another logger as run folders, and blocks until they are on disk.
+    r"""Writes the runs of another logger as run folders; blocks until they are on disk.
 
     ```python
     from destinations.runs.imports import import_runs
@@ -62,22 +62,22 @@ def import_runs(
     print(report.runs, report.rows)  # 1 2
     ```
 
-    Ids, names, steps, times, tags, notes and hyperparameters are those of the source, which is only read. A
-    run that was imported before is left alone if it has not changed, else its folder is written anew, with
-    the edits of the user. After an interruption, the next call continues with the run that was not complete.
+    Runs keep their ids, names, steps, times, tags, notes and hyperparameters. The source is only read. A run
+    that was imported before is skipped if it has not changed; otherwise its folder is written again, and the
+    user's edits are kept. After an interruption, the next call continues with the incomplete run.
 
     Args:
         place: a file, a folder, or the URI of a server or database.
-        root: the folder of run folders; it is created.
-        source: the name of one of `SOURCES`. Default: the one that recognises `place`.
-        columns: for a table, the names of its columns by what they hold: "step", "time", "epoch", "run".
-        progress: called with how many runs are done, how many there are, and how many values and records were
-            written since the last call.
-        dry_run: read everything and report what would be written; nothing is.
+        root: the folder of run folders; created if missing.
+        source: the name of one of `SOURCES`. Default: the source that recognises `place`.
+        columns: for a table, the names of the columns that hold "step", "time", "epoch" and "run".
+        progress: called with the number of runs done, the number of runs, and the number of values and
+            records written since the last call.
+        dry_run: read everything and report what would be written, without writing.
 
     Raises:
-        SourceError: nothing at `place` is recognised, or several sources recognise it.
-        UnreadableError: what is there is damaged, so that no run can be told.
+        SourceError: no source recognises `place`, or several do.
+        UnreadableError: the source is so damaged that no run can be found.
         ColumnsError: a table needs `columns`.
         ImportError: the package of the source is not installed.
     """
@@ -103,12 +103,12 @@ def _source_of(place: str, name: str | None) -> Source:
             raise SourceError(f"source must be one of {', '.join(named)}, got {name!r}.")
         return named[name]
     if "://" not in place and not Path(place).exists():
-        raise SourceError(f"there is nothing at {place!r} to import runs from.")
+        raise SourceError(f"nothing exists at {place!r}.")
     claiming = [source for source in SOURCES if source.claims(place)]
     if len(claiming) == 1:
         return claiming[0]
     if claiming:
         names = " and ".join(source.name for source in claiming)
-        raise SourceError(f"{place!r} has runs of {names}. Say which to import: --from NAME.")
+        raise SourceError(f"{place!r} has runs of {names}. Choose one with --from NAME.")
     known = "; ".join(f"{source.name}: {source.place}" for source in SOURCES)
-    raise SourceError(f"no runs were recognised in {place!r}. What can be imported: {known}.")
+    raise SourceError(f"no runs were recognised in {place!r}. Supported sources: {known}.")

@@ -1,4 +1,4 @@
-"""Runs of an Aim repository, by Aim's own package."""
+"""Imports runs of an Aim repository with Aim's own package."""
 
 import importlib
 import math
@@ -45,16 +45,27 @@ def _run_of(run: Any) -> SourceRun:
     nested = params.pop(_HPARAMS, {})
     hparams = {**params, **(nested if isinstance(nested, Mapping) else {_HPARAMS: nested})}
     series = run.collect_sequence_info(("metric", *_READERS, *_UNKNOWN))
-    ends = sorted((kind, str(one["name"]), str(one["context"])) for kind in series for one in series[kind])
-    steps = [(one["name"], one["values"].get("last_step")) for one in series.get("metric", ())]
+    ends = sorted(
+        (kind, str(one["name"]), str(one["context"]), one["values"].get("last_step") or 0)
+        for kind in series
+        for one in series[kind]
+    )
+    about = (run.name, run.description, run.end_time, hparams, run.tags, ends)
+
+    def stamp() -> str:
+        # The index of series has only their last steps, so a value at an earlier step shows in the values.
+        points = [
+            (metric.name, str(metric.context.to_dict()), steps.tobytes(), values.tobytes())
+            for metric in run.metrics()
+            for steps, (values, *_) in [metric.data.numpy()]
+        ]
+        return short_hash(repr((about, sorted(points))), 16)
+
     return SourceRun(
         run.hash,
         run.name or run.hash,
         f"aim {run.hash}",
-        short_hash(
-            repr((run.name, run.description, run.end_time, hparams, run.tags, ends, sorted(map(str, steps)))),
-            16,
-        ),
+        stamp,
         lambda found: _read(run, series, found),
         created_at=run.creation_time,
         ended_at=run.end_time,
@@ -75,7 +86,7 @@ def _read(run: Any, series: Mapping[str, list[Any]], found: SourceRun) -> Iterat
         for step, value, epoch, time in zip(steps, values, epochs, times, strict=True):
             of_epoch = float(epoch) if math.isfinite(epoch) else None
             points.append((float(time), int(step), name, float(value), of_epoch))
-    # By time, so that what was logged together comes together.
+    # By time, so that values that were logged together are one row.
     for time, step, name, value, of_epoch in sorted(points, key=lambda point: point[:2]):
         yield Values({name: value}, step, time, of_epoch)
     yield from _records(run, series, found)
@@ -100,7 +111,7 @@ def _records(run: Any, series: Mapping[str, list[Any]], found: SourceRun) -> Ite
 
 
 def _names_of(about: list[tuple[str, Mapping[str, Any]]]) -> list[str]:
-    """Returns a name for each series: the values of its context before its own name, "val/loss"."""
+    """Returns a name for each series, with the values of its context in front: "val/loss"."""
     short = ["/".join([*map(str, context.values()), name]) for name, context in about]
     whole = [
         "/".join([*(f"{key}={value}" for key, value in context.items()), name]) for name, context in about

@@ -1,4 +1,4 @@
-"""Comet's offline experiments: archives of messages, a line each, with the files that they name."""
+"""Imports Comet's offline experiments: archives with one message a line and the files that they name."""
 
 import contextlib
 import functools
@@ -33,10 +33,10 @@ def _archives(place: str) -> list[Path]:
 
 
 def _about(path: Path) -> dict[str, Any] | None:
-    """Returns what an archive says about its experiment; None if it has none.
+    """Returns the description of the experiment in an archive; None if there is none.
 
     Raises:
-        BadZipFile, and others of `UNREADABLE`: it is damaged.
+        BadZipFile: the archive is damaged; or another error of `UNREADABLE`.
     """
     with zipfile.ZipFile(path) as archive:
         if not {_ABOUT, _MESSAGES} <= set(archive.namelist()):
@@ -54,7 +54,7 @@ def _claims(place: str) -> bool:
 
 
 def _runs(place: str, _: Mapping[str, str]) -> list[SourceRun]:
-    """Returns a run for each experiment; one that was continued has several archives."""
+    """Returns a run for each experiment. A continued experiment has several archives."""
     experiments: dict[str, list[tuple[dict[str, Any], Path]]] = {}
     damaged = []
     for path in _archives(place):
@@ -92,7 +92,7 @@ def _messages(path: Path, lost: Counter[str]) -> Iterator[tuple[str, dict[str, A
     try:
         with zipfile.ZipFile(path) as archive, archive.open(_MESSAGES) as lines:
             count = 0
-            for count, line in enumerate(lines, 1):  # noqa: B007  # looked at below
+            for count, line in enumerate(lines, 1):  # noqa: B007  # used below
                 try:
                     message = json.loads(line)
                     yield str(message["type"]), {**message["payload"]}
@@ -101,12 +101,12 @@ def _messages(path: Path, lost: Counter[str]) -> Iterator[tuple[str, dict[str, A
             if not count:
                 lost["archives without messages"] += 1
     except UNREADABLE:
-        # A checksum comes after the messages that it is for.
+        # The checksum of the messages is only checked after the last one.
         lost["archives with damaged messages"] += 1
 
 
 def _read_facts(paths: list[Path], run: SourceRun) -> None:
-    """Takes the name, the parameters, and how the run ended."""
+    """Reads the name, the parameters, and how the run ended."""
     for kind, payload in (message for path in paths for message in _messages(path, Counter())):
         param = payload.get("param") or payload.get("params") or {}
         if param.get("source") == "manual":
@@ -149,7 +149,7 @@ def _read(path: Path, run: SourceRun) -> Iterator[Record]:
 def _file(
     archive: zipfile.ZipFile, payload: dict[str, Any], step: int, time: float | None, folder: Path
 ) -> Iterator[Record]:
-    """Yields an image, a text, or a file that is neither."""
+    """Yields an image, a text, or any other file."""
     about, what = payload["additional_params"], payload["upload_type"]
     given = whole_of(about.get("step"))
     step = step if given is None else given
@@ -162,7 +162,7 @@ def _file(
             name = str((payload.get("metadata") or {}).get("name") or "text")
             yield Logged(TEXT, name, step, time, {"text": data.read().decode("utf-8", "replace")})
         else:
-            # The name in the archive says nothing of where the copy is.
+            # The name of the copy must not depend on the name in the archive.
             copy = folder / str(payload["message_id"])
             with copy.open("wb") as file:
                 shutil.copyfileobj(data, file)

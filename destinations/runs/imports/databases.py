@@ -1,4 +1,4 @@
-"""SQLite databases of others: what they have, and whether they are whole."""
+"""Checks of other tools' SQLite databases: which tables they have, and whether they are damaged."""
 
 import contextlib
 import sqlite3
@@ -12,7 +12,7 @@ def _rows_of(path: Path, statement: str) -> list[str]:
 
 
 def has_tables(path: Path, *names: str) -> bool:
-    """Says whether a file is an SQLite database with these tables."""
+    """Returns whether a file is an SQLite database with these tables."""
     try:
         return set(names) <= {*_rows_of(path, "select name from sqlite_master")}
     except sqlite3.Error:
@@ -20,7 +20,7 @@ def has_tables(path: Path, *names: str) -> bool:
 
 
 def damage_of(path: Path) -> str:
-    """Returns what SQLite finds wrong with a database; "" if it is whole."""
+    """Returns the first problem that SQLite finds in a database; "" if there is none."""
     try:
         first, *_ = _rows_of(path, "pragma quick_check(1)")
     except sqlite3.Error as error:

@@ -1,8 +1,7 @@
-"""Records with checksums: TensorBoard's event files and W&B's logs, also where some bytes are damaged.
+"""Reads TensorBoard's event files and W&B's logs, whose records have checksums, even if some are damaged.
 
-The readers of both packages stop at the first byte that differs. These go on at the next record that is
-whole, and count the bytes of the records that they yield. They read each file as long as it is when they
-open it.
+The readers of both packages stop at the first damaged byte. These readers continue at the next intact record
+and count the bytes of the records they yield. They read each file up to the size it has when they open it.
 """
 
 import os
@@ -15,22 +14,22 @@ from typing import Any
 
 from destinations.runs.move.stream import Bytes
 
-# The length of a record of TensorBoard: not 0, and below 4 GiB.
+# The length of a TensorBoard record is not 0 and below 4 GiB.
 _LENGTH = re.compile(rb"(?=(?!\0{4}).{4}\0{4})", re.DOTALL)
 _LENGTH_BYTES, _SUM_BYTES = 8, 4
 _WINDOW_BYTES = 1 << 16
 
-# W&B writes the log of LevelDB, with CRC-32: https://github.com/google/leveldb/blob/main/doc/log_format.md
+# W&B writes LevelDB's log format with CRC-32: https://github.com/google/leveldb/blob/main/doc/log_format.md
 _MAGIC = b":W&B\xe1\xbe\0"
 _BLOCK_BYTES = 1 << 15
 _CHUNK = struct.Struct("<IHB")
 _FULL, _FIRST, _LAST = 1, 2, 4
-# Bytes that are summed to find where a damaged block goes on: some milliseconds, whatever it holds.
+# At most this many bytes are summed to find the next intact chunk of a damaged block: a few milliseconds.
 _SEARCH_BYTES = 1 << 22
 
 
 def event_records(path: Path, seen: Bytes) -> Iterator[bytes]:
-    """Yields the records of an event file: a length, its checksum, the record, and its checksum."""
+    """Yields the records of an event file; each has a length, its checksum, the data, and its checksum."""
     from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
 
     def is_summed(data: bytes, checksum: bytes) -> bool:
@@ -54,7 +53,7 @@ def event_records(path: Path, seen: Bytes) -> Iterator[bytes]:
 
 
 def _next_length(file: Any, at: int) -> int:
-    """Returns where bytes that may be a length come next; the end of the file, if nowhere."""
+    """Returns the next position that may hold the length of a record; the end of the file if none does."""
     while True:
         file.seek(at)
         window = file.read(_WINDOW_BYTES)
@@ -66,11 +65,11 @@ def _next_length(file: Any, at: int) -> int:
 
 
 def log_records(path: Path, seen: Bytes) -> Iterator[bytes]:
-    """Yields the records of a log of W&B: chunks in blocks of 32 KiB, each with length, kind and checksum."""
+    """Yields the records of a W&B log, made of chunks with length, kind and checksum in 32 KiB blocks."""
     with path.open("rb") as file:
         size = left = os.fstat(file.fileno()).st_size
         seen.there += size
-        # The chunks of a record that goes on in the next block.
+        # The chunks so far of a record that spans blocks.
         parts: list[bytes] | None = None
         while left and (block := file.read(min(left, _BLOCK_BYTES))):
             at = 0
@@ -98,7 +97,7 @@ def log_records(path: Path, seen: Bytes) -> Iterator[bytes]:
 
 
 def _chunk_at(block: bytes, at: int) -> tuple[int, bytes]:
-    """Returns the kind of a chunk, 0 for a damaged one, and its content."""
+    """Returns the kind of a chunk, or 0 if it is damaged, and its content."""
     checksum, length, kind = _CHUNK.unpack_from(block, at)
     data = block[at + _CHUNK.size : at + _CHUNK.size + length]
     is_whole = len(data) == length and zlib.crc32(data, zlib.crc32(bytes([kind]))) == checksum
@@ -106,9 +105,9 @@ def _chunk_at(block: bytes, at: int) -> tuple[int, bytes]:
 
 
 def _next_chunk(block: bytes, at: int) -> int:
-    """Returns where a whole chunk comes next in a block; its end, if nowhere."""
+    """Returns the position of the next intact chunk of a block; the end of the block if there is none."""
     left = _SEARCH_BYTES
-    for at in range(at, len(block) - _CHUNK.size + 1):  # noqa: B020, PLR1704  # begins there
+    for at in range(at, len(block) - _CHUNK.size + 1):  # noqa: B020, PLR1704  # continues from `at`
         if _FULL <= block[at + 6] <= _LAST and left > 0:
             left -= _CHUNK.unpack_from(block, at)[1]
             if _chunk_at(block, at)[0]:

@@ -1,4 +1,4 @@
-"""Folders that this package reads as they are: stable-pretraining's registry, and Lightning's `CSVLogger`."""
+"""Imports folders that this package reads directly: stable-pretraining's registry, Lightning's CSV logs."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -7,14 +7,14 @@ from destinations.runs.index.foreign import METRICS
 from destinations.runs.move.stored import StoredRun
 from destinations.runs.move.stream import Record, SourceRun
 from destinations.runs.open import open_runs
-from destinations.runs.run import Run
+from destinations.runs.run import RecordedRun
 
 from .source import Source, SourceError, unique_id, unreadable_run
 from .tables import TABLE, stamp_of
 
 
 def _claims(place: str) -> bool:
-    """Says whether a folder has such runs."""
+    """Returns whether a folder has such runs."""
     if not Path(place).is_dir():
         return False
     with open_runs(place) as runs:
@@ -28,14 +28,14 @@ def _runs(place: str, _: Mapping[str, str]) -> list[SourceRun]:
     return [*map(_run_of, found), *damaged]
 
 
-def _run_of(run: Run) -> SourceRun:
+def _run_of(run: RecordedRun) -> SourceRun:
     stored = StoredRun(run)
     stored.is_over = not run.is_written
     stored.refresh()
     made = stored.source
     made.stamp = stamp_of(run.path)
     if run.record.kind == "lightning-csv":
-        # Each project has a `version_0`.
+        # Every project has a `version_0`.
         made.run_id = unique_id(run.path.name, made.identity)
     read = made.read
 
@@ -48,7 +48,7 @@ def _run_of(run: Run) -> SourceRun:
 
 
 def _find_damage(path: Path, about: SourceRun) -> None:
-    """Adds what cannot be read in a file of metrics: readers of runs take what they can."""
+    """Adds the damage in a metrics file, which readers of runs skip."""
     try:
         (table,) = TABLE.runs(str(path), {"step": "step"})
         for _ in table.read(table):

@@ -1,4 +1,4 @@
-"""Records as W&B and Trackio describe them: a mapping with a type, and the path of a file or the values."""
+"""Reads media as W&B and Trackio describe them: a mapping with a type, and a path or the values."""
 
 import io
 import json
@@ -21,7 +21,7 @@ UNREADABLE = (
     *(OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, EOFError, RuntimeError),
     *(wave.Error, zipfile.BadZipFile, zlib.error),
 )
-"""What a reader raises for a record that is damaged, or whose file is missing."""
+"""The errors that a reader raises if a record is damaged or its file is missing."""
 
 _XYZ, _XYZ_RGB = 3, 6
 
@@ -32,7 +32,7 @@ def _caption(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 _Path = Callable[[Any], Path]
 ReadArguments = Callable[[_Path, Mapping[str, Any]], dict[str, Any]]
-"""Takes what returns the file of a path, and the fields; returns the arguments of the method of the kind."""
+"""Takes a function from path to file, and the fields; returns the arguments of the kind's log method."""
 
 
 def _image(path: _Path, fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -41,7 +41,7 @@ def _image(path: _Path, fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def sound_arguments(data: bytes) -> dict[str, Any]:
-    """Returns the arguments of a sound, the bytes of a WAV file."""
+    """Returns the arguments that log the bytes of a WAV file."""
     with wave.open(io.BytesIO(data)) as sound:
         return {"audio": data, "sample_rate": sound.getframerate()}
 
@@ -85,4 +85,4 @@ READERS: Mapping[str, tuple[Kind, ReadArguments]] = {
     "table-file": (TABLE, _table),
     "object3D-file": (POINT_CLOUD, _points),
 }
-"""What reads each type of W&B."""
+"""The kind and the reader of each W&B type."""

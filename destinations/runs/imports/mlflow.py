@@ -1,4 +1,4 @@
-"""Runs of MLflow, by its own client: a database, a folder of files, or a server."""
+"""Imports MLflow runs with MLflow's own client, from a database, a folder of files, or a server."""
 
 import contextlib
 import json
@@ -25,19 +25,19 @@ _READ_ONLY = "sqlite+pysqlite:///file:"
 _RUN_ID = re.compile("[0-9a-f]{32}")
 _DATABASE, _FILES = "mlflow.db", "mlruns"
 _STATUSES = {"FINISHED": "completed", "FAILED": "failed", "KILLED": "interrupted"}
-# The files that `log_image` writes beside a smaller copy of each.
+# The files that `log_image` writes, each beside a smaller copy.
 _IMAGE = re.compile(r"images/(?P<key>.+)[+%]step[+%](?P<step>\d+)[+%]timestamp[+%](?P<ms>\d+)[+%][\w-]+\.png")
 _COPY = re.compile(r"images/.+[+%]compressed\.webp")
 _OWN_FOLDER, _NOTE = "mlflow.", "mlflow.note.content"
-# What our `MLflow` writes: texts, hyperparameters as they were, names that MLflow does not take, and tags.
+# Written by our `MLflow`: texts, nested hyperparameters, names that MLflow rejects, and tags.
 _TEXT = re.compile(r"texts/(?P<key>.+)/(?P<step>\d+)_(?P<ms>\d+)_\d+\.txt")
 _HPARAMS, _NAME, _TAG, _EXCEPTION = "hparams.yaml", "metric_name.", "tag.", "exception"
-_LINKS, _OUTSIDE = "links", "folders of artifacts that are none of MLflow's"
+_LINKS, _OUTSIDE = "links", "artifact folders outside MLflow"
 _OURS = (_NAME, "changed_param.", "training_destinations.", _EXCEPTION)
 
 
 def _uri_of(place: str) -> str:
-    """Returns the tracking URI of a place, "" if it is none of MLflow."""
+    """Returns the tracking URI of a place; "" if MLflow has nothing there."""
     if _SCHEMES.match(place):
         return place
     path = Path(place).absolute()
@@ -46,8 +46,8 @@ def _uri_of(place: str) -> str:
     elif path.is_dir() and (path / _FILES).is_dir():
         path /= _FILES
     if path.is_file() and path.suffix in {".db", ".sqlite", ".sqlite3"}:
-        # Opened for reading alone: quoted for SQLAlchemy and for SQLite. With a driver, MLflow makes no
-        # folder called "file:" in the working directory.
+        # Opened read-only. Quoted twice, for SQLAlchemy and for SQLite. With a driver in the URI, MLflow
+        # creates no folder called "file:" in the working directory.
         is_ours = has_tables(path, "experiments", "runs")
         return f"{_READ_ONLY}{quote(quote(str(path)))}?mode=ro&uri=true" if is_ours else ""
     is_store = path.is_dir() and any("experiment_id" in _start_of(one) for one in path.glob("*/meta.yaml"))
@@ -61,7 +61,7 @@ def _start_of(path: Path) -> str:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Lets MLflow read folders of files, which it asks to be allowed to, without warnings and bars."""
+    """Allows MLflow to read folders of files, and hides its warnings and progress bars."""
     before = dict(os.environ)
     os.environ |= {"MLFLOW_ALLOW_FILE_STORE": "true", "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false"}
     try:
@@ -74,10 +74,10 @@ def _quiet() -> Iterator[None]:
 
 
 def _runs(place: str, _: Mapping[str, str]) -> list[SourceRun]:
-    """Returns the runs of all experiments, but for those that were deleted."""
+    """Returns the runs of all experiments, without deleted ones."""
     uri = _uri_of(place)
     if not uri:
-        raise SourceError(f"{place!r} is no database, folder or server of MLflow.")
+        raise SourceError(f"{place!r} is not a database, folder or server of MLflow.")
     with _quiet():
         from mlflow import MlflowClient
         from mlflow.exceptions import MlflowException
@@ -94,7 +94,7 @@ def _runs(place: str, _: Mapping[str, str]) -> list[SourceRun]:
 
 
 def _found_in(client: Any, folder: Path) -> Iterator[SourceRun]:
-    """Yields the runs of a database or server. Reads a folder run by run, since some may be damaged."""
+    """Yields the runs. Reads a folder run by run, so that a damaged run does not hide the others."""
     names: dict[str, str] = {}
     if not client.tracking_uri.startswith("file:"):
         for experiment in _pages(lambda token: client.search_experiments(page_token=token)):
@@ -107,7 +107,7 @@ def _found_in(client: Any, folder: Path) -> Iterator[SourceRun]:
             run = client.get_run(path.name)
             of = run.info.experiment_id
             names[of] = names.get(of) or client.get_experiment(of).name
-        except Exception as error:  # noqa: BLE001  # of MLflow's readers of YAML and of metrics
+        except Exception as error:  # noqa: BLE001  # MLflow's readers of YAML and metrics raise many types
             yield unreadable_run(path, f"MLflow cannot read it: {error}")
             continue
         if run.info.lifecycle_stage == "active":
@@ -134,7 +134,7 @@ def _run_of(client: Any, experiment: str, run: Any) -> SourceRun:
     about = (info.run_name, info.status, info.end_time, sorted(tags.items()), sorted(run.data.params.items()))
 
     def stamp() -> str:
-        # MLflow itself has only the last value of a metric, and no word of artifacts.
+        # The run object of MLflow has only the last value of each metric, and no artifacts.
         return short_hash(repr((about, _points_of(client, run), list(_files_of(client, run, "")))), 16)
 
     return SourceRun(
@@ -159,7 +159,7 @@ def _run_of(client: Any, experiment: str, run: Any) -> SourceRun:
 
 
 def _typed(text: str) -> Any:
-    """Returns a parameter, which MLflow keeps as text, as the number or truth value that it was."""
+    """Returns a parameter, which MLflow stores as text, as the number or bool that it was."""
     if text in {"True", "False"}:
         return text == "True"
     try:
@@ -170,7 +170,7 @@ def _typed(text: str) -> Any:
 
 
 def _points_of(client: Any, run: Any) -> list[tuple[int, int, str, float]]:
-    """Returns the values of all metrics by time, so that what was logged together comes together."""
+    """Returns the values of all metrics by time, so that values that were logged together are one row."""
     with _quiet():
         return sorted(
             (point.timestamp, point.step, point.key, point.value)
@@ -193,7 +193,7 @@ def _read(client: Any, run: Any, found: SourceRun) -> Iterator[Record]:
                 with _quiet():
                     path = Path(client.download_artifacts(run.info.run_id, name, folder))
                 yield from _read_file(path, name, found)
-            except Exception:  # noqa: BLE001  # of any store, whose packages raise what they like
+            except Exception:  # noqa: BLE001  # the packages of stores raise many types
                 found.lost["artifacts that cannot be read"] += 1
 
 
@@ -205,13 +205,13 @@ def _read_file(path: Path, name: str, found: SourceRun) -> list[Record]:
     if record.re is _TEXT:
         return [Logged(TEXT, key, step, time, {"text": path.read_bytes().decode("utf-8", "replace")})]
     with open_image(path) as pixels:
-        # The file is gone when the record is written.
+        # Loaded now, because the file is deleted before the record is written.
         pixels.load()
         return [Logged(IMAGE, re.sub("[#~]", "/", key), step, time, {"images": [pixels]})]
 
 
 def _read_hparams(path: Path, found: SourceRun) -> bool:
-    """Takes hyperparameters as they were, if those of MLflow, which are texts, are made from them."""
+    """Reads nested hyperparameters, if they have the same names as MLflow's text parameters."""
     from destinations.run_directory.documents import flat_hyperparameters, read_hparams
 
     try:
@@ -225,21 +225,21 @@ def _read_hparams(path: Path, found: SourceRun) -> bool:
 
 
 def _files_of(client: Any, run: Any, folder: str) -> Iterator[tuple[str, str, Any]]:
-    """Yields the name of each artifact, what it is, and what changes when it is written to."""
+    """Yields the name of each artifact, a description, and a value that changes when it is written to."""
     local = Path(unquote(urlparse(run.info.artifact_uri).path))
     own = (run.info.run_id, "artifacts")
     if local.is_dir() and (local.parts[-2:] != own or local.is_symlink() or local.parent.is_symlink()):
-        # A stranger's run may name any folder of this machine; MLflow gives each run one of this name.
+        # An untrusted run may name any folder of this machine. MLflow's own folders are named like this.
         yield folder, _OUTSIDE, None
         return
     try:
         with _quiet():
             entries = client.list_artifacts(run.info.run_id, folder)
-    except Exception:  # noqa: BLE001  # of any store, as above
+    except Exception:  # noqa: BLE001  # the packages of stores raise many types
         yield folder, "folders of artifacts that are missing", None
         return
     for entry in entries:
-        # MLflow would follow a link, which may lead anywhere.
+        # MLflow would follow a link out of the folder.
         if (local / entry.path).is_symlink():
             yield entry.path, _LINKS, None
         elif entry.is_dir:

@@ -1,4 +1,4 @@
-"""What Neptune's exporter writes: a row of Parquet for each value, and downloaded files beside them.
+"""Imports the output of Neptune's exporter: Parquet with a row for each value, and downloaded files.
 
 https://github.com/neptune-ai/neptune-exporter
 """
@@ -30,7 +30,7 @@ _IMAGES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif"}
 
 
 def _parts_of(place: str) -> dict[tuple[Path, str], list[Path]]:
-    """Returns the parts of each run, in order; those of models have no steps, and are no runs."""
+    """Returns the parts of each run, in order."""
     path = Path(place).absolute()
     found: dict[tuple[Path, str], list[tuple[int, Path]]] = {}
     for part in path.rglob("*_part_*.parquet") if path.is_dir() else ():
@@ -48,7 +48,7 @@ def _runs(place: str, _: Mapping[str, str]) -> list[SourceRun]:
             found += [unreadable_run(parts[0], "its parts are damaged.")] if damaged else []
             continue
         run_id, project = str(first["run_id"]), str(first["project_id"])
-        # The exporter has both folders side by side by default.
+        # By default, the exporter writes both folders side by side.
         files = folder.parent.with_name(_FILES) if folder.parent.name == _DATA else folder.parent / _FILES
         read = functools.partial(_read, parts, files / folder.name)
         facts = functools.partial(_read_facts, parts)
@@ -56,10 +56,10 @@ def _runs(place: str, _: Mapping[str, str]) -> list[SourceRun]:
         environment = {"project": project}
         stamp = stamp_of(*parts)
         with contextlib.suppress(ValueError):
-            # Rows name files below the id of their run.
+            # Rows name files in a folder that is named after the id of their run.
             stamp = stamp_of(*parts, _inside(files / folder.name, run_id))
         made = SourceRun(run_id, run_id, identity, stamp, read, facts=facts, environment=environment)
-        # Parts are numbered from 0.
+        # Part numbers begin at 0.
         if missing := int(parts[-1].stem.rpartition("_")[2]) + 1 - len(parts):
             made.lost["missing parts"] += missing
         found.append(made)
@@ -67,7 +67,7 @@ def _runs(place: str, _: Mapping[str, str]) -> list[SourceRun]:
 
 
 def _inside(files: Path, relative: str) -> Path:
-    """Returns a path in the folder of a project's files, where that folder and the one above are no links."""
+    """Returns a path in a project's folder of files. Neither that folder nor its parent may be a link."""
     top = files.parent.parent
     return path_inside(top, f"{files.relative_to(top)}/{relative}")
 
@@ -82,7 +82,7 @@ def _rows_of(parts: list[Path], lost: Counter[str]) -> Iterator[dict[str, Any]]:
 
 
 def _read_facts(parts: list[Path], run: SourceRun) -> None:
-    """Reads the values that have no steps: what Neptune says about the run, and hyperparameters."""
+    """Reads the values without steps: Neptune's facts about the run, and hyperparameters."""
     own: dict[str, Any] = {}
     for row in _rows_of(parts, Counter()):
         kind, name = row["attribute_type"], row["attribute_path"]
@@ -110,7 +110,7 @@ def _read(parts: list[Path], files: Path, run: SourceRun) -> Iterator[Record]:
         kind, name, time = row["attribute_type"], row["attribute_path"], seconds_of(row["timestamp"])
         step = int(row["step"] or 0)
         if row["step"] is not None and row["step"] != step:
-            run.left_out["parts of steps, which are whole here"] += 1
+            run.left_out["fractions of steps"] += 1
         if kind == "float_series":
             if row["float_value"] is not None:
                 points.append((time or run.created_at, step, name, row["float_value"]))
@@ -123,7 +123,7 @@ def _read(parts: list[Path], files: Path, run: SourceRun) -> Iterator[Record]:
             yield from _files(run, files, row, name if is_one else f"{name}/step_{step}", step, time)
         elif kind not in _SINGLE:
             run.left_out[str(kind)] += 1
-    # By time, so that what was logged together comes together.
+    # By time, so that values that were logged together are one row.
     for time, step, name, value in sorted(points, key=lambda point: point[:2]):
         yield Values({name: value}, step, time)
 

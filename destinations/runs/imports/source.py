@@ -1,4 +1,4 @@
-"""What a source of runs declares, and the ids of its runs."""
+"""The declaration of a source, its errors, and the ids of its runs."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -11,48 +11,47 @@ from destinations.trackers.names import short_hash
 
 
 class SourceError(RunsError):
-    """No runs can be read from this place."""
+    """No runs can be read from the given place."""
 
 
 class UnreadableError(SourceError):
-    """What is there is damaged."""
+    """The source is damaged."""
 
 
 class ColumnsError(SourceError):
-    """It must be said which column of a table holds the step.
+    """A table has no step column that is recognised, so the user must name one.
 
     Args:
         place: the table.
-        columns: those that it has.
+        columns: its columns.
     """
 
     def __init__(self, place: str, columns: Sequence[str]) -> None:
         self.columns = tuple(columns)
         names = ", ".join(map(repr, columns[:20])) + ("" if len(columns) <= 20 else ", …")  # noqa: PLR2004
         super().__init__(
-            f"{place} has no column 'step'. Say which one it is: --column step=NAME, or --column step= to "
-            f"count the rows. It has {names}."
+            f"{place} has no column 'step'. Name the step column with --column step=NAME, or count the rows "
+            f"with --column step=. Columns: {names}."
         )
 
 
 def unique_id(name: str, identity: str) -> str:
-    """Returns the id of a run whose source has none for it that no other run has.
+    """Returns a unique id for a run whose source gives it none.
 
-    The id of an imported run is, in this order:
+    The id of an imported run is:
 
-    1. the one that its source made for it: W&B, MLflow, Trackio, Comet, Aim, Neptune, stable-pretraining;
-    2. else, as here, its name and a hash of what tells it from the runs of other folders: its first event
-       file, which is named after the time, host and process (TensorBoard), or the path (tables, charts,
-       Lightning's `CSVLogger`).
+    1. the id from its source: W&B, MLflow, Trackio, Comet, Aim, Neptune, stable-pretraining;
+    2. otherwise, as here, its name and a hash of its identity: the name of its first event file, which has
+       the time, host and process (TensorBoard), or its path (tables, charts, Lightning's `CSVLogger`).
 
-    Where another run of the root has the id already, as a W&B run of another project may, the hash is added
-    by the same rule.
+    If another run of the root already has the id, as a W&B run of another project may, the hash is added in
+    the same way.
     """
     return f"{name}-{short_hash(identity, 8)}"
 
 
 def unreadable_run(path: Path, error: object) -> SourceRun:
-    """Returns what stands for a run that is too damaged to be told from others: importing it fails."""
+    """Returns a placeholder for a run that is too damaged to identify; importing it fails."""
 
     def fail(_run: SourceRun) -> None:
         raise UnreadableError(str(error))
@@ -62,15 +61,15 @@ def unreadable_run(path: Path, error: object) -> SourceRun:
 
 @attrs.frozen
 class Source:
-    """A kind of source. Its package is imported when runs are read.
+    """A source of runs. Its package is imported only when runs are read.
 
     Attributes:
-        name: of the source, for `--from`.
-        place: what is given as SOURCE, for the help.
-        claims: says whether something of this kind is at a place; imports nothing.
-        runs: returns the runs at a place, given the names of columns by what they hold. Raises `SourceError`
+        name: its name, for `--from`.
+        place: describes SOURCE in the help.
+        claims: returns whether a place has runs of this source; imports nothing.
+        runs: takes a place and the names of columns by what they hold; returns the runs. Raises `SourceError`
             or `ImportError`.
-        package: reads the runs; "" where none is needed.
+        package: the package that reads the runs; "" if none is needed.
     """
 
     name: str

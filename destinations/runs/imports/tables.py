@@ -1,4 +1,4 @@
-"""CSV and Parquet files of one's own, whose columns the user names; and charts that W&B's page exported."""
+"""Imports CSV and Parquet files, whose columns the user names, and charts downloaded from W&B's page."""
 
 import csv
 import itertools
@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,9 @@ from .source import ColumnsError, Source, SourceError, UnreadableError, unique_i
 _Rows = Callable[[], Iterable[list[Any]]]
 _SUFFIXES = {".csv": ",", ".tsv": "\t", ".parquet": ""}
 _ROLES = ("step", "time", "epoch", "run")
-# Names under which trainers log their step: Lightning, Transformers, and ours.
+# The names under which Lightning, Transformers and this package log their step.
 STEPS = ("trainer/global_step", "train/global_step", "global_step")
-# Names that a column has where the user names none: ours, and those of W&B.
+# The columns that are used if the user names none: our names and W&B's.
 _DEFAULTS = {
     "step": ("step", *STEPS, "_step"),
     "time": ("time", "_timestamp"),
@@ -30,7 +31,7 @@ _DEFAULTS = {
 
 _EMPTY = ("", None)
 _ODD = "rows with other cells than the first line"
-# What programs write for no value.
+# Texts that programs write for a missing value.
 _NO_VALUE = {"na", "n/a", "null", "none", "-"}
 
 
@@ -40,7 +41,7 @@ def _claims(place: str) -> bool:
 
 
 def stamp_of(*paths: Path) -> str:
-    """Returns what changes when files are written to, or files are added to folders."""
+    """Returns a text that changes when a file is written to or added to a folder."""
     folders = (path for path in paths if path.is_dir() and not path.is_symlink())
     inside = (one for path in folders for one in sorted(path.rglob("*")))
     files = [path for path in (*paths, *inside) if path.is_file()]
@@ -63,7 +64,7 @@ def _lines_of(path: Path) -> Iterator[list[Any]]:
             lines = csv.reader(file, delimiter=_SUFFIXES.get(path.suffix, ","))
             names = next(lines, [])
             if any("\N{REPLACEMENT CHARACTER}" in name for name in names):
-                raise UnreadableError(f"{path} is not a table of texts and numbers: it is not in UTF-8.")
+                raise UnreadableError(f"{path} is not a table of texts and numbers: it is not UTF-8.")
             yield names
             yield from lines
         except csv.Error as error:
@@ -71,7 +72,7 @@ def _lines_of(path: Path) -> Iterator[list[Any]]:
 
 
 def _with_end(path: Path, runs: list[SourceRun]) -> list[SourceRun]:
-    """Says of runs whose table has no line end at its end that its last number may have lost digits."""
+    """Adds damage to the last run if the table ends without a line end, so its last number may be cut off."""
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - 1))
         is_whole = path.suffix == ".parquet" or file.read() in {b"\n", b"\r", b'"'}
@@ -82,10 +83,10 @@ def _with_end(path: Path, runs: list[SourceRun]) -> list[SourceRun]:
 
 
 def parquet_batches(path: Path, needed: Collection[str] = ()) -> Iterator[Any]:
-    """Yields the record batches of a Parquet file with these columns, and maybe more.
+    """Yields the record batches of a Parquet file.
 
     Raises:
-        UnreadableError: it is none.
+        UnreadableError: the file is not Parquet, or lacks one of the needed columns.
     """
     import pyarrow as pa
     import pyarrow.parquet
@@ -94,7 +95,7 @@ def parquet_batches(path: Path, needed: Collection[str] = ()) -> Iterator[Any]:
         with pa.parquet.ParquetFile(path, page_checksum_verification=True) as file:
             missing = {*needed} - {*file.schema_arrow.names}
             yield from () if missing else file.iter_batches()
-    except Exception as error:  # whatever pyarrow finds wrong
+    except Exception as error:  # pyarrow raises many types
         raise UnreadableError(f"{path} is not a Parquet file: {error}.") from error
     if missing:
         raise UnreadableError(f"{path} has no column {min(missing)!r}.")
@@ -102,7 +103,7 @@ def parquet_batches(path: Path, needed: Collection[str] = ()) -> Iterator[Any]:
 
 def _runs(place: str, columns: Mapping[str, str]) -> list[SourceRun]:
     path = Path(place).absolute()
-    # Before it is read: it may grow meanwhile.
+    # Taken before reading, because the file may grow meanwhile.
     stamp, written_at = stamp_of(path), path.stat().st_mtime
     lines = _lines_of(path)
     names = next(lines, [])
@@ -121,7 +122,7 @@ def _runs(place: str, columns: Mapping[str, str]) -> list[SourceRun]:
     stamp = f"{stamp} {roles}"
     of_run = roles.get("run")
     if of_run is None:
-        # Read when it is written: a table may be larger than the memory.
+        # Read again when the run is written, because a table may be larger than memory.
         rows_of: dict[str, _Rows] = {path.stem: lambda: itertools.islice(_lines_of(path), 1, None)}
     else:
         by_run: dict[str, list[list[Any]]] = {}
@@ -129,7 +130,7 @@ def _runs(place: str, columns: Mapping[str, str]) -> list[SourceRun]:
             name = str(line[of_run]) if of_run < len(line) else ""
             by_run.setdefault(name or path.stem, []).append(line)
         rows_of = {name: rows.copy for name, rows in by_run.items()}
-    # In W&B's own history, rows that a trainer did not log lack its step.
+    # In W&B's own history, only the rows that a trainer logged have its step.
     is_history = "_step" in names and names.index("_step") != roles.get("step")
     taken = {*roles.values(), *([names.index("_step")] if is_history else ())}
     metrics = {index: name for index, name in enumerate(_unlike(names)) if index not in taken}
@@ -144,12 +145,12 @@ class _Table:
     """The rows of a run.
 
     Args:
-        rows: returns them, a list of cells each; texts are read as numbers.
-        width: how many cells each has.
+        rows: returns the rows, each a list of cells; texts are parsed as numbers.
+        width: the number of cells of a row.
         metrics: the names of columns, by index.
-        roles: the index of the column that holds "step", "time", "epoch" and "run", as far as there is one;
-            without a step, rows are counted.
-        fills_steps: a row without a step has the one before it.
+        roles: the index of the columns that hold "step", "time", "epoch" and "run", as far as they exist.
+            Without a step, rows are counted.
+        fills_steps: whether a row without a step has the step of the row before.
     """
 
     def __init__(
@@ -167,18 +168,18 @@ class _Table:
         self._roles = roles
         self._fills_steps = fills_steps
         self._last_step: float | None = None
-        # Columns with numbers, and how many texts each column has.
+        # The columns with numbers, and the number of texts in each column.
         self._with_numbers: set[int] = set()
         self._texts: Counter[int] = Counter()
 
     def run_of(self, identity: str, name: str, stamp: str, written_at: float) -> SourceRun:
-        """Returns the run; it began at its first time, else when the table was written."""
+        """Returns the run. It began at its first time, or if there is none, when the table was written."""
         began_at = seconds_of(self.cell(next(filter(None, self._rows()), []), "time"))
         run_id = unique_id(name, identity)
         return SourceRun(run_id, name, identity, stamp, self.read, created_at=began_at or written_at)
 
     def cell(self, row: Sequence[Any], role: str) -> Any:
-        """Returns the cell that holds a step, time, epoch or run; None if there is none."""
+        """Returns the cell with the step, time, epoch or run; None if there is none."""
         index = self._roles.get(role)
         return None if index is None or index >= len(row) else row[index]
 
@@ -196,7 +197,7 @@ class _Table:
                 if found is None and self.cell(row, role) not in _EMPTY:
                     run.lost[f"unreadable {role}s"] += 1
             yield Values(self._values_of(row, run), step, time, epoch)
-        # A column of texts is no metric; in one of numbers, a text is a damaged value.
+        # A column of texts is not a metric. In a column of numbers, a text is a damaged value.
         for index, count in self._texts.items():
             where = run.lost if index in self._with_numbers else run.left_out
             where["cells that are no numbers"] += count
@@ -225,7 +226,7 @@ class _Table:
 
 
 def _unlike(names: Sequence[str]) -> list[str]:
-    """Makes names unique: a second "loss" becomes "loss.1"."""
+    """Returns unique names: a second "loss" becomes "loss.1"."""
     found: list[str] = []
     for name in names:
         others = {*names, *found}
@@ -236,14 +237,14 @@ def _unlike(names: Sequence[str]) -> list[str]:
 
 
 def _number(cell: Any) -> float | None:
-    """Returns a number, an integer as it is."""
-    if isinstance(cell, str):
-        return parse_number(cell)
+    """Returns a cell as a number, or None; integers stay exact."""
+    if isinstance(cell, str | Decimal):
+        return parse_number(str(cell))
     return cell if isinstance(cell, int | float) else None
 
 
 def seconds_of(cell: Any) -> float | None:
-    """Returns seconds since 1970, of a number, a datetime, or a text in ISO 8601; UTC without a zone."""
+    """Returns a number, datetime or ISO 8601 text as seconds since 1970; without a zone, the time is UTC."""
     if isinstance(cell, str) and _number(cell) is None:
         try:
             cell = datetime.fromisoformat(cell)
@@ -255,18 +256,18 @@ def seconds_of(cell: Any) -> float | None:
     return seconds if seconds is not None and math.isfinite(seconds) else None
 
 
-# A chart that was downloaded from W&B.
+# Charts downloaded from W&B.
 
 
 def _is_chart(path: Path) -> bool:
-    """Says whether W&B's page downloaded a table: that of a chart has a column for each run and metric."""
+    """Returns whether a table is a chart from W&B's page: it has a column for each run and metric."""
     if path.suffix != ".csv" or not path.is_file():
         return False
     try:
         first, *others = next(_lines_of(path), []) or [""]
     except (OSError, SourceError):
         return False
-    # The first one is named after the x axis of the chart. The page shows a point with its extremes.
+    # The first column is named after the x axis of the chart. The page exports each point with its extremes.
     has_extremes = any({f"{name}__MIN", f"{name}__MAX"} <= set(others) for name in others)
     is_axis = first in {"Step", *_DEFAULTS["step"]} or has_extremes
     return is_axis and bool(others) and all(" - " in name for name in others)
@@ -274,13 +275,13 @@ def _is_chart(path: Path) -> bool:
 
 def _exported_runs(place: str, _: Mapping[str, str]) -> list[SourceRun]:
     path = Path(place).absolute()
-    # Before it is read: it may grow meanwhile.
+    # Taken before reading, because the file may grow meanwhile.
     stamp, written_at = stamp_of(path), path.stat().st_mtime
     names = next(_lines_of(path), [])
     by_run: dict[str, dict[int, str]] = {}
     for index, name in enumerate(names[1:], 1):
         run, _separator, metric = name.rpartition(" - ")
-        # The page adds the smallest and the largest of the values that it shows as one point, and its steps.
+        # The page adds the smallest and the largest of the values behind each point, and their steps.
         if not metric.endswith(("__MIN", "__MAX")) and metric != "_step":
             by_run.setdefault(run, {})[index] = metric
     found = []

@@ -1,4 +1,4 @@
-"""TensorBoard's event files; TensorBoard itself brings old formats to the present one."""
+"""Imports TensorBoard's event files; TensorBoard's own code converts old formats."""
 
 import functools
 import io
@@ -25,7 +25,7 @@ def _claims(place: str) -> bool:
 
 
 def _runs(place: str, _: Mapping[str, str]) -> list[SourceRun]:
-    """Returns a run for each folder with event files; its name is its path, as in TensorBoard."""
+    """Returns a run for each folder with event files, named by its path as in TensorBoard."""
     top = Path(place).absolute()
     files: dict[Path, list[Path]] = {}
     for path in [top] if top.is_file() else sorted(top.rglob(_FILES)):
@@ -34,7 +34,7 @@ def _runs(place: str, _: Mapping[str, str]) -> list[SourceRun]:
     found = []
     for folder, paths in sorted(files.items()):
         name = folder.relative_to(top).as_posix() if top.is_dir() and folder != top else folder.name
-        # The name of an event file has a time, a host and a process: it tells a run from others.
+        # The name of an event file has a time, a host and a process, so it identifies the run.
         identity = f"tensorboard {name} {paths[0].name}"
         stamp = " ".join(f"{path.name}:{path.stat().st_size}" for path in paths)
         read = functools.partial(_read, paths)
@@ -54,7 +54,7 @@ def _events(path: Path, run: SourceRun, seen: Bytes) -> Iterator[Any]:
         try:
             event = data_compat.migrate_event(Event.FromString(record))
             yield from dataclass_compat.migrate_event(event, metadata)
-        except Exception:  # noqa: BLE001  # whatever TensorBoard finds wrong with it
+        except Exception:  # noqa: BLE001  # TensorBoard raises many types
             run.lost["unreadable events"] += 1
 
 
@@ -67,7 +67,7 @@ def _read(paths: list[Path], run: SourceRun) -> Iterator[Record]:
             what = event.WhichOneof("what")
             if what == "summary":
                 for value in event.summary.value:
-                    # Later values of a tag need not repeat what they are.
+                    # Only the first value of a tag must name its plugin.
                     plugin = value.metadata.plugin_data.plugin_name
                     plugin = plugins.setdefault(value.tag, plugin) if plugin else plugins.get(value.tag, "")
                     yield from _items_of(run, plugin, value, event.step, event.wall_time)
@@ -78,7 +78,7 @@ def _read(paths: list[Path], run: SourceRun) -> Iterator[Record]:
 def _items_of(run: SourceRun, plugin: str, value: Any, step: int, time: float) -> Iterator[Record]:
     try:
         yield from list(_read_value(run, plugin, value, step, time))
-    except Exception:  # noqa: BLE001  # of any decoder, for bytes that are damaged: they cost themselves
+    except Exception:  # noqa: BLE001  # decoders of damaged bytes raise many types
         run.lost[f"unreadable {plugin or 'values'}"] += 1
 
 
@@ -109,7 +109,7 @@ def _array(value: Any) -> Any:
 def _images(array: Any) -> list[dict[str, Any]]:
     import PIL.Image
 
-    # Width and height stand before the encoded images.
+    # The first two entries are width and height.
     images = [PIL.Image.open(io.BytesIO(data)) for data in array.reshape(-1)[2:]]
     for image in images:
         image.load()
@@ -117,7 +117,7 @@ def _images(array: Any) -> list[dict[str, Any]]:
 
 
 def _sounds(array: Any) -> list[dict[str, Any]]:
-    # A sound, or a sound and its label.
+    # Each entry is a sound, or a pair of a sound and its label.
     return [sound_arguments(bytes(data)) for data in (array[:, 0] if array.ndim > 1 else array)]
 
 
@@ -128,7 +128,7 @@ def _histograms(array: Any) -> list[dict[str, Any]]:
     if not buckets:
         return []
     if len(buckets) == 1 and buckets[0][0] == buckets[0][1]:
-        # Equal values are a bucket without a width.
+        # A single value is a bucket without width.
         value = buckets[0][0]
         buckets[0][:2] = [value - 0.5, value + 0.5]
     edges = [buckets[0][0], *(right for _, right, _ in buckets)]
@@ -157,7 +157,7 @@ _READERS = {
 
 
 def _read_session(run: SourceRun, content: bytes) -> None:
-    """Takes hyperparameters, and how the run ended, from what `add_hparams` and Keras write."""
+    """Reads hyperparameters and the end of the run as `add_hparams` and Keras write them."""
     from tensorboard.plugins.hparams import api_pb2, plugin_data_pb2
 
     data = plugin_data_pb2.HParamsPluginData.FromString(content)

@@ -1,4 +1,4 @@
-"""Runs of Trackio, by its own storage: a database for each project, and media beside them."""
+"""Imports Trackio runs with Trackio's own storage: a database for each project, with media beside it."""
 
 import contextlib
 import importlib
@@ -19,7 +19,7 @@ from .source import Source, unique_id, unreadable_run
 from .tables import STEPS, seconds_of
 
 _OWN_CONFIG = {"_Username": "user", "_Group": "group", "_Created": "created"}
-# Trackio's names of types, and those of W&B.
+# W&B's name for each of Trackio's types.
 _TYPES = {
     "trackio.image": "image-file",
     "trackio.audio": "audio-file",
@@ -70,7 +70,7 @@ def _runs(place: str, _: Mapping[str, str]) -> list[SourceRun]:
 
 @contextlib.contextmanager
 def _storage(folder: Path) -> Iterator[Any]:
-    """Yields Trackio's storage of a folder; it knows only one, which the environment names."""
+    """Yields Trackio's storage for a folder, which Trackio itself takes from the environment."""
     storage: Any = importlib.import_module("trackio.sqlite_storage")
     before = storage.TRACKIO_DIR
     storage.TRACKIO_DIR = folder
@@ -84,10 +84,10 @@ class _Reader:
     """Reads one run.
 
     Args:
-        folder: of Trackio.
-        project: its project.
-        name: of the run.
-        run_id: None in a database that has none yet.
+        folder: Trackio's folder.
+        project: the project of the run.
+        name: the name of the run.
+        run_id: the id of the run; None in an old database without ids.
     """
 
     def __init__(self, folder: Path, project: str, name: str, run_id: str | None) -> None:
@@ -95,7 +95,7 @@ class _Reader:
         self._run = {"project": project, "run": name, "run_id": run_id}
 
     def _stored(self) -> tuple[list[Any], list[Any], list[Any], Mapping[str, Any]]:
-        """Returns rows, rows of the machine, alerts and configuration."""
+        """Returns rows, rows of system metrics, alerts and configuration."""
         about = (self._run["project"], self._run["run"])
         with _storage(self._folder) as storage:
             alerts = storage.get_alerts(*about, run_id=self._run["run_id"])
@@ -103,17 +103,17 @@ class _Reader:
             return storage.get_logs(**self._run), storage.get_system_logs(**self._run), alerts, config or {}
 
     def stamp(self) -> str:
-        """Returns what changes with anything that Trackio has of the run."""
+        """Returns a text that changes with anything that Trackio stores for the run."""
         return short_hash(repr(self._stored()), 16)
 
     def read(self, run: SourceRun) -> Iterator[Record]:
-        """Yields rows and media by time."""
+        """Yields rows and media, ordered by time."""
         logs, system, alerts, _ = self._stored()
         if alerts:
             run.left_out["alerts"] += len(alerts)
         by_time = [(seconds_of(log.pop("timestamp", None)) or 0.0, 1, log) for log in logs]
         by_time += [(seconds_of(log.pop("timestamp", None)) or 0.0, 0, log) for log in system]
-        # Trackio counts the rows that were logged without a step; a trainer's may have its own among them.
+        # Trackio counts rows that were logged without a step. They may hold the trainer's step as a metric.
         is_counted = [log.get("step") for log in logs] == list(range(len(logs)))
         axis = next((name for name in STEPS if is_counted and any(name in log for log in logs)), "step")
         step = 0

@@ -1,4 +1,4 @@
-"""W&B's local runs: the records of its logs, in W&B's own schema."""
+"""Imports W&B's local runs: reads the records of its logs with W&B's own schema."""
 
 import base64
 import hashlib
@@ -38,7 +38,7 @@ def _claims(place: str) -> bool:
 
 
 def _runs(place: str, _: Mapping[str, str]) -> list[SourceRun]:
-    """Returns a run for each id; one that was resumed has several logs."""
+    """Returns a run for each id. A resumed run has several logs."""
     top = Path(place).absolute()
     logs: dict[str, list[Path]] = {}
     for path in [top] if top.is_file() else top.rglob(_LOGS):
@@ -53,13 +53,13 @@ def _begun(log: Path) -> str:
 
 
 def _records(path: Path, lost: Counter[str], seen: Bytes) -> Iterator[tuple[str, Any]]:
-    """Yields kind and fields of each record of a log."""
+    """Yields the kind and the fields of each record of a log."""
     from wandb.proto.wandb_internal_pb2 import Record as LogRecord
 
     for data in log_records(path, seen):
         try:
             record = LogRecord.FromString(data)
-        except Exception:  # noqa: BLE001  # an error of protobuf, which has no types
+        except Exception:  # noqa: BLE001  # protobuf's error types differ between its implementations
             lost["unreadable records"] += 1
             continue
         if kind := record.WhichOneof("record_type"):
@@ -73,7 +73,7 @@ def _plain(fields: Any) -> dict[str, Any]:
 
 
 def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields names and values; names of nested ones are joined with dots, and a medium is one value."""
+    """Yields names and values. Nested names are joined with dots; a medium is a single value."""
     for name, value in values.items():
         if isinstance(value, dict) and "_type" not in value:
             yield from _leaves(value, f"{prefix}{name}.")
@@ -87,12 +87,12 @@ def _numbers(values: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
 
 
 class _Axes:
-    """The steps of values: those of the metric that `define_metric` made their x axis, else W&B's own.
+    """Finds the step of each value: from the x axis set by `define_metric`, or else W&B's own step.
 
-    W&B's own step counts the calls of `log`, unless the program gave one.
+    W&B's own step counts the calls of `log`, unless the program sets it.
 
     Args:
-        run: its run.
+        run: the run, for counts of what is left out.
     """
 
     def __init__(self, run: SourceRun) -> None:
@@ -100,35 +100,35 @@ class _Axes:
         self._axis_of: dict[str, str] = {}
         self._axes: set[str] = set()
         self._found: dict[str, str | None] = {}
-        # The last value of each axis: a row may lack it.
+        # The last value of each axis, for rows without it.
         self._last: dict[str, Any] = {}
 
     def define(self, name: str, axis: str) -> None:
-        """Sets the x axis, "" for none, of a metric, or of all whose names begin so ("val/*")."""
+        """Sets the x axis, "" for none, of a metric or of a pattern such as "val/*"."""
         self._axis_of[name] = axis
         self._axes |= {axis} if axis else set()
 
     def of(self, name: str) -> str | None:
-        """Returns the x axis of a metric or a medium; an axis without one is its own."""
+        """Returns the x axis of a metric or medium. A metric that is an axis is its own axis by default."""
         if name not in self._found:
             globs = [one for one in self._axis_of if one.endswith("*") and name.startswith(one[:-1])]
-            # Of several patterns the most specific one that has an axis.
+            # The most specific pattern with an axis wins.
             named = (self._axis_of.get(one) for one in (name, *sorted(globs, key=len, reverse=True)))
             self._found[name] = next(filter(None, named), name if name in self._axes else None)
         return self._found[name]
 
     def own(self, name: str) -> str:
-        """Returns the name of a metric as it was logged: our `WandB` renames one named like its axis."""
+        """Returns the original name of a metric. Our `WandB` renames a metric that is named like its axis."""
         own = name.removeprefix("metric/")
         return own if self.of(own) == own else name
 
     def steps_of(self, names: Iterable[str], values: Mapping[str, float], own_step: int) -> dict[str, int]:
-        """Returns the steps of what a row has; an axis that only says where the others stand is left out.
+        """Returns the step of each name of a row; leaves out an axis that only serves other metrics.
 
         Args:
-            names: of the row.
-            values: its numbers.
-            own_step: W&B's.
+            names: the names in the row.
+            values: the numbers in the row.
+            own_step: W&B's own step.
         """
         self._last |= {name: values[name] for name in self._axes & values.keys()}
         axes, steps = {name: self.of(name) for name in names}, {}
@@ -137,7 +137,7 @@ class _Axes:
             at = own_step if axis is None else self._last.get(axis, math.nan)
             is_step = 0 <= at < _STEPS and float(at).is_integer()
             if not is_step and axis != name:
-                self._run.left_out["x values that are no steps, for which W&B's own step stands"] += 1
+                self._run.left_out["x values that are not steps, replaced by W&B's own step"] += 1
             if not is_step or axis != name or name not in used:
                 steps[name] = int(at) if is_step else own_step
         return steps
@@ -148,7 +148,7 @@ class _Log:
 
     Args:
         run_id: its id.
-        paths: of the logs, in order; each has its files beside it.
+        paths: the logs, in order; each has its files beside it.
     """
 
     def __init__(self, run_id: str, paths: list[Path]) -> None:
@@ -169,13 +169,13 @@ class _Log:
         self._axes = _Axes(self.run)
         self._step = 0
         self._names: set[str] = set()
-        # Files of tables: only their artifacts say where W&B has them.
+        # Files of tables, by name: only their artifacts tell where W&B keeps them.
         self._staged: dict[str, tuple[str, str]] = {}
 
     def _read_facts(self) -> None:
-        """Reads what W&B says about the run; the last log has the newest config, tags and notes.
+        """Reads W&B's facts about the run; the last log has the newest config, tags and notes.
 
-        Reads the definitions of metrics, too: a program may define one after it has logged it.
+        Also reads the definitions of metrics, because a program may define a metric after logging it.
         """
         kinds = set()
         for path in self.paths:
@@ -213,7 +213,7 @@ class _Log:
             run.exception = f"Exit: code {code}" if code else ""
 
     def _update(self, values: dict[str, Any], items: Iterable[Any]) -> dict[str, Any]:
-        """Sets values, given as JSON with a path of names each; returns them all."""
+        """Updates values from items with a path of names and JSON each; returns the values."""
         for item in items:
             *outer, name = list(getattr(item, "nested_key", ())) or [item.key]
             inner = values
@@ -227,7 +227,7 @@ class _Log:
         return values
 
     def _read(self) -> Iterator[Record]:
-        """Yields what is in the logs, then what only the summary has, at the last step."""
+        """Yields the records of the logs, then values that only the summary has, at the last step."""
         for path in self.paths:
             self._folder = path.parent / "files"
             for kind, fields in _records(path, self.run.lost, self.run.seen):
@@ -286,7 +286,7 @@ class _Log:
                 if what == "image-file":
                     arguments |= self._masks(name, [fields.get("masks")])
             elif "path" in fields:
-                # Nothing else is lost: it is kept as a file.
+                # Other media are kept as files.
                 yield Logged.file(str(fields["path"]), self._path(fields["path"]), time)
                 return
             else:
@@ -300,15 +300,15 @@ class _Log:
     def _path(self, relative: Any) -> Path:
         staged, digest = self._staged.get(relative, ("", ""))
         if staged:
-            # A stranger's log may name any file of this machine: it must know the content, too.
+            # An untrusted log may name any file of this machine, so it must also know its digest.
             data = hashlib.md5(read_regular(staged), usedforsecurity=False).digest()
             if base64.b64encode(data).decode() == digest:
                 return Path(staged)
-        # From above, because the folder itself may be a link.
+        # Checked from the parent, because the folder itself may be a link.
         return file_inside(self._folder.parent, f"{self._folder.name}/{relative}")
 
     def _pictures(self, name: str) -> dict[str, Any]:
-        """Returns the images of a table that has nothing else, as those of a list are described."""
+        """Returns the images of a table that has nothing else, described like a list of images."""
         if f"{name}.table.json" not in self._staged:
             return {}
         table = json.loads(self._path(f"{name}.table.json").read_text(encoding="utf-8"))
@@ -330,7 +330,7 @@ class _Log:
         return {"images": paths, **given, **self._masks(name, fields.get("all_masks") or [])}
 
     def _masks(self, name: str, masks: list[dict[str, Any] | None]) -> dict[str, Any]:
-        """Returns the masks of images; all of them need one of each name."""
+        """Returns the masks of images; every image needs a mask of each name."""
         names = list(masks[0] or ()) if masks else []
         if not any(masks):
             return {}
@@ -343,7 +343,7 @@ class _Log:
         return {"masks": read} | ({"mask_class_labels": given} if given else {})
 
     def _files(self) -> Iterator[Record]:
-        """Yields the files beside the log, but for media, which their records have named."""
+        """Yields the files beside the log, except for media, which have records of their own."""
         if self._folder.is_symlink():
             self.run.left_out["links"] += 1
             return

@@ -1,4 +1,4 @@
-"""Writes a run of a source as a run folder, once: a ledger in the folder says what was written of it."""
+"""Writes the runs of a source as run folders. A ledger in each folder records which state was written."""
 
 import contextlib
 import re
@@ -22,16 +22,16 @@ from uploads.disk import read_json, replace_file
 
 from .source import unique_id
 
-# Values of a step are one row, if they were logged within this time.
+# Values of a step share a row if they were logged within this time.
 _ROW_SECONDS = 1.0
-# Of what an import makes of a run: runs that an earlier version wrote are written anew.
+# Version of the conversion: runs that an earlier version wrote are written again.
 _VERSION = 2
-# Another process that has the lock of a ledger says at once in it which run it writes.
+# A process that locks a ledger soon writes into it which run it imports.
 _CLAIM_SECONDS = 10.0
 
 
 class _Directory(RunDirectory):
-    """A run folder that says nothing about this process, which did not train."""
+    """A run folder without the environment of this process, which did not train."""
 
     def _describe_environment(self, ranks: dict[str, int]) -> dict[str, Any]:
         return {}
@@ -43,8 +43,8 @@ class Writer:
     Args:
         root: the folder.
         source: the name of the source.
-        report: what was written is added to it.
-        is_dry: read the runs, and write nothing.
+        report: counts the runs and records written.
+        is_dry: whether to read the runs without writing.
     """
 
     def __init__(self, root: Path, source: str, report: MoveReport, *, is_dry: bool = False) -> None:
@@ -54,24 +54,24 @@ class Writer:
         self._report = report
         ledgers = ((read_ledger(path), path.parent) for path in root.glob(f"*/{LEDGER}"))
         self._folders = {str(ledger.get("run_id")): folder for ledger, folder in ledgers}
-        # Ids, and which run has each.
+        # The identity of the run that owns each id.
         self._owners = {
             str(read_json(folder / SIDECAR).get("run_id")): identity
             for identity, folder in self._folders.items()
         }
 
     def write(self, run: SourceRun) -> None:
-        """Writes a run, unless it is there and has not changed.
+        """Writes a run, unless it is already there and has not changed.
 
         Raises:
             BusyError: another process is writing it.
-            SendingError: its folder holds something else, or was written to since.
+            SendingError: its folder holds something else, or was written to after the import.
         """
         stamp = {"stamp": run.stamp if isinstance(run.stamp, str) else run.stamp(), "version": _VERSION}
         folder = self._folders.get(run.identity, self._root)
         known = read_ledger(folder / LEDGER)
         facts = known.get("facts") or {}
-        # A run that was continued here is not replaced for the sake of a new version.
+        # A run that was continued here is not replaced just because of a new version.
         is_same = facts.get("stamp") == stamp["stamp"] and "failed" not in facts
         is_same = is_same and (folder / SESSIONS).exists()
         if known.get("state") == "done" and (facts == stamp or is_same):
@@ -95,11 +95,11 @@ class Writer:
 
     @contextlib.contextmanager
     def _claimed(self, sent: SentRun, given: Mapping[str, Any]) -> Iterator[tuple[RunPlace, SentLedger]]:
-        """Holds the ledger of a run's folder, so that no other process writes the run; yields both.
+        """Locks the ledger of the run's folder, so that no other process writes the run; yields both.
 
         Raises:
-            BusyError: another process does.
-            SendingError: its folder holds something else.
+            BusyError: another process holds the lock.
+            SendingError: the folder holds something else.
         """
         give_up_at = time.monotonic() + _CLAIM_SECONDS
         with contextlib.ExitStack() as held:
@@ -110,7 +110,7 @@ class Writer:
                     ledger = held.enter_context(SentLedger(place.ledger_path, sent.run_id, self._source))
                     break
                 except SendingError as error:
-                    # The folder was taken since it was looked at; who did that is about to say for which run.
+                    # Another process has just taken the folder, and is about to record its run there.
                     owner = read_ledger(place.ledger_path).get("run_id")
                     is_unknown = owner is None and not isinstance(error, BusyError)
                     if owner == sent.run_id or is_unknown or time.monotonic() > give_up_at:
@@ -119,12 +119,12 @@ class Writer:
             yield place, ledger
 
     def _folder_of(self, sent: SentRun) -> Path:
-        """Returns the folder of a run: the one that the ledger names, else a new one with the run's name."""
+        """Returns the folder whose ledger names the run, or else a new one with the run's name."""
         if sent.run_id in self._folders:
             return self._folders[sent.run_id]
         plain = self._root / sent.path.name
         beside = plain.with_name(f"{plain.name}-{short_hash(sent.run_id, 8)}")
-        # Another process may have begun the run since the folders were read.
+        # Another process may have started the run since the folders were read.
         owners = {folder: read_ledger(folder / LEDGER).get("run_id") for folder in (plain, beside)}
         if sent.run_id in owners.values():
             return next(folder for folder, owner in owners.items() if owner == sent.run_id)
@@ -137,7 +137,7 @@ class Writer:
         if ledger.state == "done" and (place.folder / SESSIONS).exists():
             raise SendingError(
                 f"run folder {str(place.folder)!r} was written to after it was imported. Move it "
-                "elsewhere to import the run anew."
+                "elsewhere to import the run again."
             )
         place.check_restart()
         ledger.begin("")
@@ -150,13 +150,13 @@ class Writer:
         self._finish(run, place.folder)
         self._report.runs += 1
         self._report.add(run)
-        # With these facts the run has changed: the next import tries again what could not be read or written.
+        # "failed" makes the next import try the run again.
         failed = self._report.failure_count - failures
         ledger.finish(ReadPosition(), {**stamp, "failed": failed} if failed else stamp)
         self._folders[run.identity] = place.folder
 
     def _finish(self, run: SourceRun, folder: Path) -> None:
-        """Replaces what `RunDirectory` says about this process by what the source says about the run's."""
+        """Replaces the facts about this process with the source's facts about the run's process."""
         from events import plain_config, redact
 
         about = {"source": self._source, "run_id": run.run_id, "name": run.name}
@@ -167,7 +167,7 @@ class Writer:
 
 
 def joined(records: Iterable[Record]) -> Iterator[Record]:
-    """Joins consecutive values of a step to rows, with the time of the last one; leaves out empty ones."""
+    """Joins consecutive values of a step into rows, with the time of the last one; skips empty values."""
     row: Values | None = None
     began = 0.0
     for record in records:

@@ -1,15 +1,15 @@
-"""`BucketCopy`: a local copy of the runs in a store, which takes what is new and what is asked for.
+"""`BucketCopy`: a local copy of the runs in a store, which downloads what is new and what is asked for.
 
-What is there is known from a listing, apart from what has been read. What cannot be read is in `unreadable`
-with the reason, and the reason is in the place of the file (`uploads.disk.mark_unreadable`): a reader of the
-folder raises it, and takes nothing for empty. A run that is listed has a folder in any case.
+A listing tells which objects exist, apart from what was read. `unreadable` has the objects that couldn't be
+read, with the reason. The reason also takes the place of the file (`uploads.disk.mark_unreadable`), so that
+readers of the folder raise it instead of seeing an empty file. Every listed run has a folder.
 
-There are two ways in which a run is there. One that `RunDirectory` keeps there is made from its pieces
-(`run_directory.stored_run`); while it is written, its next piece is asked for when it should be there. Others
-are plain files that a sync program or a copy by hand has put: a folder with `sidecar.json` or `metrics.csv`
-is a run. One listing finds them all. Documents are copied at once, rows when a run is read, media and tables
-when they are. Checkpoints and artifacts are never copied. Names of objects are hostile: none leads out of the
-copy.
+A run in a store has one of two forms. Runs kept there by `RunDirectory` are made from their pieces
+(`run_directory.stored_run`); while such a run is live, its next piece is requested when it is due. Other runs
+are plain files, uploaded by a sync program or by hand: a folder with `sidecar.json` or `metrics.csv` is a
+run. One listing finds them all. Documents are downloaded at once, rows when a run is read, and media and
+tables when they are read. Checkpoints and artifacts are never downloaded. Names of objects are untrusted:
+none leads out of the copy.
 """
 
 import contextlib
@@ -72,20 +72,20 @@ _LOCK = ".lock"
 _MAX_OBJECTS = 1_000_000
 _MAX_BYTES = 4 << 30
 _LIST_SECONDS = 60.0
-# A piece that is not there yet is asked for again so soon, at first.
+# A missing piece is requested again after this time, at first.
 _LATE_SECONDS = 1.5
-# One that is there may have been for long: the next is asked for so much earlier, at least.
+# A piece may have been there for long, so the next one is requested earlier by at least this.
 _EARLIER_SECONDS = 0.1
-# Then its writer seems to be gone, and the next listing tells.
+# After so many misses, the writer seems to be gone; the next listing tells.
 _MOST_LATE = 6
 _DOCUMENT_SUFFIXES = (".json", ".yaml", ".jsonl")
-_WORKERS = 8
+_WORKERS = 16
 
 
 def bucket_folder(uri: str) -> Path:
-    """Returns the folder of the copy of a store, in the cache folder of the user.
+    """Returns the folder for the copy of a store, in the user's cache folder.
 
-    It has the last part of the URI as its name: it may be that of a run.
+    The folder is named like the last part of the URI, which may be the name of a run.
     """
     name = re.sub(r"[^\w.+=-]+", "-", unquote(uri.partition("?")[0].rstrip("/").rpartition("/")[2]))
     digest = hashlib.sha256(uri.encode()).hexdigest()[:16]
@@ -93,10 +93,10 @@ def bucket_folder(uri: str) -> Path:
 
 
 def has_dataset(store: Store) -> bool:
-    """Returns whether a store holds a dataset of `compact`; asks it once.
+    """Returns whether a store holds a dataset of `compact`, with one request.
 
     Raises:
-        UploadError: it cannot be asked.
+        UploadError: the store doesn't answer.
     """
     return next(iter(store.list("runs/_delta_log/")), None) is not None
 
@@ -108,12 +108,12 @@ class _Live:
     Attributes:
         run: makes the files.
         is_written: whether its next piece is expected.
-        is_whole: whether its rows are here, and not only its documents.
-        due_at: when the next piece is asked for.
-        late: how often it was not there.
-        earlier: by how much the next question comes earlier: half of what the last one was too late by, at
-            most. Clocks of machines differ, so the time in a piece does not tell.
-        asked_at: when the last question was that had no answer.
+        is_whole: whether its rows were downloaded, and not only its documents.
+        due_at: when to request the next piece.
+        late: how often the next piece was missing.
+        earlier: by how much to request the next piece earlier, at most half of the last delay. The time in a
+            piece doesn't help, because clocks of machines differ.
+        asked_at: when the next piece was last requested in vain.
     """
 
     run: StoredRun
@@ -127,14 +127,14 @@ class _Live:
 
 @attrs.define
 class _Copied:
-    """A run, or a named writer of one, which has a folder of its own.
+    """A run, or one of its named writers, which has a folder of its own.
 
     Attributes:
-        prefix: what the names of its objects begin with.
+        prefix: the prefix of its objects' names.
         plain: its objects that are plain files, by path.
         live: its streams by name.
         writers: its named writers.
-        is_whole: whether its plain files other than media are here.
+        is_whole: whether its plain files other than media were downloaded.
     """
 
     prefix: str
@@ -150,13 +150,13 @@ class BucketCopy:
     **Threading.** Any thread may call any method; a lock serializes them, and another keeps other processes
     out.
 
-    **Blocking.** Each call asks the store as little as it can: at most one listing a minute, and for a run
-    that is being written one request for each of its intervals.
+    **Blocking.** Calls make few requests: at most one listing a minute, and one request per interval of a live
+    run.
 
     Args:
-        store: which has them, or its URI.
-        folder: of the copy.
-        max_bytes: the largest size of the copy; the largest files are left out first.
+        store: the store, or its URI.
+        folder: the folder of the copy.
+        max_bytes: the maximum size of the copy; the largest files are left out first.
         clock: monotonic seconds.
     """
 
@@ -177,17 +177,17 @@ class BucketCopy:
         self._list_at = float("-inf")
         self._runs: dict[str, _Copied] = {}
         self.unreadable: dict[str, str] = {}
-        """Why an object, a piece or a run could not be read since the last listing, by its name."""
+        """Why an object, piece or run couldn't be read since the last listing, by name."""
         self.unlisted = ""
-        """Why not all runs are known; empty if they are."""
+        """Why not all runs are known; empty if all are."""
 
     def refresh(self, *, at_once: bool = False) -> None:
-        """Takes what is new: lists the store if a minute has passed, and asks live runs that are due.
+        """Downloads what is new: lists the store if a minute has passed, or else requests due pieces.
 
         Args:
             at_once: whether to list in any case.
 
-        Raises nothing where the store or the disk does not answer: see `unlisted`.
+        Doesn't raise if the store or the disk fails; see `unlisted`.
         """
         with self._lock:
             now = self._clock()
@@ -208,19 +208,19 @@ class BucketCopy:
                         list(pool.map(self._poll, due))
 
     def uri_of(self, path: Path) -> str:
-        """Returns the URI, without options, of what a file or folder of the copy is of."""
+        """Returns the URI, without options, of a file or folder of the copy."""
         below = path.relative_to(self.folder).as_posix()
         root = self.uri.partition("?")[0].rstrip("/")
         return root if below == "." else f"{root}/{below}"
 
     def bring(self, run_dir: Path) -> None:
-        """Brings the rows of a run here, and what is new of one that is being written.
+        """Downloads the rows of a run, and what is new in a live one.
 
         Args:
             run_dir: its folder in the copy.
 
         Raises:
-            UnreadableError: the store does not answer, or refuses.
+            UnreadableError: the store doesn't answer, or refuses.
         """
         with self._lock:
             run = self._run_at(run_dir)
@@ -242,10 +242,10 @@ class BucketCopy:
                 self._bring_rows(run)
 
     def versions_of(self, run_dir: Path) -> list[tuple[str, int, str | None]]:
-        """Returns what tells whether the rows or records of a run have changed, as the store lists it.
+        """Returns a state from the listing that changes with the rows or records of a run.
 
         Returns:
-            The name, size and version of each object, of pieces the newest one; versions are None where the
+            The name, size and version of each object; of the pieces, only the newest. Versions are None if the
             store has none.
         """
         with self._lock:
@@ -264,16 +264,16 @@ class BucketCopy:
 
     @contextlib.contextmanager
     def borrowed(self, run_dir: Path) -> "Iterator[tuple[Path, BucketCopy]]":
-        """Brings a run to a temporary folder, for the duration of a `with` block; this copy stays as it is.
+        """Downloads a run to a temporary folder for the duration of a `with` block; this copy isn't changed.
 
         Args:
             run_dir: its folder in the copy.
 
         Returns:
-            Its temporary folder, and the copy that this is in.
+            Its temporary folder, and the copy that has it.
 
         Raises:
-            UnreadableError: the store does not answer, or refuses.
+            UnreadableError: the store doesn't answer, or refuses.
         """
         with tempfile.TemporaryDirectory(prefix="runs-") as name:
             other = BucketCopy(self._store, Path(name).resolve(), clock=self._clock)
@@ -291,7 +291,7 @@ class BucketCopy:
             yield first, other
 
     def _take(self, other: "BucketCopy", run: _Copied) -> _Copied:
-        """Takes a run from the listing of another copy; nothing of it is here yet."""
+        """Takes a run from the listing of another copy; nothing of it was downloaded yet."""
         live = {}
         for stream, known in run.live.items():
             stored = StoredRun(self._store, run.prefix, self.folder / run.prefix, stream)
@@ -304,7 +304,7 @@ class BucketCopy:
         return found
 
     def has_rows(self, run_dir: str) -> bool:
-        """Returns whether the rows of a run are here, as far as they are in the store."""
+        """Returns whether the rows of a run that are in the store were downloaded."""
         run = self._run_at(Path(run_dir))
         if run is None:
             return False
@@ -312,9 +312,9 @@ class BucketCopy:
         return is_whole or not (run.live or metrics_name(0) in run.plain)
 
     def bring_files(self, paths: Iterable[Path]) -> None:
-        """Brings files of records here: those that are in the store, and not in the copy.
+        """Downloads files of records that the copy lacks.
 
-        Opening a file that cannot be brought raises the reason.
+        If a file can't be downloaded, opening it raises the reason.
         """
         with self._lock:
             wanted = []
@@ -333,7 +333,7 @@ class BucketCopy:
     def _list(self) -> None:
         runs = self._found()
         if self.unlisted:
-            # What was not listed may be there all the same.
+            # Runs that weren't listed may still exist.
             runs = self._runs | runs
         else:
             for prefix in self._runs.keys() - runs.keys():
@@ -353,13 +353,13 @@ class BucketCopy:
         writers = {id(writer) for run in runs.values() for writer in run.writers}
         with ThreadPoolExecutor(_WORKERS, "bucket") as pool:
             list(pool.map(lambda one: self._copy(one[0], one[1]), changed))
-            # A run that was begun anew drops what the copy has of its writers.
+            # A run that was restarted drops the copy of its writers.
             for is_writer in (False, True):
                 found = [run for run in runs.values() if (id(run) in writers) is is_writer]
                 list(pool.map(self._fetch, (one for run in found for one in run.live.values())))
         for run in runs.values():
             if not run.live:
-                # What was brought before is brought again where it has changed.
+                # Files that changed are downloaded again.
                 kept = {path for path in run.plain if os.path.lexists(self.folder / run.prefix / path)}
                 for path in kept:
                     if not _is_document(path) and self._has_changed(known, run.prefix, path, run.plain[path]):
@@ -374,7 +374,7 @@ class BucketCopy:
         count, cut_at, unlisted = 0, "", ""
         for one in self._store.list():
             folders = one.name.split("/")
-            # None leads out of the copy; links there are found when a file is written.
+            # No name leads out of the copy; links are found when a file is written.
             if not all(folders) or any(name[0] == "." or "\0" in name for name in folders):
                 continue
             if not _NOT_COPIED.isdisjoint(folders[:-1]):
@@ -395,7 +395,7 @@ class BucketCopy:
         named = (one.name.rpartition("/") for one in plain)
         places = [*live, *(f"{folder}{slash}" for folder, slash, name in named if name in _MARKS)]
         runs = {place: _Copied(place) for place in places}
-        # Of a run that the limit cuts, the rows may be among the others.
+        # If the limit cuts a run, its rows may be among the unlisted objects.
         self.unreadable |= {place: unlisted for place in runs if cut_at.startswith(place) and unlisted}
         self._take_plain(runs, plain)
         for place, objects in live.items():
@@ -405,13 +405,13 @@ class BucketCopy:
             folder, _, name = place.rstrip("/").rpartition("/")
             above, _, kind = folder.rpartition("/")
             if kind == WRITERS_FOLDER and is_writer_name(name):
-                # The trainer may not have begun.
+                # The trainer may not have begun yet.
                 prefix = f"{above}/" if above else ""
                 runs.setdefault(prefix, _Copied(prefix)).writers.append(run)
         return runs
 
     def _take_plain(self, runs: dict[str, _Copied], listed: list[RemoteObject]) -> None:
-        """Gives each run its plain objects, those that are copied if they are asked for."""
+        """Gives each run its plain objects, which are downloaded when needed."""
         total = 0
         for one in sorted(listed, key=lambda one: one.size):
             run = _run_of(one.name, runs)
@@ -430,11 +430,11 @@ class BucketCopy:
                 found = _Live(StoredRun(self._store, run.prefix, self.folder / run.prefix, stream))
             found.run.look(objects)
             if found.run.read_session is not None:
-                # Without a piece, the plain files are all there is.
+                # Without pieces, there are only plain files.
                 run.live[stream] = found
 
     def _fetch(self, live: _Live) -> None:
-        """Takes what is new of a stream; of a run that has ended its documents."""
+        """Downloads what is new in a stream, or the documents of an ended run."""
         session = live.run.read_session
         if session is None:
             return
@@ -449,7 +449,7 @@ class BucketCopy:
             self._note_piece(live, is_whole=False)
 
     def _fetched(self, live: _Live, *, with_plain: bool) -> bool:
-        """Returns whether a stream could be brought; if not, its run is unreadable until the next listing."""
+        """Downloads a stream; returns False and marks its run unreadable until the next listing on failure."""
         try:
             live.run.fetch(with_plain=with_plain, is_partial=True)
         except (PieceError, UploadError, OSError) as error:
@@ -466,7 +466,7 @@ class BucketCopy:
         if newest is None:
             return
         now = self._clock()
-        # Who looks every two seconds asks later than when it was due.
+        # A reader that looks every two seconds asks late.
         is_on_time = not live.late and now - live.due_at < newest.seconds
         if live.earlier is None:
             live.earlier = newest.seconds
@@ -488,19 +488,19 @@ class BucketCopy:
         return live.is_written and now >= live.due_at
 
     def _poll(self, live: _Live) -> None:
-        """Asks for the next piece, and for those after it where several were missed."""
+        """Requests the next piece, and further ones if several were missed."""
         try:
             while live.run.poll() is not None:
                 self._note_piece(live, is_whole=True)
                 if not live.is_written:
                     return
         except (PieceError, UploadError, OSError):
-            # The next listing begins again.
+            # Start over with the next listing.
             live.run.newest = None
             self._list_at = min(self._list_at, self._clock() + _LATE_SECONDS)
             return
         if live.due_at > self._clock():
-            # At least one was there.
+            # At least one piece arrived.
             return
         live.late += 1
         live.asked_at = self._clock()
@@ -525,14 +525,14 @@ class BucketCopy:
             list(pool.map(lambda path: self._copy(run.prefix, path), wanted))
         if not run.live:
             folder = self.folder / run.prefix
-            # Afterwards: a part in Parquet is there before its CSV is removed.
+            # Last, so that a part in Parquet exists before its CSV is removed.
             for path in folder.glob(f"{PARTS_FOLDER}/*/*"):
                 if path.relative_to(folder).as_posix() not in run.plain:
                     path.unlink(missing_ok=True)
         run.is_whole = True
 
     def _bring_branches(self, run: StoredRun) -> None:
-        """Brings what sessions logged that went on when another machine had continued the run."""
+        """Downloads what sessions logged after another machine had continued the run."""
         for branch in run.branches():
             session = branch.sessions[max(branch.sessions)]
             here = FolderState.read(branch.folder, run.stream)
@@ -546,7 +546,7 @@ class BucketCopy:
     # The copy.
 
     def _run_at(self, folder: Path) -> _Copied | None:
-        """Returns the run whose folder this is, or is above it."""
+        """Returns the run that a folder belongs to."""
         with contextlib.suppress(ValueError):
             return _run_of(f"{folder.relative_to(self.folder).as_posix()}/x".removeprefix("./"), self._runs)
         return None
@@ -562,22 +562,22 @@ class BucketCopy:
         except (UploadError, OSError, ValueError) as error:
             run = self._runs.get(prefix)
             if isinstance(error, FileNotFoundError) and (run is None or path not in run.plain):
-                return  # It was never listed.
+                return  # The file was never listed.
             reason = str(error)
         self._mark(prefix, path, reason)
 
     def _mark(self, prefix: str, path: str, reason: str) -> None:
-        """Notes why a file, or with an empty path a run, cannot be read, and puts that in its place."""
+        """Records why a file, or a run for an empty path, can't be read, and writes that in its place."""
         self.unreadable[prefix + path] = reason = one_line(redact_text(reason))
         target = self.folder / prefix / (path or SIDECAR)
-        # What is known of a run stays.
+        # A known sidecar is kept.
         if path or not target.exists():
             with contextlib.suppress(OSError):
                 mark_unreadable(target, reason)
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """Keeps other processes of this user from the copy."""
+        """Locks the copy against other processes of this user."""
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with open(self.folder / _LOCK, "wb") as file:  # noqa: PTH123  # for its descriptor
             lock(file.fileno())
@@ -587,7 +587,7 @@ class BucketCopy:
                 unlock(file.fileno())
 
     def _known(self) -> dict[str, tuple[int, str | None]]:
-        """Returns size and version of what was copied before; no version of what could not be read."""
+        """Returns size and version of the files copied before; no version for unreadable ones."""
         known = {}
         for name, state in read_json(self.folder / _STATE).items():
             with contextlib.suppress(TypeError, ValueError):
@@ -603,17 +603,18 @@ class BucketCopy:
         return one.version is None or known.get(prefix + path) != (one.size, one.version)
 
     def _save(self) -> None:
+        folder = f"{self.folder}/"
         copied = {
             run.prefix + path: [one.size, one.version]
             for run in self._runs.values()
             for path, one in run.plain.items()
-            if os.path.lexists(self.folder / run.prefix / path)
+            if os.path.lexists(folder + run.prefix + path)
         }
         copied |= {run.prefix + PIECES_STATE: [0, None] for run in self._runs.values() if run.live}
         replace_file(self.folder / _STATE, json.dumps(copied).encode())
 
     def _remove_unlisted(self, known: Iterable[str], runs: dict[str, _Copied]) -> bool:
-        """Removes what was copied and is not in the store any more; returns whether whole runs went."""
+        """Removes copied files that are gone from the store; returns whether it removed whole runs."""
         listed = {run.prefix + path for run in runs.values() for path in run.plain}
         has_removed_run = False
         for name in set(known) - listed:
@@ -621,7 +622,7 @@ class BucketCopy:
             if run is not None and run.live:
                 continue
             if name.rpartition("/")[2] == PIECES_STATE:
-                # Its pieces are gone, and with them what says which files they brought.
+                # Its pieces are gone, so it isn't known which files they brought.
                 self._remove(name.removesuffix(PIECES_STATE))
                 has_removed_run = True
             with contextlib.suppress(OSError, ValueError):
@@ -636,7 +637,7 @@ class BucketCopy:
         return has_removed_run
 
     def _remove(self, prefix: str) -> None:
-        """Removes the copy of a run; what else there is below it is copied again."""
+        """Removes the copy of a run; other runs below it are downloaded again."""
         with contextlib.suppress(OSError, ValueError):
             folder = path_inside(self.folder, prefix.rstrip("/")) if prefix else self.folder
             for path in folder.iterdir():
@@ -648,7 +649,7 @@ class BucketCopy:
                 folder.rmdir()
 
     def _set_heartbeat(self, run: _Copied) -> None:
-        """Sets the heartbeat of a run from its sidecar; the copied file has the time of copying."""
+        """Sets the heartbeat of a run from its sidecar, since the file has the time of the download."""
         folder = self.folder / run.prefix
         at = _time_of(read_json(folder / SIDECAR).get("updated_at"))
         with contextlib.suppress(OSError):
@@ -657,7 +658,7 @@ class BucketCopy:
 
 
 def _run_of(name: str, runs: dict[str, _Copied]) -> _Copied | None:
-    """Returns the innermost run whose objects begin as a name does."""
+    """Returns the innermost run that an object belongs to."""
     parts = name.split("/")[:-1]
     for count in range(len(parts), -1, -1):
         prefix = "".join(f"{part}/" for part in parts[:count])
@@ -667,7 +668,7 @@ def _run_of(name: str, runs: dict[str, _Copied]) -> _Copied | None:
 
 
 def _is_document(path: str) -> bool:
-    """Returns whether a file tells what a table of runs shows."""
+    """Returns whether a file has fields that tables of runs show."""
     return "/" not in path and path.endswith(_DOCUMENT_SUFFIXES) and path not in indexes()
 
 

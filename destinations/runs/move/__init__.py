@@ -1,5 +1,5 @@
-"""One stream: a source yields the records of a run, a sink takes them, and one report says what both saw.
+"""Moves runs: a source yields the records of a run, a sink writes them, and one report counts both.
 
-`import` reads the logs of others, `send` a run folder, and both log to a `DestinationSink`. They go through
-`move` run by run: if one run fails, the others are still written.
+`import` reads the logs of other tools and `send` reads a run folder; both write to a `DestinationSink`.
+`move` takes one run after the other: if one fails, the others are still written.
 """

@@ -1,8 +1,8 @@
 """A small file for each pair of run and target that makes sending repeatable.
 
-`begin` marks it as open before anything is sent; a ledger found open means an interrupted attempt, and
-everything is sent again. `finish` records the position reached. A file lock, released when the process exits,
-admits one process.
+`begin` marks the ledger as open before anything is sent. If a later attempt finds it open, the earlier one
+was interrupted, and everything is sent again. `finish` records the position reached. A file lock admits one
+process at a time; it is released when the process exits.
 """
 
 import contextlib
@@ -67,13 +67,13 @@ class SentLedger:
         self._lock_path = path.with_name(f"{path.name}.lock")
         self._lock = -1
         self.state = "none"
-        """"none" if nothing was sent, "open" if an attempt was interrupted, "done"."""
+        """"none": nothing was sent; "open": an attempt was interrupted; or "done"."""
         self.position = ReadPosition()
         """The position up to which the run was sent."""
         self.facts: dict[str, Any] = {}
         """Fingerprint of everything else that was sent, defined by the sender."""
         self.copy_id = ""
-        """Id of the copy: another one whenever everything is sent."""
+        """Id of the copy; it changes whenever everything is sent again."""
 
     def __enter__(self) -> Self:
         self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -107,7 +107,7 @@ class SentLedger:
             copy_id: id of the copy that is made or continued.
 
         Raises:
-            SendingError: the folder with the lock is at another place by now.
+            SendingError: the folder with the lock was moved or replaced.
         """
         if not is_open_file(self._lock)(str(self._lock_path)):
             raise SendingError(f"folder {str(self._path.parent)!r} was moved or replaced. Send again.")
@@ -137,7 +137,7 @@ class SentLedger:
         try:
             position = ReadPosition(**found["position"]) if found["state"] == "done" else ReadPosition()
             self.facts = dict(found.get("facts") or {})
-            # A position of other types is none, and neither is one of an earlier version.
+            # Raises for a position with other types, or from an earlier version.
             for rows in (position.rows, *(one["rows"] for one in position.writers.values())):
                 for cursor in rows.values():
                     Cursor.from_json(cursor)

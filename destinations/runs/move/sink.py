@@ -17,8 +17,8 @@ from uploads.disk import read_json
 from .stream import Logged, MoveReport, Record, Restart, SourceRun, Values
 
 MakeDestination = Callable[[SourceRun, str, int], Any]
-"""Makes the destination of a rank other than 0, or of a rank of a named writer: takes what is known of the
-run or writer, the name of the writer, "" for the trainer, and the rank."""
+"""Makes the destination of a rank other than 0, or of a named writer. Takes the run or writer, the name of
+the writer ("" for the trainer), and the rank."""
 
 # Flushed regularly, because a destination drops media when its queue is full.
 _RECORDS_BETWEEN_FLUSHES = 50
@@ -26,14 +26,14 @@ _BYTES_BETWEEN_FLUSHES = 32 << 20
 
 
 class RecordClock:
-    """Clock of a destination during a replay: returns the original time of the current record.
+    """The clock of a destination during a replay: returns the original time of the current record.
 
     ```python
     clock = RecordClock()
     replay(run, TensorBoard("tb", clock=clock), clock=clock)
     ```
 
-    A destination calls its clock in the thread that logs to it.
+    A destination calls the clock in the thread that logs to it.
     """
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class _Lane:
     def __init__(self, about: SourceRun, rank: int, destination: Any) -> None:
         from events import Engine, Logger, State
 
-        # Set explicitly: the environment of this process says nothing about the run.
+        # Set explicitly, because the environment of this process does not describe the run.
         size = rank + 1
         self.state = State(
             about.name, rank=rank, local_rank=rank, world_size=size, local_world_size=size, node_rank=0
@@ -64,21 +64,21 @@ class _Lane:
 
 
 class DestinationSink:
-    """Logs a run from `init` to `post_close`; a context manager, which closes the destinations.
+    """Logs a run to a destination, from `init` to `post_close`; a context manager that closes it.
 
-    A record that a destination rejects, and one that it accepted and could not deliver, is a failure of the
-    report. One of a kind that it ignores is left out.
+    The report counts a failure for each record that the destination rejects, or accepts and can't deliver.
+    Records of a kind that the destination ignores are counted as left out.
 
-    Where the run has several ranks or named writers, `make` gives each a destination of its own. Without it,
-    metrics of rank 1 are named `rank1/loss`, metrics and records of a writer `eval/loss`, and metrics of a
-    branch `abandoned/BRANCH/loss`; if metrics of the trainer already begin like that, an underscore is added
-    before the "/".
+    If the run has several ranks or named writers, `make` gives each a destination of its own. Without it, the
+    metrics of rank 1 are named `rank1/loss`, the metrics and records of a writer `eval/loss`, and the metrics
+    of a branch `abandoned/BRANCH/loss`. If metrics of the trainer already begin like that, an underscore is
+    added before the "/".
 
     Args:
         run: the run.
-        destination: new or closed.
+        destination: a destination that is new or closed.
         clock: the clock of the destinations.
-        report: counts what is written.
+        report: counts the records written.
         make: makes a destination for another rank or writer.
     """
 
@@ -121,7 +121,7 @@ class DestinationSink:
             self._end(lane)
 
     def start_training(self) -> None:
-        """Tells the destination that training begins, so that a `Restart` replaces rows of this training."""
+        """Tells the destination that training begins, so that a `Restart` replaces earlier rows."""
         self._main.engine.run_event("fit_start")
 
     def take(self, records: Iterable[Record]) -> None:
@@ -137,7 +137,7 @@ class DestinationSink:
                 self._attempt("hyperparameters", functools.partial(lane.logger.log_hyperparameters, found))
 
     def flush(self) -> None:
-        """Waits until the destinations have delivered what they were given."""
+        """Waits until the destinations have delivered everything."""
         for lane in self._lanes.values():
             lane.destination.flush()
 
@@ -164,7 +164,7 @@ class DestinationSink:
             self._report.fail(f"{about.run_id}: {count} {what} could not be written", count)
 
     def _fail(self, error: BaseException) -> None:
-        """Closes the destinations, for which the run is unfinished; the error is raised to the caller."""
+        """Closes the destinations after an error, with the run marked as unfinished."""
         from events import RunStatus
 
         for lane in reversed(self._lanes.values()):
@@ -173,7 +173,7 @@ class DestinationSink:
                 lane.engine.close(error)
 
     def _lane_of(self, writer: str, rank: int) -> _Lane:
-        """Returns the lane of a rank of a writer; without `make`, everything goes to the main one."""
+        """Returns the lane of a writer's rank; without `make`, always the main lane."""
         lane = self._lanes.get((writer, rank))
         if lane is None and self._make is not None:
             about = self._run.writers[writer] if writer else self._run
@@ -181,7 +181,7 @@ class DestinationSink:
         return lane or self._main
 
     def _prefix(self, lane: _Lane, writer: str, rank: int, branch: str = "") -> str:
-        """Returns the prefix of names; "" for a rank or writer with a lane of its own."""
+        """Returns the prefix for names; "" if the rank or writer has a lane of its own."""
         key = (writer, rank, branch) if lane is self._main else ("", 0, branch)
         if key not in self._prefixes:
             self._prefixes[key] = self._prefix_of(*key)
@@ -221,8 +221,8 @@ class DestinationSink:
             metrics = {f"{prefix}{name}": value for name, value in metrics.items()}
         key = row.writer, row.rank, row.branch
         if self._last.get(key) == (row.step, row.epoch):
-            # A second row of the same step: state_dict() keeps a destination that merges the calls of a step
-            # from merging them.
+            # A second row of the same step. After state_dict(), a destination doesn't merge it into the
+            # first.
             lane.destination.state_dict()
         self._last[key] = row.step, row.epoch
 
@@ -253,7 +253,7 @@ class DestinationSink:
             lane.destination.flush()
 
     def _move_to(self, record: Values | Logged, lane: _Lane, epoch: float | None = None) -> int:
-        """Sets clock and timestamp as the record has them; returns the step."""
+        """Sets the clock and the timestamp from the record; returns the step."""
         from events import Time, Timestamp
 
         if record.time is not None and math.isfinite(record.time):
@@ -271,7 +271,7 @@ class DestinationSink:
 
         lane = self._main
         lane.destination.before_load(lane.state, lane.logger)
-        lane.destination.load_state_dict({"time": 0.0})  # What was logged at that step goes too.
+        lane.destination.load_state_dict({"time": 0.0})  # So that rows of that very step are replaced too.
         lane.destination.after_load(lane.state, lane.logger)
         lane.state.timestamp = Timestamp(batch=Time(max(0, step), "ba"))
         lane.destination.fit_start(lane.state, lane.logger)
@@ -290,7 +290,7 @@ class DestinationSink:
     def _attempt(self, kind: str, call: Callable[[], object]) -> None:
         try:
             call()
-        except Exception as error:  # noqa: BLE001  # a rejected record must not cost the others
+        except Exception as error:  # noqa: BLE001  # a rejected record must not stop the others
             self._report.fail(f"{self._run.run_id}: {kind}: {type(error).__name__}: {error}")
 
 
@@ -298,7 +298,7 @@ def _call(lane: _Lane, kind: Kind, given: dict[str, Any]) -> None:
     from events import LiteralName
 
     if kind is ARTIFACT:
-        # Somebody else chose the name: braces in it are no placeholders.
+        # The name comes from the source, so braces in it are not placeholders.
         lane.logger.upload_file(LiteralName(given["name"]), given["file_path"], overwrite=True)
         return
     method = getattr(lane.logger, kind.method, None)
@@ -310,14 +310,14 @@ def _call(lane: _Lane, kind: Kind, given: dict[str, Any]) -> None:
 
 
 def _supports(destination: Any, method: str) -> bool:
-    """Returns whether a destination has a method of its own: the base class marks its own `is_default`."""
+    """Returns whether a destination overrides a method; the base class marks its own with `is_default`."""
     own = type(destination)
     found = getattr(own, method, None) or getattr(own, "log_record", None)
     return found is not None and not getattr(found, "is_default", False)
 
 
 def _undelivered(destination: Any, run_dir: Any) -> dict[str, int]:
-    """Returns how much a destination has accepted and could not deliver, by what it is."""
+    """Returns counts of what a destination accepted and could not deliver, by description."""
     counts = getattr(destination, "counts", None)
     whats = ("dropped_rows", "failed_rows", "dropped_records", "failed_records")
     found = {what.replace("_", " "): int(getattr(counts, what, 0) or 0) for what in whats}

@@ -1,4 +1,4 @@
-"""A run folder as a source: everything that is in it, or what is new since a position. Never writes."""
+"""Reads a run folder as a source: everything, or what is new since a position. Never writes to it."""
 
 import contextlib
 import itertools
@@ -24,7 +24,7 @@ from destinations.runs.content.rank_reader import RankReader
 from destinations.runs.content.sources import Branch, branches_of, ranks_of
 from destinations.runs.errors import RunNotFoundError
 from destinations.runs.files import json_lines, number_of, read_object_file, whole_of
-from destinations.runs.run import Run
+from destinations.runs.run import RecordedRun
 from destinations.runs.streams import Stream, by_time, reported, streams_of
 
 from .ledger import ReadPosition
@@ -32,7 +32,7 @@ from .stream import Logged, Record, SourceRun, Values
 
 # Metrics that are stored in a column of another name.
 _NAMES = {column_of(name): name for name in ("step", "time")}
-# The lines of one call are written one by one; the last call of a live run may be incomplete.
+# A call writes its lines one by one, so the last call of a live run may be incomplete.
 _SETTLED_SECONDS = 5.0
 
 
@@ -41,21 +41,23 @@ class RewoundError(Exception):
 
 
 class StoredRun:
-    """Reads a run folder as often as asked, each time what is new.
+    """Reads a run folder, each time only what is new.
 
     Args:
         run: the run.
         position: where reading begins, updated when it ends. Default: the beginning.
-        abandoned: whether to read branches that were left, too.
+        abandoned: whether to read abandoned branches too.
 
     Attributes:
         source: the run as a source.
-        settled_at: the present time, while the run is followed: a call of the last seconds waits for the
-            lines that it may still write.
-        is_over: whether the run ends as it says; otherwise it is "preempted".
+        settled_at: the current time while the run is followed: calls of the last seconds wait for their
+            remaining lines.
+        is_over: whether to use the recorded status of the run; otherwise the status is "preempted".
     """
 
-    def __init__(self, run: Run, position: ReadPosition | None = None, *, abandoned: bool = False) -> None:
+    def __init__(
+        self, run: RecordedRun, position: ReadPosition | None = None, *, abandoned: bool = False
+    ) -> None:
         self.run = run
         self.settled_at: float | None = None
         self.is_over = True
@@ -68,7 +70,7 @@ class StoredRun:
         self.refresh()
 
     def refresh(self) -> None:
-        """Takes the state that the run and its writers have now; the last known one of a run that is gone."""
+        """Reads the current state of the run and its writers; keeps the last one if the run is gone."""
         with contextlib.suppress(RunNotFoundError):
             self.run = self.run.reload()
         for writer in self.run.writer_runs():
@@ -86,8 +88,8 @@ class StoredRun:
             yield record
 
 
-def _source_of(run: Run) -> SourceRun:
-    """Returns what is known of a run or writer without reading it."""
+def _source_of(run: RecordedRun) -> SourceRun:
+    """Returns a run or writer as a source, without reading it."""
     return SourceRun(
         run.run_id,
         _name_inside(run.record.name),
@@ -99,7 +101,7 @@ def _source_of(run: Run) -> SourceRun:
     )
 
 
-def _update(about: SourceRun, run: Run, *, is_over: bool) -> None:
+def _update(about: SourceRun, run: RecordedRun, *, is_over: bool) -> None:
     record = run.record
     about.created_at = run.created_at or 0.0
     about.hyperparameters = run.hyperparameters
@@ -123,7 +125,7 @@ def _names_of_trainer(run_dir: Path) -> list[str]:
 
 
 def _name_inside(name: str) -> str:
-    """Returns the name of a run, sanitized so that as part of a path it stays inside a folder."""
+    """Returns the name of a run, sanitized so that a path made from it stays inside its folder."""
     parts = name.split("/")
     return label_name(name) if {"..", "."} & {*parts} or not parts[0] or "\0" in name else name
 
@@ -139,14 +141,15 @@ def records_of(
     abandoned: bool = False,
     about: SourceRun | None = None,
 ) -> Iterator[Values | Logged]:
-    """Yields what all writers have logged after a position, oldest first, and updates the position.
+    """Yields the records of all writers after a position, oldest first, and updates the position.
 
     Args:
         run_dir: the folder of the run.
         position: updated when the iteration ends.
-        settled_at: the current time for a live run: calls of the last seconds wait for their remaining lines.
+        settled_at: the current time, for a live run: calls of the last seconds wait for their remaining
+            lines.
         abandoned: whether to yield abandoned rows too.
-        about: gets what cannot be read. Default: a writer that cannot be read is logged.
+        about: gets the problems. Default: they are logged.
 
     Raises:
         RewoundError: rows yielded before are gone.
@@ -172,7 +175,7 @@ def _reported(
 
 
 class _StreamReader:
-    """Reads what one writer has logged after a position."""
+    """Reads the records of one writer after a position."""
 
     def __init__(
         self, stream: Stream, position: ReadPosition, settled_at: float | None, about: SourceRun | None
@@ -184,7 +187,7 @@ class _StreamReader:
         self._lost = Counter[str]() if about is None else about.lost
 
     def sources(self, *, abandoned: bool) -> list[Iterator[Values | Logged]]:
-        """Returns the records by where they are read."""
+        """Returns an iterator of records for each file."""
         ranks = dict.fromkeys([0, *ranks_of(self._folder)])
         found: list[Iterator[Values | Logged]] = [self._new_rows(rank) for rank in ranks]
         if abandoned:
@@ -239,7 +242,7 @@ class _StreamReader:
                 pending, count = [], 0
             count += 1
             self._lost[f"damaged lines of {name}"] += line is None
-            # An artifact that was overwritten or deleted is skipped, and so is what was left behind.
+            # Skips artifacts that were overwritten or deleted, and records that don't belong to the run.
             is_last = line is not None and last.get(str(line.get("name")), number) == number
             if line is not None and is_last and line.get("is_deleted") is not True and belongs(line):
                 pending.append(line)
@@ -250,14 +253,14 @@ class _StreamReader:
         yield from self._record_of(path, pending)
 
     def _may_grow(self, line: dict[str, Any]) -> bool:
-        """Returns whether the call of the last line of a live run may write more lines."""
+        """Returns whether the last call of a live run may still write more lines."""
         written_at = number_of(line.get("time"))
         if self._settled_at is None or written_at is None:
             return False
         return self._settled_at - written_at < _SETTLED_SECONDS
 
     def _record_of(self, path: Path, found: list[dict[str, Any]]) -> Iterator[Logged]:
-        """Yields the record of the lines of one call, if there are any."""
+        """Yields the record of one call's lines, if there are any."""
         if not found:
             return
         first, kind = Line(path.parent, found[0]), kind_of_line(path.name, found[0])

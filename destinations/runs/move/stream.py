@@ -1,4 +1,4 @@
-"""What a source yields, what it says about its run, and the loop that takes runs to a sink."""
+"""The records of a source, the facts that it knows about a run, and the loop that moves runs to a sink."""
 
 import functools
 from collections import Counter
@@ -16,23 +16,23 @@ from .ledger import BusyError, ReadPosition, TargetError
 _MAX_MESSAGES = 100
 
 Progress = Callable[[int, int, int], object]
-"""Called with how many runs are done, how many there are, and how many values and records are new."""
+"""Called with the number of runs done, the number of runs, and the number of new values and records."""
 
 Moved = TypeVar("Moved")
 
 
 @attrs.frozen
 class Values:
-    """Metrics that were logged at a step; a source of others may hand them over one by one.
+    """Metrics that were logged at a step; a source may yield them one by one.
 
     Attributes:
         metrics: by name.
-        step: None where none is known: the step of the values before counts.
+        step: None if unknown; the sink then uses the previous step.
         time: in seconds since 1970.
-        epoch: also a part of one.
-        rank: whose they are.
-        writer: the named writer whose they are; "" for the trainer.
-        branch: the name of the branch that training has left, if they are of one.
+        epoch: possibly fractional.
+        rank: the rank that logged them.
+        writer: the named writer that logged them; "" for the trainer.
+        branch: the abandoned branch that they belong to; "" for the run itself.
     """
 
     metrics: Mapping[str, float]
@@ -50,13 +50,13 @@ class Logged:
 
     Attributes:
         kind: its declaration.
-        name: of the record; "" where the kind has none.
-        step: as of `Values`.
+        name: of the record; "" if the kind has no names.
+        step: as in `Values`.
         time: in seconds since 1970.
-        arguments: the others of `Kind.method`, by name; or what reads them, where that takes long. It may
-            raise `FileNotFoundError`.
-        writer: as of `Values`.
-        size: bytes that it takes in memory, as far as they are known.
+        arguments: the other arguments of `Kind.method` by name, or a function that reads them, if that takes
+            long. The function may raise `FileNotFoundError`.
+        writer: as in `Values`.
+        size: bytes it takes in memory; 0 if unknown.
     """
 
     kind: Kind
@@ -69,13 +69,13 @@ class Logged:
 
     @classmethod
     def file(cls, name: str, path: Path, time: float | None = None) -> Self:
-        """Returns the record of a file, which is copied to the artifacts of the run."""
+        """Returns the record of a file, which the sink copies to the artifacts of the run."""
         return cls(ARTIFACT, name, None, time, {"file_path": path})
 
 
 @attrs.frozen
 class Restart:
-    """The run went back to a step: rows of this step and later ones that came before are abandoned."""
+    """The run went back to a step: earlier rows of this and later steps are abandoned."""
 
     step: int
 
@@ -85,7 +85,7 @@ Record = Values | Logged | Restart
 
 @attrs.define
 class Bytes:
-    """How much of a source was there, and how much of it was read."""
+    """The size of a source in bytes, and how many of them were read."""
 
     there: int = 0
     read: int = 0
@@ -95,32 +95,31 @@ class Bytes:
 class SourceRun:
     """A run of a source.
 
-    `facts` and `read` set what they learn: how the run ended, what was left out.
+    `facts` and `read` fill in what they learn, such as how the run ended and what was left out.
 
     Attributes:
         run_id: its id.
-        name: its name there.
-        identity: tells it from every other run of any place, so that it is found again.
-        stamp: another one whenever anything in the run has changed, such as the sizes of its files; or what
-            returns it, where that takes long.
-        read: returns what is in it, in the order of time within a step; takes this object.
+        name: its name in the source.
+        identity: a text that no other run of any source has; a later import finds the run by it.
+        stamp: changes whenever anything in the run changes, for example the sizes of its files; or a function
+            that returns it, if that takes long.
+        read: takes this object and returns the records, ordered by time within a step.
         created_at: in seconds since 1970.
-        ended_at: the same; None for the last time that was handed over.
-        status: "completed", "failed", "interrupted" or "stopped"; "" where the source does not say how it
-            ended.
-        exception: what ended it, "Type: message".
+        ended_at: in seconds since 1970; None for the time of the last record.
+        status: "completed", "failed", "interrupted" or "stopped"; "" if the source does not know.
+        exception: the error that ended it, "Type: message".
         tags: its tags.
         notes: its notes.
         hyperparameters: as logged, nested.
         environment: host, program and the like, as the source has them.
-        facts: takes this object, and sets what `read` need not go through everything for; called first, where
-            the run is to be written.
-        names: returns the metrics of the trainer.
-        writers: what each named writer has added to the run, as a run of its own.
-        left_out: how much there is that does not come along, by what it is.
-        lost: how much could not be read, by what it is ("unreadable images"): each is a failure.
-        problems: a message for whatever else cannot be read: each is a failure.
-        seen: how many bytes there are, and how many were read, where the source counts them.
+        facts: takes this object and sets the attributes that don't need a pass over all records; called
+            before `read`.
+        names: returns the metric names of the trainer.
+        writers: the contribution of each named writer, as a run of its own.
+        left_out: counts of what the target can't hold, by description.
+        lost: counts of what could not be read, by description ("unreadable images"); each is a failure.
+        problems: messages about anything else that could not be read; each is a failure.
+        seen: bytes there and bytes read, if the source counts them.
     """
 
     run_id: str
@@ -147,7 +146,7 @@ class SourceRun:
 
 @attrs.define
 class MoveReport:
-    r"""What an import, a replay or a `send` did.
+    r"""The result of an import, a replay or a `send`.
 
     ```python
     from destinations.runs.imports import import_runs
@@ -158,22 +157,22 @@ class MoveReport:
     ```
 
     Attributes:
-        runs: how many were written.
-        unchanged: how many were there already, and have not changed.
-        busy: how many another process was writing, to which they were left.
+        runs: number of runs written.
+        unchanged: number of runs that were already there and have not changed.
+        busy: number of runs skipped because another process was writing them.
         rows: rows of metrics.
         values: values in these rows.
         records: other records and files, by kind.
-        left_out: what the target does not hold, by what it is.
-        missing: a message for each file of a record that the run has no more.
-        seen: how many bytes the files of these runs have, and how many of them were read.
+        left_out: counts of what the target can't hold, by description.
+        missing: a message for each record whose file is no longer in the run.
+        seen: bytes in the files of these runs, and bytes read.
         failures: a message for each run or record that could not be read or written; at most 100.
-        failure_count: how many there were.
-        damaged: how many of these are damage that trying again does not mend.
-        position: the position that was reached in a run folder.
-        is_over: the run has ended, and was sent completely.
-        was_interrupted: Ctrl-C ended `follow`; everything read until then was passed on.
-        on_records: called with how many values and records were written.
+        failure_count: the number of failures.
+        damaged: the number of failures that trying again would not fix.
+        position: the position reached in a run folder.
+        is_over: the run has ended, and all of it was sent.
+        was_interrupted: Ctrl-C ended `follow`; everything read until then was sent.
+        on_records: called with the number of values and records written.
     """
 
     runs: int = 0
@@ -194,7 +193,7 @@ class MoveReport:
     on_records: Callable[[int], object] = attrs.field(default=lambda _count: None, repr=False, eq=False)
 
     def count(self, record: Record) -> None:
-        """Adds a record that was written."""
+        """Counts a record that was written."""
         if isinstance(record, Values):
             self.rows += 1
             self.values += len(record.metrics)
@@ -209,7 +208,7 @@ class MoveReport:
         self.failures += [text] if len(self.failures) < _MAX_MESSAGES else []
 
     def add(self, run: SourceRun) -> None:
-        """Adds what a source saw of a run that was read to its end."""
+        """Adds the counts of a run that was read to its end."""
         self.left_out += run.left_out
         self.seen.there += run.seen.there
         self.seen.read += run.seen.read
@@ -246,12 +245,12 @@ def move(
     report: MoveReport,
     progress: Progress = lambda _done, _runs, _records: None,
 ) -> None:
-    """Takes each run to a sink. One that fails is a failure of the report, and the others follow.
+    """Moves one run after the other. If one fails, the report gets a failure and the next run follows.
 
     Args:
-        runs: with an id each, `run_id`.
-        take: writes one of them, and adds to the report what it wrote.
-        report: what was moved.
+        runs: objects with a `run_id`.
+        take: writes one run and adds it to the report.
+        report: counts what was moved.
         progress: called before and after each run, and while records are written.
 
     Raises:
@@ -268,8 +267,8 @@ def move(
         except BusyError:
             report.busy += 1
         except (ImportError, TargetError):
-            # It would be the same for every run.
+            # Every other run would fail in the same way.
             raise
-        except Exception as error:  # noqa: BLE001  # whatever is wrong with this run, the others are wanted
+        except Exception as error:  # noqa: BLE001  # any error of one run must not stop the others
             report.fail(f"{getattr(run, 'run_id', run)}: {safe_text(error)}")
     progress(len(runs), len(runs), 0)

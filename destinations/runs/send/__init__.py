@@ -4,8 +4,8 @@
 send(open_runs("runs")["digits"], "tensorboard:tb")
 ```
 
-A ledger records what was sent, so that repeating `send` sends only new records. After an interrupted attempt
-the partial copy is removed and everything is sent again. Runs in the calling thread, and blocks.
+A ledger records what was sent, so repeating `send` sends only new records. After an interrupted attempt, the
+partial copy is removed and everything is sent again. Runs in the calling thread and blocks.
 """
 
 import json
@@ -25,7 +25,7 @@ from destinations.runs.move.ledger import ReadPosition, SendingError, SentLedger
 from destinations.runs.move.sink import RecordClock
 from destinations.runs.move.stored import RewoundError, StoredRun
 from destinations.runs.move.stream import MoveReport
-from destinations.runs.run import Run
+from destinations.runs.run import RecordedRun
 from destinations.text.formatting import plain
 
 from .replay import replay
@@ -35,7 +35,7 @@ __all__ = ["SendingError", "TargetError", "send"]
 
 
 def send(
-    run: Run,
+    run: RecordedRun,
     target: str,
     *,
     follow: bool = False,
@@ -55,23 +55,23 @@ def send(
 
     Args:
         run: the run to send.
-        target: "run:FOLDER", or "NAME:PLACE" of a tracker, such as "tensorboard:FOLDER" or
-            "wandb:ENTITY/PROJECT"; the name is that of `create_destination` in lower case. In a FOLDER, the
-            run gets a subfolder of its name.
+        target: "run:FOLDER", or "NAME:PLACE" for a tracker, such as "tensorboard:FOLDER" or
+            "wandb:ENTITY/PROJECT". The name is the one that `create_destination` takes, in lower case. In a
+            FOLDER, the run gets a subfolder with its name.
         follow: keep sending until the run ends, or until Ctrl-C.
-        again: replace what was sent before by a complete copy.
-        abandoned: include rows abandoned when training resumed from an earlier step; see `replay`.
+        again: replace the earlier copy with a complete new one.
+        abandoned: include rows that were abandoned when training resumed from an earlier step; see `replay`.
         options: further arguments of the tracker's constructor.
-        cache: folder for the ledgers of targets that are not folders; default: the user's cache folder.
+        cache: folder for the ledgers of targets that are not folders. Default: the user's cache folder.
         wait: sleeps for a number of seconds.
         now: returns the time in seconds since 1970.
 
     Returns:
-        What this call sent.
+        The report of this call.
 
     Raises:
         TargetError: invalid target or option.
-        SendingError: the target contains something else, or another process is sending this run to it.
+        SendingError: the target contains other files, or another process is sending this run to it.
         ImportError: the tracker's package is not installed.
     """
     cache = Path(cache) if cache is not None else cache_folder().parent
@@ -92,7 +92,7 @@ def send(
         destination: Any = place.make(clock)
         if starts_over:
             place.check_restart()
-            # The ledger names the earlier copy until that is removed.
+            # The ledger names the earlier copy until it has been removed.
             ledger.begin(ledger.copy_id)
             place.restart()
         ledger.begin(place.target.copy_id)
@@ -109,7 +109,7 @@ def send(
         )
         if report.failure_count == report.damaged:
             place.finish(run)
-            # For a live run the earlier facts, so that changes since then are sent next time.
+            # For a live run, store the earlier facts, so that later changes are sent next time.
             is_known = follow and report.is_over
             ledger.finish(report.position, _facts_of(run, abandoned=abandoned) if is_known else facts)
         return report
@@ -120,14 +120,13 @@ def send(
             try:
                 return attempt(ledger, starts_over=starts_over)
             except RewoundError:
-                # Training resumed from an earlier step: rows of the abandoned branch were sent and must be
-                # removed.
+                # Training resumed from an earlier step, so rows of the abandoned branch must be removed.
                 if starts_over and not follow:
                     raise
                 starts_over = True
 
 
-def _facts_of(run: Run, *, abandoned: bool) -> dict[str, Any]:
+def _facts_of(run: RecordedRun, *, abandoned: bool) -> dict[str, Any]:
     """Returns a fingerprint of everything sent besides rows and records."""
     try:
         now = run.reload()
@@ -143,9 +142,9 @@ def _facts_of(run: Run, *, abandoned: bool) -> dict[str, Any]:
 
 
 def _is_current(
-    run: Run, position: ReadPosition, facts: dict[str, Any], known: dict[str, Any], abandoned: bool
+    run: RecordedRun, position: ReadPosition, facts: dict[str, Any], known: dict[str, Any], abandoned: bool
 ) -> bool:
-    """Returns whether the target has all rows, records and facts; it may have more branches."""
+    """Returns whether the target has all rows, records and facts. It may have extra branches."""
     if facts != {name: known.get(name) for name in facts} | (
         {} if facts["abandoned"] else {"abandoned": False}
     ):

@@ -1,10 +1,10 @@
 """`replay`: logs the content of a run folder to a destination again.
 
-Metrics, hyperparameters, tables, images with masks, audio, video, histograms, texts, traces, point clouds and
-files are logged in order of time, with their original steps. A `RecordClock` gives the destination the
-original times.
+Everything is logged in order of time with its original steps: metrics, hyperparameters, tables, images with
+masks, audio, video, histograms, texts, traces, point clouds and files. A `RecordClock` gives the destination
+the original times.
 
-Runs in the calling thread, and blocks until everything has been passed on.
+Runs in the calling thread and blocks until everything is logged.
 """
 
 import time
@@ -16,7 +16,7 @@ from destinations.runs.move.sink import DestinationSink, MakeDestination, Record
 from destinations.runs.move.stored import RewoundError, StoredRun
 from destinations.runs.move.stream import MoveReport
 from destinations.runs.record import is_alive
-from destinations.runs.run import Run
+from destinations.runs.run import RecordedRun
 
 __all__ = ["RecordClock", "RewoundError", "replay"]
 
@@ -27,7 +27,7 @@ _SHARE_OF_READING = 0.1
 
 
 def replay(
-    run: Run,
+    run: RecordedRun,
     destination: Any,
     *,
     clock: RecordClock | None = None,
@@ -43,36 +43,35 @@ def replay(
     The destination must be new or closed. To give it the original times, pass it a `RecordClock`, and the
     same one here.
 
-    A live run that is not followed ends as "preempted"; a run that was killed ends as "failed". How the
-    metrics of other ranks, of named writers and of branches are named: see `DestinationSink`.
+    A live run that is not followed ends as "preempted"; a killed run ends as "failed". `DestinationSink`
+    explains how metrics of other ranks, named writers and branches are named.
 
     Args:
         run: the run to replay.
         destination: the destination to log to.
         clock: the clock of the destination.
-        position: position to start from, updated in place. Default: the beginning.
+        position: where to start, updated in place. Default: the beginning.
         follow: keep replaying until the run ends.
-        abandoned: include rows abandoned when training resumed from an earlier step.
-        make: makes a destination for another rank or for a named writer, which gets what that has logged
-            under its own names.
+        abandoned: include rows that were abandoned when training resumed from an earlier step.
+        make: makes a destination for another rank or a named writer, which then keeps its own names.
         wait: sleeps for a number of seconds.
         now: returns the time in seconds since 1970.
 
     Returns:
-        What was passed on.
+        The report.
 
     Raises:
-        RewoundError: with a position or `follow`: training resumed from an earlier step, so that rows passed
-            on are no longer part of the run.
-        BaseException: raised by `init` or `close` of the destination, or Ctrl-C, after the destination was
-            closed.
+        RewoundError: training resumed from an earlier step, so some rows that were already logged are no
+            longer part of the run. Only with a position or `follow`.
+        BaseException: `init` or `close` of the destination raised it, or Ctrl-C was pressed. The destination
+            is closed.
     """
     report = MoveReport(runs=1, position=ReadPosition() if position is None else position)
     stored = StoredRun(run, report.position, abandoned=abandoned)
     with DestinationSink(stored.source, destination, clock or RecordClock(), report, make) as sink:
         while True:
             started_at = now()
-            # Determined before reading, so that the last records of a run that just ended are read.
+            # Checked before reading, so that the last records of a run that just ended are read.
             alive = _is_written(stored.run, started_at)
             stored.settled_at = started_at if alive and follow else None
             sink.take(stored.source.read(stored.source))
@@ -92,7 +91,7 @@ def replay(
     return report
 
 
-def _is_written(run: Run, now: float) -> bool:
+def _is_written(run: RecordedRun, now: float) -> bool:
     """Returns whether the trainer of a run, or one of its writers, is alive."""
     records = (one.record for one in (run, *run.writer_runs()))
     return any(is_alive(record.status, record.heartbeat_at, now) for record in records)

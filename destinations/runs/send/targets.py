@@ -1,7 +1,7 @@
-"""Where a run is sent: `run:FOLDER`, and `NAME:PLACE` for each tracker of `destinations.registry`.
+"""The targets of `send`: `run:FOLDER`, and `NAME:PLACE` for each tracker of `destinations.registry`.
 
-A place creates the destination, locates the ledger, and removes the remains of an interrupted attempt. How a
-tracker is reached is said by the tracker: see `destinations.trackers.target`.
+A place creates the destination, locates the ledger, and removes the remains of an interrupted attempt. Each
+tracker declares how it is reached; see `destinations.trackers.target`.
 """
 
 import inspect
@@ -26,7 +26,7 @@ from destinations.runs.move.sink import MakeDestination
 from destinations.runs.move.stream import SourceRun
 from destinations.runs.own_files import FOLDERS, KNOWN
 from destinations.runs.record import RunRecord
-from destinations.runs.run import Run
+from destinations.runs.run import RecordedRun
 from destinations.runs.streams import Stream, streams_of, writers_of
 from destinations.trackers.names import short_hash
 from destinations.trackers.target import SentRun, Target
@@ -36,19 +36,19 @@ _log = logging.getLogger("destinations")
 
 LEDGER = ".sent.json"
 """Name of the ledger in a folder that was sent to."""
-# Blocking is fine: no training is running in this process.
+# Blocking is fine here, because this process doesn't train.
 _BLOCKING: dict[str, Any] = {"when_full": "wait", "wait_seconds": 600.0, "close_seconds": 3600.0}
 
 
 @attrs.frozen
 class _Kind:
-    """One kind of target: what stands before the ":".
+    """A kind of target, named before the ":".
 
     Attributes:
         name: its name.
         tracker: the class of the destination.
         target: its declaration.
-        place: how it is sent to.
+        place: the class of its places.
     """
 
     name: str
@@ -63,7 +63,7 @@ class _Kind:
 
     @property
     def options(self) -> str:
-        """The options of its own that the tracker has."""
+        """The options that only this tracker has."""
         parameters = inspect.signature(self.tracker).parameters.values()
         return ", ".join(one.name for one in parameters if one.kind is one.KEYWORD_ONLY)
 
@@ -73,7 +73,7 @@ class Place:
 
     Args:
         kind: the kind of the target.
-        target: what the tracker says about it.
+        target: the declaration of the tracker.
         cache: folder for the ledgers of places that are not folders.
 
     Attributes:
@@ -99,7 +99,7 @@ class Place:
         return self._cache / "sent" / f"{key}.json"
 
     def make(self, clock: Callable[[], float]) -> Any:
-        """Returns the destination; it gets `clock` as its clock.
+        """Returns the destination, with `clock` as its clock.
 
         Raises:
             TargetError: the place or an option is invalid.
@@ -112,18 +112,18 @@ class Place:
             ) from error
 
     def make_beside(self, clock: Callable[[], float]) -> MakeDestination | None:
-        """Returns what makes destinations for other ranks and writers; None if they share rank 0's."""
+        """Returns a function that makes destinations for other ranks and writers; None if all share one."""
         return None
 
     def check(self) -> None:
-        """Checks that the place may be written to.
+        """Checks that `send` may write here.
 
         Raises:
-            SendingError: it contains something that `send` did not write.
+            SendingError: there is something that `send` did not write.
         """
 
     def is_gone(self) -> bool:
-        """Returns whether what was sent has been deleted."""
+        """Returns whether the earlier copy was deleted."""
         return self.target.is_gone()
 
     def check_restart(self) -> None:
@@ -134,15 +134,15 @@ class Place:
         """
 
     def restart(self) -> None:
-        """Removes what was sent before, so that everything can be sent again."""
+        """Removes the earlier copy, so that everything can be sent again."""
         self.target.restart()
 
-    def finish(self, run: Run) -> None:
-        """Adds what cannot be logged through a destination."""
+    def finish(self, run: RecordedRun) -> None:
+        """Adds the files that can't be logged through a destination."""
 
 
 class FolderPlace(Place):
-    """A folder with a subfolder for each run, which also contains the ledger."""
+    """A folder with a subfolder for each run; the subfolder also contains the ledger."""
 
     own_folders = re.compile(r"(?!)")
 
@@ -153,7 +153,7 @@ class FolderPlace(Place):
         target.place = str(self.folder)
 
     def _find_folder(self, parent: Path) -> Path:
-        """Returns the subfolder that already contains the run, else a new one with its name."""
+        """Returns the subfolder that already contains the run, or else a new one with its name."""
         for path in parent.glob(f"*/{LEDGER}"):
             if read_ledger(path).get("run_id") == self.run.run_id:
                 return path.parent
@@ -183,14 +183,14 @@ class FolderPlace(Place):
 
     def check_restart(self) -> None:
         if any(map(is_locked, self._locks())):
-            raise SendingError(f"target {str(self.folder)!r} is to be replaced, and a process writes to it.")
+            raise SendingError(f"target {str(self.folder)!r} is to be replaced, but a process writes to it.")
         for path in self._content():
             is_folder = path.is_dir() and not path.is_symlink()
             own = self.own_folders if is_folder else self.target.own_files
             if own is None or not own.fullmatch(path.name):
                 raise SendingError(
-                    f"target {str(self.folder)!r} is to be replaced, and has {path.name!r}, which was not "
-                    "sent. Move it elsewhere, or choose another folder."
+                    f"target {str(self.folder)!r} is to be replaced, but contains {path.name!r}, which was "
+                    "not sent. Move it elsewhere, or choose another folder."
                 )
 
     def _locks(self) -> Iterator[Path]:
@@ -205,7 +205,7 @@ class FolderPlace(Place):
                 path.unlink()
 
     def _content(self) -> list[Path]:
-        """Returns what is in the folder, but for the ledger and the edits of the user."""
+        """Returns the paths in the folder, except for the ledger and the user's edits."""
         names = self.folder.iterdir() if self.folder.is_dir() else ()
         return [path for path in names if not path.name.startswith(LEDGER) and path.name != EDITS]
 
@@ -214,7 +214,7 @@ class FolderPlace(Place):
 
 
 def has_content(folder: Path) -> bool:
-    """Returns whether there is anything in a folder but a ledger."""
+    """Returns whether a folder contains anything besides a ledger."""
     return folder.is_dir() and any(not path.name.startswith(LEDGER) for path in folder.iterdir())
 
 
@@ -228,12 +228,8 @@ class RunPlace(FolderPlace):
         def make(about: SourceRun, writer: str, rank: int) -> RunDirectory:
             options: dict[str, Any] = {"all_ranks": bool(rank)}
             if writer:
-                options |= {
-                    "run_id": about.run_id,
-                    "tags": about.tags,
-                    "notes": about.notes,
-                    "writer": writer,
-                }
+                options |= {"run_id": about.run_id, "tags": about.tags, "notes": about.notes}
+                options["writer"] = writer
             return RunDirectory(
                 self.folder,
                 clock=clock,
@@ -259,11 +255,11 @@ class RunPlace(FolderPlace):
         for name in writers_of(self.folder):
             if name not in sent:
                 raise SendingError(
-                    f"target {str(self.folder)!r} is to be replaced, and has rows of writer {name!r}, which "
-                    "were not sent. Move them elsewhere, or choose another folder."
+                    f"target {str(self.folder)!r} is to be replaced, but contains rows of writer {name!r}, "
+                    "which were not sent. Move them elsewhere, or choose another folder."
                 )
 
-    def finish(self, run: Run) -> None:
+    def finish(self, run: RecordedRun) -> None:
         """Copies the environment and sessions of the original run, and the files of abandoned rows."""
         from destinations.history.sessions import SESSIONS, SESSIONS_FOLDER
         from destinations.run_directory.layout import ENVIRONMENT
@@ -288,7 +284,7 @@ class RunPlace(FolderPlace):
                 copy_all(source, copy)
 
     def _copy_branches(self, stream: Stream) -> None:
-        """Writes what sessions left behind as files of their own: the copy has one session."""
+        """Writes abandoned branches as files of their own, because the copy has a single session."""
         for branch in branches_of(stream.folder):
             rank = f".rank{branch.rank}" if branch.rank else ""
             folder = self.folder / stream.prefix / ABANDONED_FOLDER
@@ -336,11 +332,11 @@ def run_place(
     """Returns the place of a run in a folder of run folders.
 
     Args:
-        root: with a subfolder for each run.
+        root: the folder of run folders.
         run: the run.
         options: further arguments of `RunDirectory`.
         tracker: the class of its destination.
-        folder: of the run.
+        folder: the folder of the run.
     """
     target = _RunFolder(os.fspath(root), run, options)
     return RunPlace(attrs.evolve(_RUN, tracker=tracker), target, Path(), folder)

@@ -1,4 +1,4 @@
-/** The frame of the page: header, theme, keyboard, and which view is shown. */
+/** The frame of the page: header, theme, keyboard, and the current view. */
 
 import { showCharts } from "./charts.js";
 import { showCompare } from "./compare.js";
@@ -83,10 +83,10 @@ function drawHeader() {
         id: "live",
         title: isExported
           ? [
-              "An exported site: nothing changes.",
+              "This is an exported site and doesn't change.",
               ...(leftOut.length ? [`Left out: ${shorten(leftOut.join("; "), 600)}.`] : []),
             ].join(" ")
-          : (problem ?? "New rows appear by themselves."),
+          : (problem ?? "New rows appear automatically."),
       },
       el("i", {}),
       isExported ? "exported" : problem ? "offline" : "live",
@@ -122,7 +122,7 @@ function showKeys() {
   dialog.showModal();
 }
 
-/** Asks for new rows of the runs that are shown. */
+/** Subscribes to new rows of the runs on the page. */
 function followShown() {
   follow(state.page === "run" ? [state.id] : visibleRuns());
 }
@@ -142,7 +142,7 @@ function showPage() {
   main.dataset.page = state.page;
   leave = shown(main);
   main.prepend(problemOfView());
-  // The tab names the page for the eye; the page of a run has the name of the run.
+  // Sighted readers have the tab; the page of a run has the run's name as its heading.
   if (state.page !== "run") main.prepend(el("h1", { class: "unseen" }, titleOf(state.page)));
   if (hadFocus && !main.contains(document.activeElement)) main.focus({ preventScroll: true });
 }
@@ -169,7 +169,7 @@ function pressed(event) {
 }
 
 function arrived() {
-  // Browsers tell of one step in the history twice.
+  // Browsers report one step in the history twice.
   if (isShown()) return;
   readUrl();
   showPage();
@@ -194,7 +194,7 @@ async function begin() {
   // Paper is light.
   matchMedia("print").addEventListener("change", () => document.dispatchEvent(new Event("themechange")));
   document.addEventListener("keydown", pressed);
-  // Its fragment would be taken for a view.
+  // The page would take the fragment of this link for a view.
   document.querySelector(".skip")?.addEventListener("click", (event) => {
     event.preventDefault();
     main.focus();
@@ -218,7 +218,7 @@ async function showTitle() {
     title = info.name;
     leftOut = info.bounds?.left_out ?? [];
   } catch {
-    // The views say what is wrong.
+    // The views show the error.
   }
   drawHeader();
 }

@@ -45,7 +45,7 @@ export function textIn(row, name) {
   return name === "created_at" ? formatTime(value) : shorten(formatNumber(value), 40);
 }
 
-/** Returns the columns that the link names. */
+/** Returns the columns named in the link. */
 function asked() {
   return [state.sx, state.sy, state.sc].filter((name) => /^(hparams|summary)\./.test(name));
 }
@@ -103,9 +103,9 @@ export class RunColumns {
     this.fields = [];
     this.rows = [];
     this.total = 0;
-    /** The columns that the rows have. */
+    /** The columns of the loaded rows. */
     this.loaded = new Set();
-    /** The values of columns of words, as the server sorts them. */
+    /** The values of columns of words, in the server's order. */
     this.orders = new Map();
   }
 
@@ -184,7 +184,7 @@ export class RunColumns {
     };
   }
 
-  /** Returns the columns of parallel coordinates. */
+  /** Returns the axes of the parallel coordinates. */
   axes() {
     const every = this.everyAxis();
     return [...every.slice(0, Math.min(MOST_AXES_SHOWN, every.length) - 1), every.at(-1)].filter(Boolean);

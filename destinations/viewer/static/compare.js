@@ -1,4 +1,4 @@
-/** The comparison of runs: what differs, by how much, and the step at which they part. */
+/** The comparison of runs: which fields differ, by how much, and at which step the runs diverge. */
 
 import {
   compareRuns,
@@ -10,12 +10,23 @@ import {
   runInfo,
   selectedRows,
 } from "./data.js";
-import { breakable, debounce, el, fill, formatApart, formatNumber, icon, menu, shorten } from "./dom.js";
+import {
+  breakable,
+  debounce,
+  el,
+  fill,
+  formatApart,
+  formatNumber,
+  menu,
+  searchField,
+  shorten,
+} from "./dom.js";
 import { chartRank, isTiming, runLabels } from "./names.js";
 import { showBesideRuns, swatch } from "./sidebar.js";
 import { linkTo, state, update, visibleRuns, whenViewed } from "./state.js";
 import { alignedTexts, differencesOf } from "./ticks.js";
 import { View } from "./view.js";
+import { unfoldButton } from "./viewbar.js";
 
 const MOST_RUNS_COMPARED = 20;
 const PARTS = [
@@ -26,7 +37,7 @@ const PARTS = [
   ["", "Everything else"],
 ];
 
-/** Which value of a metric is compared: the words of the menu. */
+/** Which value of a metric to compare, with the words of the menu. */
 const VALUES = [
   ["", "Last values"],
   ["best", "Best values"],
@@ -35,7 +46,7 @@ const VALUES = [
   ["step", "Values at step"],
 ];
 const MOST_METRICS = 300;
-/** Each metric at a step is a request. */
+/** Each metric at a step takes a request. */
 const MOST_METRICS_AT_STEP = 60;
 const MOST_ROWS = 1000;
 
@@ -44,7 +55,7 @@ export function showCompare(root) {
   const content = el("div", { style: { display: "contents" } });
   const view = new View("compare");
   view.until(showBesideRuns(root, content));
-  /** Which direction of a metric is better, "min" or "max". */
+  /** The better direction of each metric, "min" or "max". */
   let best = new Map();
   let word = "",
     withTimes = false,
@@ -65,7 +76,7 @@ export function showCompare(root) {
     );
   }
 
-  /** Returns the hyperparameters that all runs have alike, as fields. */
+  /** Returns the hyperparameters that are the same in all runs, as fields. */
   function sameIn(rows, fields) {
     const [first] = rows.filter(Boolean);
     const differing = new Set(fields.map(({ name }) => name));
@@ -77,7 +88,7 @@ export function showCompare(root) {
       }));
   }
 
-  /** Returns the fields with the chosen values of metrics, and notes the better direction of each metric. */
+  /** Returns the fields with the chosen values of metrics, and updates `best`. */
   async function withValues(ids, fields) {
     const known = (await listFields()).fields;
     best = new Map(known.filter((one) => one.best).map((one) => [one.name, one.best]));
@@ -90,7 +101,7 @@ export function showCompare(root) {
     );
   }
 
-  /** Returns a function that gives the best, smallest or largest values of a metric by run. */
+  /** Returns a function from a metric to its best, smallest or largest values by run. */
   async function extremes(ids, names) {
     const columnOf = (name) =>
       name.replace(/^summary/, state.of === "best" ? (best.get(name) ?? "summary") : state.of);
@@ -101,10 +112,10 @@ export function showCompare(root) {
       );
   }
 
-  /** Returns a function that gives the values of a metric at the chosen step, or the last ones before it, by run. */
+  /** Returns a function from a metric to its values by run, at the chosen step or the last one before it. */
   async function atStep(ids, names) {
     const step = state.step === "" ? undefined : Number(state.step);
-    // The server adds the value on each side of the range: the one before counts where the step itself has none.
+    // The server adds a value on each side of the range; the earlier one counts if the step itself has none.
     const from = isExported ? undefined : step;
     const found = new Map(
       await Promise.all(
@@ -133,7 +144,7 @@ export function showCompare(root) {
     );
   }
 
-  /** Says at which step the first metric of two runs differs, among those that are no times and speeds unless asked. */
+  /** Says at which step two runs first differ in a metric; times and speeds count only if the reader asks for them. */
   function partingOf({ a, b, metrics, unread = 0 }, named) {
     const counted = Object.entries(metrics).filter(([name]) => withTimes || !isTiming(name));
     const apart = counted.filter(([, step]) => step !== null);
@@ -154,7 +165,7 @@ export function showCompare(root) {
         : step === null
           ? ` agree in ${same === 1 ? "the one metric" : `all ${same} metrics`} that both have, at all common steps`
           : [
-              " part at ",
+              " diverge at ",
               el("strong", {}, `step ${formatNumber(step)}`),
               `, in ${shorten(metric, 80)}`,
               same ? `; ${same} ${same === 1 ? "metric agrees" : "metrics agree"} throughout` : "",
@@ -179,14 +190,11 @@ export function showCompare(root) {
         swatch(id),
         el("bdi", { title: shorten(runInfo(id).name, 300) }, shorten(labels.get(id), 60)),
       );
-    const find = el("input", {
-      type: "search",
+    const find = searchField("Search fields", {
       id: "search",
-      placeholder: "Search fields",
-      "aria-label": "Search fields",
       value: word,
       oninput: () => {
-        word = find.value;
+        word = find.input.value;
         drawTable();
       },
     });
@@ -214,20 +222,27 @@ export function showCompare(root) {
         { class: "toolbar" },
         values,
         step,
-        switchOf("same", "Same ones too", "Hyperparameters that all runs have alike", withSame, (isOn) => {
-          withSame = isOn;
-          drawTable();
-        }),
-        switchOf("timed", "Times and speeds too", "They differ between any two runs", withTimes, (isOn) => {
+        switchOf(
+          "same",
+          "Same in all",
+          "Also show hyperparameters that are the same in all runs",
+          withSame,
+          (isOn) => {
+            withSame = isOn;
+            drawTable();
+          },
+        ),
+        switchOf("timed", "Times and speeds", "They differ between any two runs", withTimes, (isOn) => {
           withTimes = isOn;
           drawTable();
         }),
-        el("label", { class: "field search last" }, icon("search"), find),
+        find.field,
+        unfoldButton(),
       ),
       visibleRuns().length > MOST_RUNS_COMPARED &&
         el("p", { class: "muted" }, `The first ${MOST_RUNS_COMPARED} runs.`),
       el("div", { class: "panel scroll", tabIndex: 0 }, table),
-      el("section", { class: "panel", "data-panel": "Parting" }, el("h2", {}, "Where they part"), parting),
+      el("section", { class: "panel", "data-panel": "Parting" }, el("h2", {}, "Where they diverge"), parting),
     );
     drawTable();
 
@@ -257,7 +272,11 @@ export function showCompare(root) {
             {},
             el("th", { scope: "col" }, "Field"),
             ids.map((id, at) =>
-              el("th", { scope: "col", title: at ? null : "The others are compared with it" }, named(id)),
+              el(
+                "th",
+                { scope: "col", title: at ? null : "The other runs are compared with this one" },
+                named(id),
+              ),
             ),
           ),
         ),
@@ -309,7 +328,7 @@ export function showCompare(root) {
     );
   }
 
-  /** Returns the cells of a metric: values in one notation, the best one marked, and how far each is from the first. */
+  /** Returns the cells of a metric: aligned values, a mark at the best one, and each difference from the first. */
   function metricCells(direction, values) {
     const numbers = values.filter(Number.isFinite);
     const top = direction && numbers.length > 1 ? Math[direction](...numbers) : undefined;

@@ -1,7 +1,7 @@
 /**
- * Elements, icons and formats: what every view builds its part of the page from.
+ * Elements, icons and formats that every view uses.
  *
- * Texts of a run become text nodes. Nothing here, or in any other module, parses a string as HTML.
+ * Texts of a run become text nodes. No module parses a string as HTML.
  */
 
 const SVG = "http://www.w3.org/2000/svg";
@@ -33,8 +33,8 @@ const ICONS = {
  * Makes an element.
  *
  * @param {string} tag
- * @param {Object<string, any>} [props] `class`, `on…` listeners, properties of the element, and attributes. A
- *   property that is null, undefined or false is left out.
+ * @param {Object<string, any>} [props] `class`, `on…` listeners, properties of the element, and attributes. It
+ *   skips properties that are null, undefined or false.
  * @param {...(Node|string|number|null|undefined|false|Array<any>)} children strings become text nodes.
  * @returns {any}
  */
@@ -62,7 +62,7 @@ function add(node, children) {
   return node;
 }
 
-/** Replaces what an element holds; the focus stays on the control that had it, or on the one in its place. */
+/** Replaces the children of an element; the focus stays on its control, or goes to the control in its place. */
 export function fill(node, ...children) {
   const held = document.activeElement;
   const place = held !== node && node.contains(held) ? controlsOf(node).indexOf(held) : -1;
@@ -86,7 +86,7 @@ export function svg(tag, attributes = {}, ...children) {
   return add(node, children);
 }
 
-/** Draws one of the icons, hidden from screen readers: the control around it has the label. */
+/** Draws an icon. Screen readers skip it, because the control around it has the label. */
 export function icon(name) {
   return svg(
     "svg",
@@ -95,14 +95,14 @@ export function icon(name) {
   );
 }
 
-/** Returns an element that `index.html` has. */
+/** Returns an element of `index.html`. */
 export function byId(id) {
   const found = document.getElementById(id);
   if (found === null) throw new Error(`index.html has no element ${id}.`);
   return found;
 }
 
-/** Makes a button that shows an icon and has a label for screen readers and the tooltip. */
+/** Makes a button with an icon; the label is its tooltip and its name for screen readers. */
 export function iconButton(name, label, onclick, props = {}) {
   return el(
     "button",
@@ -111,18 +111,18 @@ export function iconButton(name, label, onclick, props = {}) {
   );
 }
 
-/** Makes a menu of choices, which `fill` gives it, and tells of the one that is taken. */
+/** Makes an empty menu that passes each choice to `chosen`; `fill` adds its options. */
 export function menu(id, label, chosen) {
   const node = el("select", { id, "aria-label": label, onchange: () => chosen(node.value) });
   return node;
 }
 
 /**
- * Makes a button that opens a panel below it; a click elsewhere, Escape, or the focus that moves on closes it.
+ * Makes a button that opens a panel below it. A click elsewhere, Escape, or leaving with Tab closes the panel.
  *
  * @param {Array<any>} label of the button.
  * @param {Object<string, any>} props of the button.
- * @param {(close: () => void) => any} content called each time it opens.
+ * @param {(close: () => void) => any} content returns what the panel shows, each time it opens.
  */
 export function popover(label, props, content) {
   const panel = el("div", { class: "popover", hidden: true });
@@ -171,16 +171,31 @@ export function toast(message, kind = "info") {
   setTimeout(() => node.remove(), kind === "error" ? 8000 : 3500);
 }
 
-/** Keeps a text in this browser under a name. */
+/** Acts, and shows a message if that fails. */
+export async function attempt(act) {
+  try {
+    await act();
+  } catch (error) {
+    toast(error.message, "error");
+  }
+}
+
+/** Returns a search field and its input. */
+export function searchField(label, props) {
+  const input = el("input", { type: "search", placeholder: label, "aria-label": label, ...props });
+  return { input, field: el("label", { class: "field search" }, icon("search"), input) };
+}
+
+/** Stores a text in this browser under a name. */
 export function remember(name, text) {
   try {
     localStorage.setItem(name, text);
   } catch {
-    // Browsers may refuse to store for a file.
+    // Browsers may refuse to store anything for a file.
   }
 }
 
-/** Returns the text that this browser keeps under a name, or null. */
+/** Returns the text that this browser has stored under a name, or null. */
 export function remembered(name) {
   try {
     return localStorage.getItem(name);
@@ -189,7 +204,7 @@ export function remembered(name) {
   }
 }
 
-/** Returns a function that calls `act` once the calls of it have paused for `ms`. */
+/** Returns a function that calls `act` once nobody has called it for `ms`. */
 export function debounce(act, ms) {
   let timer = 0;
   return (...given) => {
@@ -198,7 +213,7 @@ export function debounce(act, ms) {
   };
 }
 
-/** Returns a function that calls `act`, one call at a time: all that come meanwhile are one more call after it. */
+/** Returns a function that runs `act` one at a time; calls during a run cause one more run after it. */
 export function inTurn(act) {
   let isBusy = false,
     isBehind = false;
@@ -233,7 +248,7 @@ export function toCsv(rows) {
   return `${rows.map((row) => row.map(cell).join(",")).join("\n")}\n`;
 }
 
-/** Returns an integer as it is, another number with five significant digits; other values as text. */
+/** Returns an integer in full, another number with five significant digits, and other values as text. */
 export function formatNumber(value) {
   if (value === null || value === undefined || value === "") return "–";
   if (typeof value !== "number") return typeof value === "object" ? JSON.stringify(value) : String(value);
@@ -250,7 +265,7 @@ export function formatNumber(value) {
   return String(Number(value.toPrecision(5))).replace("-", "−");
 }
 
-/** Returns the texts of values side by side: in full where different ones would read the same. */
+/** Returns texts for values side by side, in full where different values would otherwise read the same. */
 export function formatApart(values) {
   const texts = values.map((value) => (value === null ? "none" : formatNumber(value)));
   const alike = (place) => new Set(values.filter((_, other) => texts[other] === texts[place]));
@@ -298,7 +313,7 @@ export function formatDuration(seconds) {
   return texts.join(" ");
 }
 
-/** Returns a time in seconds since 1970 as date and time of this machine's zone, with seconds if asked. */
+/** Returns a Unix time as date and time in this machine's zone. */
 export function formatTime(time, withSeconds = false) {
   if (!time) return "–";
   const date = new Date(time * 1000);
@@ -306,7 +321,7 @@ export function formatTime(time, withSeconds = false) {
   return `${date.getFullYear()}-${two(date.getMonth() + 1)}-${two(date.getDate())} ${two(date.getHours())}:${two(date.getMinutes())}${withSeconds ? `:${two(date.getSeconds())}` : ""}`;
 }
 
-/** Returns how long ago a time in seconds since 1970 is. */
+/** Returns how long ago a Unix time was. */
 export function formatAge(time) {
   if (!time) return "–";
   const seconds = Date.now() / 1000 - time;
@@ -316,9 +331,9 @@ export function formatAge(time) {
 }
 
 /**
- * Returns the tags in a text, separated by commas, each once.
+ * Returns the tags in a comma-separated text, without repeats.
  * @param {string} text
- * @param {string[]} [known] tags of the run, which stay as they are, also where they have commas.
+ * @param {string[]} [known] tags of the run; they stay whole even if they contain commas.
  */
 export function tagsIn(text, known = []) {
   const shown = new Map(known.map((tag) => [tag.replace(/[\r\n]/g, "").trim(), tag]));
@@ -334,8 +349,8 @@ export function tagsIn(text, known = []) {
 }
 
 /**
- * Returns a field for a text, with the focus to be set. `end` is called once, by Enter, Escape or where the field is
- * left: with what was typed, or with null if the text is to stay as it is. In a long one, Shift+Enter begins a line.
+ * Returns a text field. Enter or leaving the field calls `end` once with the new text, or with null if it's unchanged;
+ * Escape calls it with null. In a long field, Shift+Enter starts a new line.
  */
 export function fieldFor(value, { label, isLong = false, end, ...props }) {
   const field = el(isLong ? "textarea" : "input", {
@@ -345,7 +360,7 @@ export function fieldFor(value, { label, isLong = false, end, ...props }) {
     value,
     ...props,
   });
-  // As the browser has it: a field of one line leaves out line feeds.
+  // A field of one line drops line feeds, so compare with what the browser shows.
   const before = field.value;
   let isDone = false;
   const finish = (isKept) => {
@@ -364,18 +379,18 @@ export function fieldFor(value, { label, isLong = false, end, ...props }) {
   return field;
 }
 
-/** Returns a text cut to a length, with an ellipsis. */
+/** Returns a text, cut to a length with an ellipsis. */
 export function shorten(text, length = 80) {
   const whole = String(text);
   return whole.length > length ? `${whole.slice(0, length - 1)}…` : whole;
 }
 
-/** Returns a name that is broken after its separators, where there is no room for all of it. */
+/** Returns a name with line breaks allowed after its separators. */
 export function breakable(name) {
   return name.split(/(?<=[._/-])/).flatMap((part, at) => (at ? [el("wbr"), part] : part));
 }
 
-/** Whether the page is as narrow as on a phone. */
+/** Whether the page is as narrow as a phone. */
 export function isNarrow() {
   return matchMedia("(max-width: 760px)").matches;
 }

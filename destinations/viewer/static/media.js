@@ -1,25 +1,16 @@
-/** The view of media: the records of all kinds that the server knows, each shown by one of `RENDERERS`. */
+/** The view of media: records of all kinds that the server knows, drawn by `RENDERERS`. */
 
 import { drawPlot, savePlot, talking } from "./plot.js";
 import { fileUrl, listMedia, readTable, runDetail, runInfo, serverInfo } from "./data.js";
-import { debounce, el, fill, formatNumber, icon, iconButton, inTurn, isDark, shorten } from "./dom.js";
+import { debounce, el, fill, formatNumber, iconButton, inTurn, isDark, searchField, shorten } from "./dom.js";
 import { runLabels } from "./names.js";
 import { CLASSES, picture } from "./pictures.js";
 import { pointCloud, ramp, sound } from "./points.js";
 import { showBesideRuns, swatch, visibleDetails } from "./sidebar.js";
 import { dataTable, flatten, pairTable } from "./table.js";
-import {
-  colorOf,
-  keepNumbers,
-  linkTo,
-  numbersOf,
-  state,
-  toggle,
-  update,
-  visibleRuns,
-  whenViewed,
-} from "./state.js";
+import { colorOf, linkTo, state, toggle, update, visibleRuns, whenViewed } from "./state.js";
 import { View } from "./view.js";
+import { unfoldButton } from "./viewbar.js";
 
 const MOST_PICTURES = 64;
 const MOST_RIDGES = 40;
@@ -32,36 +23,22 @@ export function showMedia(root) {
   const view = new View("media");
   let isBegun = false;
   let problem = "";
-  /** The names of the visible runs that have no media. */
+  /** The names of visible runs without media. */
   let without = [];
   let order = "";
   let index = [];
-  /** The kinds of records that the server knows, `{name, title, shows}`, in the order of `RENDERERS`. */
+  /** The server's kinds of records, `{name, title, shows}`, in the order of `RENDERERS`. */
   let known = [];
 
   const list = el("div", {});
   const none = el("p", { class: "muted" });
-  const find = el("input", {
-    type: "search",
+  const find = searchField("Search media", {
     id: "search",
-    placeholder: "Search media",
-    "aria-label": "Search media",
     value: state.find,
-    oninput: debounce(() => update({ find: find.value }), 120),
-    onchange: () => update({ find: find.value }),
+    oninput: debounce(() => update({ find: find.input.value }), 120),
+    onchange: () => update({ find: find.input.value }),
   });
   const kinds = el("span", { class: "actions", role: "group", "aria-label": "Kinds" });
-  const linked = el(
-    "label",
-    { class: "check" },
-    el("input", {
-      type: "checkbox",
-      id: "linked",
-      checked: state.linked === "1",
-      onchange: (event) => update({ linked: event.target.checked ? "1" : "", step: "", at: [] }),
-    }),
-    "Link steps",
-  );
   const master = el("input", {
     type: "range",
     id: "step",
@@ -73,14 +50,7 @@ export function showMedia(root) {
   const bar = el("label", { class: "slider button" }, "Step", master, said);
   const leaveSidebar = showBesideRuns(
     root,
-    el(
-      "div",
-      { class: "toolbar" },
-      el("label", { class: "field search" }, icon("search"), find),
-      kinds,
-      linked,
-      bar,
-    ),
+    el("div", { class: "toolbar" }, find.field, unfoldButton(), kinds, bar),
     none,
     list,
   );
@@ -92,7 +62,7 @@ export function showMedia(root) {
     { rootMargin: "240px" },
   );
 
-  /** Returns all steps of the panels that have a slider, in order. */
+  /** Returns the steps of all panels with a slider, in order. */
   function allSteps() {
     const stepwise = index.filter(({ shows }) => !RENDERERS[shows].isOverTime);
     return [...new Set(stepwise.flatMap(({ steps }) => steps))].sort((one, other) => one - other);
@@ -117,23 +87,20 @@ export function showMedia(root) {
         ),
     );
     const steps = allSteps();
-    bar.hidden = state.linked !== "1" || steps.length < 2;
+    bar.hidden = steps.length < 2;
     master.max = String(Math.max(0, steps.length - 1));
     const at = state.step === "" ? steps.length - 1 : placeOf(steps, Number(state.step));
     master.value = String(at);
     master.setAttribute("aria-valuetext", `step ${steps[at]}`);
     fill(said, formatNumber(steps[at]));
-    master.oninput = () => {
-      const place = Number(master.value);
-      update({ step: place === steps.length - 1 ? "" : String(steps[place]) });
-    };
+    master.oninput = () => chooseStep(steps, Number(master.value));
   }
 
-  /** Asks which media the visible runs have. */
+  /** Loads the list of media of the visible runs. */
   function loadIndex() {
     return view.ask(visibleDetails, ([ids, details, wrong]) => {
       problem = wrong;
-      // Where no run answers, what is shown stays.
+      // If no run answers, the page stays.
       if (problem && index.length) return;
       index = indexOf(ids, details);
       const have = new Set(index.flatMap(({ runs }) => runs));
@@ -179,7 +146,7 @@ export function showMedia(root) {
     const isAsBefore = shown.length > 0 && order === JSON.stringify([...kept]);
     order = JSON.stringify([...kept]);
     if (isAsBefore) {
-      // Sounds and videos that were taken out and put back would stop, and controls lose the focus.
+      // Moving nodes would stop sounds and videos, and take the focus from controls.
       for (const one of shown) panels.get(one.key).change(one);
       return;
     }
@@ -223,7 +190,7 @@ export function showMedia(root) {
             { class: "empty" },
             visibleRuns().length
               ? index.length
-                ? "Nothing has this name."
+                ? "No media have this name."
                 : problem ||
                   `No media were logged by ${visibleRuns().length === 1 ? "this run" : "these runs"}.`
               : [
@@ -255,7 +222,7 @@ export function showMedia(root) {
     if (changed.has("run") || changed.has("off")) await loadIndex();
     if (view.isGone) return;
     if (["run", "off", "kind", "find"].some((name) => changed.has(name))) arrange();
-    if (["step", "linked", "at", "class", "opacity"].some((name) => changed.has(name)))
+    if (["step", "class", "opacity"].some((name) => changed.has(name)))
       for (const panel of panels.values()) panel.follow(changed);
     drawTools();
   });
@@ -289,7 +256,7 @@ export function showMedia(root) {
   return () => view.leave();
 }
 
-/** Returns the kinds that have a renderer, with their titles, in the order of the renderers. */
+/** Returns the kinds with a renderer and their titles, in the order of the renderers. */
 function shownKinds(kinds) {
   const order = Object.keys(RENDERERS);
   return kinds
@@ -302,7 +269,7 @@ function shownKinds(kinds) {
     .sort((one, other) => order.indexOf(one.shows) - order.indexOf(other.shows));
 }
 
-/** Returns the place of the greatest step that is not beyond the given one; 0 if all are. */
+/** Returns the place of the last step up to the given one; 0 if there is none. */
 function placeOf(steps, step) {
   let place = 0;
   steps.forEach((one, at) => {
@@ -311,16 +278,21 @@ function placeOf(steps, step) {
   return place;
 }
 
-/** What was logged under one name, of all selected runs. */
+/** Shows a step in all panels; at the last step they follow the newest one. */
+function chooseStep(steps, place) {
+  update({ step: place >= steps.length - 1 ? "" : String(steps[Math.max(0, place)]) });
+}
+
+/** The records of one name, of all selected runs. */
 class Panel {
   constructor(about) {
     this.about = about;
     this.isVisible = false;
     this.shown = "";
     this.turn = 0;
-    /** How many pictures a run has at the step. */
+    /** The largest number of pictures that a run has at the step. */
     this.most = 0;
-    /** @type {number | null} Which picture of each run is enlarged. */
+    /** @type {number | null} The place of the enlarged picture of each run. */
     this.place = null;
     this.content = el("div", { class: "media-grid" });
     this.classes = el("div", { class: "classes", hidden: true });
@@ -329,7 +301,7 @@ class Panel {
       min: 0,
       step: 1,
       "aria-label": `Step of ${shorten(about.name, 60)}`,
-      oninput: () => this.slid(),
+      oninput: () => chooseStep(this.about.steps, Number(this.slider.value)),
     });
     this.said = el("output", {});
     this.bar = el("div", { class: "step-bar" }, this.slider, this.said);
@@ -370,27 +342,13 @@ class Panel {
     if (isVisible) this.show();
   }
 
-  /** Returns the step to show: that of all panels, or this panel's own; null is the last. */
+  /** Returns the step to show: the chosen one or the last one before it; the last one by default. */
   step() {
     const { steps } = this.about;
-    const wanted =
-      state.linked === "1"
-        ? state.step === ""
-          ? null
-          : Number(state.step)
-        : (numbersOf("at", this.about.key)?.[0] ?? null);
-    return wanted === null ? steps.at(-1) : steps[placeOf(steps, wanted)];
+    return state.step === "" ? steps.at(-1) : steps[placeOf(steps, Number(state.step))];
   }
 
-  slid() {
-    const { steps } = this.about;
-    const place = Number(this.slider.value);
-    const step = place === steps.length - 1 ? null : steps[place];
-    if (state.linked === "1") update({ step: step === null ? "" : String(step) });
-    else keepNumbers("at", this.about.key, step === null ? null : [step]);
-  }
-
-  /** Shows one picture of each run side by side, as large as the window, until it is closed. */
+  /** Shows one picture of each run side by side in a dialog. */
   enlarge(place) {
     this.place = place;
     const parts = [this.bar, this.classes, this.content];
@@ -409,8 +367,7 @@ class Panel {
       if (!by && !next) return;
       event.preventDefault();
       if (by) {
-        this.slider.value = String(Math.max(0, Math.min(steps.length - 1, Number(this.slider.value) + by)));
-        this.slid();
+        chooseStep(steps, Number(this.slider.value) + by);
       } else {
         this.place = Math.max(0, Math.min(this.most - 1, (this.place ?? 0) + (next ?? 0)));
         this.show(true);
@@ -423,7 +380,7 @@ class Panel {
       dialog.remove();
       this.show(true);
     });
-    // Else the card would collapse, and the page behind it would scroll.
+    // Without a height the card would collapse, and the page would scroll.
     this.element.style.minHeight = `${this.element.offsetHeight}px`;
     document.body.append(dialog);
     dialog.showModal();
@@ -436,7 +393,7 @@ class Panel {
       this.drawClasses();
       for (const canvas of this.content.querySelectorAll("canvas.mask")) canvas.paint();
     }
-    if (["step", "linked", "at"].some((name) => changed.has(name))) this.show();
+    if (changed.has("step")) this.show();
   }
 
   async show(isForced = false) {
@@ -463,7 +420,7 @@ class Panel {
         try {
           return await this.ofRun(id, step);
         } catch (error) {
-          // It is asked for again with the next change.
+          // The next change asks again.
           if (mine === this.turn) this.shown = "";
           return el("p", { class: "muted" }, error.message);
         }
@@ -493,7 +450,7 @@ class Panel {
     for (const plot of this.content.querySelectorAll(".ridges")) plot.start();
   }
 
-  /** Returns what a run has at the step, or at the last one before it. */
+  /** Returns the records of a run at the step, or at the last one before it. */
   async ofRun(id, step) {
     const { kind, shows, name } = this.about;
     const renderer = RENDERERS[shows];
@@ -587,16 +544,16 @@ class Panel {
 }
 
 /**
- * How the page shows records, in the order of its sections. The server says by which of these it shows a kind.
+ * How the page shows records, in the order of its sections. The server names a renderer for each kind.
  *
- * `figure` shows one record; `overTime` all records of a run at once; `ofRun` asks for its records itself.
+ * `figure` shows one record, `overTime` shows all records of a run at once, and `ofRun` loads its records itself.
  */
 const RENDERERS = {
   image: {
     figure: (id, item, side, enlarge) => el("figure", {}, picture(id, item, side, enlarge), captionOf(item)),
   },
   video: {
-    // A GIF is a picture to browsers.
+    // Browsers play a GIF as an image.
     figure: (id, item, side, enlarge) =>
       /\.gif$/i.test(item.file)
         ? el("figure", {}, picture(id, item, side, enlarge), captionOf(item))
@@ -661,7 +618,7 @@ function captionOf(item) {
   return item.caption ? el("figcaption", { dir: "auto" }, shorten(item.caption, 500)) : null;
 }
 
-/** Returns histograms over time: one ridge for each step, the newest in front. */
+/** Returns histograms over time: a ridge for each step, the newest in front. */
 function ridges(id, items) {
   const holder = el("div", { class: "plot ridges", style: { height: "300px" } });
   const drawn = items.filter((item) => item.counts.length);
@@ -670,7 +627,7 @@ function ridges(id, items) {
   holder.dataset.ridges = String(kept.length);
   holder.start = () => {
     if (!holder.isConnected || !kept.length) {
-      if (!kept.length) fill(holder, el("div", { class: "note" }, "No finite value."));
+      if (!kept.length) fill(holder, el("div", { class: "note" }, "No finite values."));
       return;
     }
     const densities = kept.map(({ counts, edges }) => {

@@ -1,11 +1,11 @@
-/** Names of metrics and runs: what they say of a metric, in which order charts come, and what of names is left out. */
+/** Names of metrics and runs: what a name says about a metric, the order of charts, and short labels. */
 
 import { formatApart, formatTime } from "./dom.js";
 
 const LEAST_CUT = 6;
 const MOST_SETTINGS = 4;
 
-/** Names of what a metric says of the machine and not of the model: it differs between any two runs. */
+/** Metrics about time and speed. Like those of the machine, they differ between any two runs. */
 const TIMING =
   /(^|[/._-])(times?|secs?|seconds?|ms|duration|elapsed|eta|remaining\w*|wall\w*|speed|throughput|fps|it_?s|\w*per_(s|sec|second|minute|hour)|utili[sz]ation|mfu)($|[/._-])/i;
 const MACHINE =
@@ -19,8 +19,7 @@ export function isTiming(name) {
 }
 
 /**
- * Returns the place of a name among charts: what evaluates the model first, times and the machine late, last what never
- * changes.
+ * Returns the rank of a name among charts: evaluation first, times and the machine late, and constant metrics last.
  *
  * @param {string} name
  * @param {Set<string>} [constants] the metrics that never change.
@@ -33,7 +32,7 @@ export function chartRank(name, constants) {
 }
 
 /**
- * Returns names without the beginning that all of them have, cut where a word ends: "…lr0.1-seed2".
+ * Returns names without their common beginning, cut at the end of a word: "…lr0.1-seed2".
  *
  * @param {string[]} names
  * @returns {string[]}
@@ -51,7 +50,7 @@ function cutNames(names) {
 }
 
 /**
- * Returns a label for each run: its name, and when it started where another run has the same name.
+ * Returns a label for each run: its short name, and its start time if another run has the same name.
  *
  * @param {{name: string, created_at?: number}[]} runs
  */
@@ -65,9 +64,9 @@ export function runLabels(runs) {
 }
 
 /**
- * Returns, by id, the hyperparameters in which runs differ, as "lr 0.1 · seed 2"; nothing where all runs are alike.
+ * Returns, by id, the hyperparameters in which runs differ, as "lr 0.1 · seed 2"; "" if all runs are alike.
  *
- * @param {{id: string, values: Object<string, any>}[]} rows with their hyperparameters among `values`.
+ * @param {{id: string, values: Object<string, any>}[]} rows with hyperparameters in `values`.
  */
 export function differingSettings(rows) {
   const names = [...new Set(rows.flatMap(({ values }) => Object.keys(values)))].filter(
@@ -76,7 +75,7 @@ export function differingSettings(rows) {
       new Set(rows.map(({ values }) => values[name])).size > 1 &&
       rows.length > 1,
   );
-  // Those that most runs have, then the learning rate, then short names: a legend is narrow.
+  // First the ones that most runs have, then the learning rate, then short names: a legend is narrow.
   const weight = (name) => [
     -rows.filter(({ values }) => values[name] !== undefined).length,
     /(^|[._])(lr|learning_?rate)$/i.test(name) ? 0 : 1,
@@ -106,9 +105,9 @@ export function differingSettings(rows) {
 const REGULAR = /\.[*+?]|[\\^$()|]/;
 
 /**
- * Returns a function that says whether a name is searched for: it has all words of a text, in any order and case.
+ * Returns a function that says whether a name has all words of a text, in any order and case.
  *
- * A word may be a glob (`layer07/*norm`), or a regular expression, also as `/…/`.
+ * A word may also be a glob (`layer07/*norm`) or a regular expression, with or without slashes around it.
  *
  * @param {string} text
  * @returns {(name: string) => boolean}
@@ -128,7 +127,7 @@ function testOf(word) {
       return (name) => expression.test(name);
     }
   } catch {
-    // It is being typed, or means these characters themselves.
+    // The expression is incomplete, or the reader means the characters themselves.
   }
   return (name) => name.toLowerCase().includes(word.toLowerCase());
 }

@@ -156,7 +156,7 @@ function checkpointsOf(id, checkpoints) {
   );
 }
 
-/** Returns the name of a file as a link to it, where the server has it. */
+/** Returns the name of a file, as a link if the server has the file. */
 function linked(id, { file, name }) {
   const text = shorten(name, 120);
   return file && !isExported ? el("a", { class: "link", href: fileUrl(id, file), download: "" }, text) : text;

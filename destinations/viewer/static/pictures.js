@@ -1,4 +1,4 @@
-/** Images with their masks: small ones are enlarged, and each class of a mask is switched by itself. */
+/** Images with masks. Small images are enlarged, and each class of a mask has a switch. */
 
 import { fileUrl } from "./data.js";
 import { el, fill, shorten } from "./dom.js";
@@ -6,10 +6,10 @@ import { state } from "./state.js";
 
 const SMALL = 64;
 
-/** Red, green and blue of each class of a mask. */
+/** The colour of each class of a mask, as red, green and blue. */
 export const CLASSES = classColors();
 
-/** Returns the 256 colours of classes, as `destinations.media` computes them. */
+/** Returns the 256 colours that `destinations.media` computes too. */
 function classColors() {
   return Array.from({ length: 256 }, (_, index) => {
     const hue = (index * 0.618033988749895) % 1;
@@ -22,8 +22,8 @@ function classColors() {
 }
 
 /**
- * Returns an image with its masks above it, and calls `enlarge` for a click. Small ones are enlarged to a side, with hard
- * pixels; with a side of infinity, all of them fill the window.
+ * Returns an image with its masks above it. A click calls `enlarge`. A small image is scaled up to `side`, with sharp
+ * pixels; an infinite side fills the window.
  */
 export function picture(id, item, side, enlarge) {
   const name = item.caption ? shorten(item.caption, 200) : `Image ${item.index ?? 0} of step ${item.step}`;
@@ -53,7 +53,7 @@ export function picture(id, item, side, enlarge) {
         el(
           "span",
           { class: "muted", style: { "line-height": "1.4", padding: "10px", display: "block" } },
-          "This image cannot be read.",
+          "This image can't be read.",
         ),
       ),
     { once: true },
@@ -63,7 +63,7 @@ export function picture(id, item, side, enlarge) {
   return frame;
 }
 
-/** Returns a canvas with the colours of those classes of a mask that are switched on. */
+/** Returns a canvas with the colours of the classes that are switched on. */
 function maskLayer(id, mask, { file, overlay }) {
   const canvas = el("canvas", { class: "mask", "aria-hidden": "true", "data-mask": mask });
   const source = el("img", { src: fileUrl(id, file) });
@@ -103,7 +103,7 @@ function maskLayer(id, mask, { file, overlay }) {
             known.get((data[4 * pixel] << 16) | (data[4 * pixel + 1] << 8) | data[4 * pixel + 2]) ?? 255,
         );
       } catch {
-        // A page opened from a file may not read pixels: the overlay that was logged is shown as a whole.
+        // A page opened from a file may not read pixels: it shows the logged overlay as a whole.
         const whole = overlay ? el("img", { src: fileUrl(id, overlay), alt: "" }) : null;
         if (whole) whole.addEventListener("load", () => context.drawImage(whole, 0, 0), { once: true });
       }

@@ -1,4 +1,4 @@
-/** The rows of the table of runs: those in view, their columns and groups; asked for a hundred at a time. */
+/** Rows of the table of runs, with their columns and groups; asks for a hundred rows at a time. */
 
 import { listFields, listGroups, listRuns, rowsOf } from "./data.js";
 import { isNarrow, shorten } from "./dom.js";
@@ -6,7 +6,7 @@ import { isSteady, state, viewQuery } from "./state.js";
 import { alignedTexts } from "./ticks.js";
 
 const BLOCK = 100;
-/** The columns that every run has, with their headings and widths. */
+/** Columns that every run has, with headings and widths. */
 export const FIXED = {
   status: { title: "Status", width: "106px" },
   created_at: { title: "Started", width: "100px" },
@@ -14,21 +14,21 @@ export const FIXED = {
   tags: { title: "Tags", width: "minmax(130px, 0.9fr)" },
   note: { title: "Note", width: "minmax(140px, 1fr)" },
 };
-/** Fields of the first column, and of the one of notes. */
+/** Fields that the columns of names and notes already show. */
 const SHOWN_ALWAYS = ["run", "name", "notes"];
 const MAX_AUTOMATIC = 4;
 const MAX_CANDIDATES = 100;
 
-/** What a column can show of a metric: its last value, the smallest, the largest. */
+/** Which value of a metric a column shows, by the group of its name. */
 const SHOWN_OF_METRIC = { summary: "last", min: "min", max: "max" };
 
-/** Returns what a column shows of a metric, "last", "min" or "max"; "" for other columns. */
+/** Returns "last", "min" or "max" for the column of a metric, and "" for other columns. */
 export function shownOfMetric(name) {
   const group = name.split(".", 1)[0];
   return name.includes(".") && Object.hasOwn(SHOWN_OF_METRIC, group) ? SHOWN_OF_METRIC[group] : "";
 }
 
-/** Returns the column that shows the next thing of the same metric. */
+/** Returns the column that shows the next of these values of the same metric. */
 export function nextOfMetric(name) {
   const groups = Object.keys(SHOWN_OF_METRIC);
   const [group] = name.split(".", 1);
@@ -40,18 +40,18 @@ function fieldOf(name) {
   return shownOfMetric(name) ? name.replace(/^(min|max)\./, "summary.") : name;
 }
 
-/** Whether some fields of runs have a column. */
+/** Whether a column of this name exists. */
 export function isColumn(name, fields) {
   return name in FIXED || fields.some((field) => field.name === fieldOf(name));
 }
 
-/** What the table knows. It asks through its view, and tells by `drawn` that there is something new to draw. */
+/** Loads the rows of the table through its view, and reports what has arrived. */
 export class RunRows {
   /**
-   * @param {{ask: Function, isFailed: boolean, isGone: boolean}} view that the rows belong to: a `View`.
+   * @param {{ask: Function, isFailed: boolean, isGone: boolean}} view a `View`.
    * @param {{arrived: (isHead: boolean) => void, complain: (error: Error | null) => void, isHeld: () => boolean}} told
-   *   what has come, the columns too or rows alone; what is wrong with what was asked, null for nothing; and whether
-   *   what is shown must stay as it is.
+   *   `arrived` draws new rows, and the headings too if `isHead`; `complain` shows an error, or clears it for null;
+   *   `isHeld` says whether the rows on the page must stay.
    */
   constructor(view, told) {
     this.view = view;
@@ -64,11 +64,11 @@ export class RunRows {
     this.blocks = new Map();
     /** @type {Promise<boolean> | null} */
     this.loaded = null;
-    /** Headings and rows from top to bottom: one part without groups, and one for each open group with them. */
+    /** Headings and rows from top to bottom. Without groups it has one part; each open group adds one. */
     this.layout = [];
   }
 
-  /** Returns the texts of a column of numbers by value: one notation for all rows that have arrived. */
+  /** Returns the texts of a column of numbers, by value, in one notation for all loaded rows. */
   textsOf(name) {
     const rows = [...this.blocks.values()].flat();
     return alignedTexts(
@@ -77,7 +77,7 @@ export class RunRows {
     );
   }
 
-  /** Asks for everything; what is shown stays until it arrives. */
+  /** Loads everything again; the old rows stay until the answer arrives. */
   reload() {
     this.loaded = this.view.ask(
       async (isOld) => {
@@ -99,7 +99,7 @@ export class RunRows {
     return this.loaded;
   }
 
-  /** Asks again for the blocks with some of the rows; what is shown stays where the server does not answer. */
+  /** Loads the blocks of some rows again; the old rows stay if the server doesn't answer. */
   async refresh(indexes) {
     /** @type {Promise<boolean> | null} */
     let awaited = null;
@@ -125,8 +125,8 @@ export class RunRows {
   }
 
   /**
-   * Asks for what has changed: rows of single runs, where they stay in their places; else the blocks with some of the
-   * rows; and everything where columns have come, or what was asked last failed.
+   * Loads what has changed: single rows if they stay in their places, otherwise the blocks of the rows in view, and
+   * everything if there are new columns or the last request failed.
    */
   async freshen(indexes, changed) {
     const known = this.fields.length;
@@ -136,7 +136,7 @@ export class RunRows {
     else await this.refresh(indexes);
   }
 
-  /** Asks again for rows that have arrived. */
+  /** Loads some of the loaded rows again. */
   async renew(ids) {
     const there = ids.filter((id) => this.indexOf(id) >= 0);
     if (!there.length) return;
@@ -156,14 +156,14 @@ export class RunRows {
     this.lay();
   }
 
-  /** Returns a row, or undefined until its block has arrived. */
+  /** Returns a row; undefined until its block has arrived. */
   at(index) {
     const number = Math.floor(index / BLOCK);
     if (!this.blocks.has(number)) this.fetchBlock(number);
     return this.blocks.get(number)[index % BLOCK];
   }
 
-  /** Returns where a run is among the rows that have arrived, or -1. */
+  /** Returns the place of a run among the loaded rows, or -1. */
   indexOf(id) {
     for (const [number, rows] of this.blocks) {
       const at = rows.findIndex((row) => row.id === id);
@@ -188,18 +188,18 @@ export class RunRows {
     return isColumn(name, this.fields);
   }
 
-  /** Returns the kind of the values of a column, as `/api/fields` has it; "" for those of every run. */
+  /** Returns the kind of a column's values, as in `/api/fields`; "" for the columns of `FIXED`. */
   kindOf(name) {
     return name in FIXED ? "" : (this.fields.find((field) => field.name === fieldOf(name))?.kind ?? "");
   }
 
-  /** Returns the names of all columns that can be chosen. */
+  /** Returns the names of all columns that the reader can choose. */
   get choices() {
     const others = this.fields.map(({ name }) => name).filter((name) => !(name in FIXED));
     return [...Object.keys(FIXED), ...others.filter((name) => !SHOWN_ALWAYS.includes(name))];
   }
 
-  /** Returns what is wrong where a link names columns that these runs do not have: they are left out; null if none. */
+  /** Returns an error that names the columns of a link that these runs don't have, or null. */
   missing() {
     const asked = [...state.column, state.sort.replace(/^-/, ""), ...state.group].filter(Boolean);
     const left = [...new Set(asked.filter((name) => !this.isKnown(name)))].map((name) => shorten(name, 60));
@@ -225,14 +225,14 @@ export class RunRows {
     return listRuns({ ...this.question(), columns: names, offset: number * BLOCK, limit: BLOCK });
   }
 
-  /** Returns rows of the table, without values of columns; 1,000 at most. */
+  /** Returns up to 1,000 rows without values of columns. */
   async ask(first, limit) {
     return (await listRuns({ ...this.question(), columns: [], offset: first, limit })).rows;
   }
 
   /**
-   * Returns the usual columns: the goal, the metrics that say most, and the hyperparameters in which the first runs
-   * differ; on a phone the status and the first of these metrics.
+   * Returns the default columns: the goal, the most telling metrics, and the hyperparameters in which the first runs
+   * differ. On a phone, these are the status and one metric.
    */
   async automaticColumns() {
     const weight = (name) =>
@@ -282,12 +282,12 @@ export class RunRows {
     }
   }
 
-  /** The number of headings and rows that are open. */
+  /** The number of visible headings and rows. */
   get height() {
     return this.layout.reduce((sum, part) => sum + (part.heading ? 1 : part.rows), 0);
   }
 
-  /** Returns the place of a row from the top, 0 where its group is folded. */
+  /** Returns the place of a row from the top; 0 if its group is folded. */
   placeOf(index) {
     const part = this.layout.find(
       (one) => !one.heading && index >= one.first && index < one.first + one.rows,

@@ -1,8 +1,9 @@
-/** The page of one run: its curves, what it was, what it left, what it cost, and its log. */
+/** The page of one run: facts, curves, panels and the log. */
 
 import { MetricChart } from "./chart.js";
 import { editRun, isExported, readLog, runDetail, selectedRows } from "./data.js";
 import {
+  attempt,
   breakable,
   el,
   fieldFor,
@@ -15,7 +16,6 @@ import {
   inTurn,
   shorten,
   tagsIn,
-  toast,
 } from "./dom.js";
 import { chartRank } from "./names.js";
 import { panelsOf } from "./panels.js";
@@ -25,7 +25,7 @@ import { dataTable } from "./table.js";
 import { timeBand } from "./time.js";
 import { View } from "./view.js";
 
-/** The columns of the statistics of metrics, with their headings. */
+/** The columns of the metrics' statistics, with headings. */
 const SUMMARY_COLUMNS = {
   metric: "metric",
   last: "last",
@@ -59,13 +59,13 @@ function factsOf(detail) {
   );
 }
 
-/** The panels above the curves: why a run failed. */
+/** The panels above the curves, which say why a run failed. */
 const ALARMS = ["Something could not be read", "Errors"];
 
-/** The page: a head, curves and panels. What says the same as before stays, with what is scrolled or open in it. */
+/** The page itself. An unchanged panel stays in the document, and so keeps its scroll position. */
 class RunPage {
   /**
-   * @param {View} view that it belongs to.
+   * @param {View} view
    * @param {string} id of the run.
    */
   constructor(view, id) {
@@ -81,7 +81,7 @@ class RunPage {
     this.side = el("div", { class: "run-side" });
     /** @type {Map<string, MetricChart>} */
     this.charts = new Map();
-    /** The panels that have been drawn, by title. */
+    /** The drawn panels, by title. */
     this.shown = new Map();
     /** @type {ReturnType<typeof dataTable> | null} */
     this.metrics = null;
@@ -104,7 +104,7 @@ class RunPage {
         this.isDrawn = true;
       },
       (error) => {
-        // What is shown stays where the server only does not answer.
+        // If the server just doesn't answer, the page stays.
         if (this.isDrawn && /** @type {any} */ (error).status !== 404) return;
         fill(
           element,
@@ -175,7 +175,7 @@ class RunPage {
     );
   }
 
-  /** Returns the name, which a double click or the pencil edits. */
+  /** Returns the name; a double click or the pencil edits it. */
   heading(name) {
     const node = el("h1", { dir: "auto" }, breakable(shorten(name, 300)));
     if (isExported) return node;
@@ -185,7 +185,7 @@ class RunPage {
     return node;
   }
 
-  /** Returns the properties of a link to a view of the selected runs if this is one of them, else of this one. */
+  /** Returns the properties of a link to a view of the selected runs, or of this run if it isn't selected. */
   linkToRuns(target) {
     return linkTo(() => ({
       page: target,
@@ -202,7 +202,7 @@ class RunPage {
     return node;
   }
 
-  /** Puts a field into the place of a value; what is typed is kept with Enter, or where the field is left. */
+  /** Puts a field in the place of a value; Enter or leaving the field saves it. */
   edit(node, name, value, patchOf) {
     const end = (text) => {
       field.remove();
@@ -214,15 +214,11 @@ class RunPage {
   }
 
   async save(patch) {
-    try {
-      await editRun(this.id, patch);
-    } catch (error) {
-      toast(error.message, "error");
-    }
+    await attempt(() => editRun(this.id, patch));
     await this.load();
   }
 
-  /** Draws the curves that say most, in the order of the charts; those that are there stay. */
+  /** Draws the most telling curves, in the order of the charts; existing charts stay. */
   drawCurves({ metrics, constant }) {
     const { charts, curves, id } = this;
     const constants = new Set(constant);
@@ -268,7 +264,7 @@ class RunPage {
     }
   }
 
-  /** Returns a panel: the one that is there, if it says the same. */
+  /** Returns a panel, the existing one if it says the same. */
   panel(title, content, more = "") {
     const old = this.shown.get(title);
     if (old && content === this.metricsBody) return old.node;
@@ -279,7 +275,7 @@ class RunPage {
     return node;
   }
 
-  /** Returns the table of metrics: the same one again, as it has been sorted, and its filter is being typed. */
+  /** Returns the table of metrics. It is always the same element, so that it keeps its order and its filter. */
   metricsOf({ summary, summary_orders }) {
     const fields = Object.keys(SUMMARY_COLUMNS);
     const rows = Object.entries(summary ?? {}).map(([metric, one]) =>
@@ -297,7 +293,7 @@ class RunPage {
   }
 }
 
-/** Shows the run of the view in an element until the returned function is called. */
+/** Shows a run in an element until the returned function is called. */
 export function showRun(root) {
   const { id } = state;
   const view = new View();
@@ -324,13 +320,13 @@ export function showRun(root) {
   return () => view.leave();
 }
 
-/** The end of a log file, which grows with it. */
+/** Shows the end of a log file, and follows it. */
 class LogTail {
   constructor(id, files) {
     this.id = id;
     this.file = files[0];
     this.next = null;
-    this.isAsking = false;
+    this.more = inTurn(() => this.ask());
     this.text = el("pre", { class: "log", tabIndex: 0, role: "log", "aria-label": "Log" });
     const choice =
       files.length > 1
@@ -356,24 +352,15 @@ class LogTail {
     );
   }
 
-  async more() {
-    if (this.isAsking) {
-      this.isBehind = true;
-      return;
-    }
-    this.isAsking = true;
-    this.isBehind = false;
+  async ask() {
     const { file } = this;
     try {
       const { text, next } = await readLog(this.id, file, this.next ?? -LOG_TAIL);
-      // Else another one was chosen meanwhile.
+      // Otherwise the reader has chosen another file meanwhile.
       if (file === this.file) this.append(text, next);
     } catch (error) {
-      // What was read stays.
+      // The text so far stays.
       if (file === this.file && this.next === null) this.text.textContent = error.message;
-    } finally {
-      this.isAsking = false;
-      if (this.isBehind) this.more();
     }
   }
 

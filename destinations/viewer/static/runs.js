@@ -1,7 +1,8 @@
-/** The table of runs: search, filter, columns, sort, groups, selection, tags and notes. Only rows in view exist. */
+/** The table of runs: columns, sort, groups, selection, tags and notes. Only the rows in view exist. */
 
 import { editRun, isExported } from "./data.js";
 import {
+  attempt,
   el,
   fieldFor,
   fill,
@@ -26,22 +27,22 @@ import { complain } from "./viewbar.js";
 
 const OVERSCAN = 8;
 const MOST_TITLE = 16;
-/** What a link can hold. */
+/** A link can't hold more. */
 const MOST_SELECTED = 1000;
 
-/** The class of the mark of a status. */
+/** The class of each status' mark. */
 const STATUS_MARKS = { running: "running", killed: "dead", completed: "done", finished: "done" };
 
-/** Returns a mark and a word for how a run stands. */
+/** Returns the status of a run as a mark and a word. */
 export function statusMark({ status }) {
   const kind = STATUS_MARKS[status] ?? (status.startsWith("fail") ? "failed" : "ended");
-  const title = kind === "dead" ? "It says that it is running, but its heartbeat has stopped." : null;
+  const title = kind === "dead" ? "The run says that it's running, but its heartbeat has stopped." : null;
   return el("span", { class: `status ${kind}`, title }, el("i", {}), status);
 }
 
 const FAVOURITE = "favourite";
 
-/** Makes the star of a run: it adds a tag, by which filters and the shell find the run too, or takes it away. */
+/** Makes the star of a run, which adds or removes a tag, so that filters and the shell find favourites too. */
 export function favouriteButton({ tags }, save, props = {}) {
   const isOn = tags.includes(FAVOURITE);
   const change = () =>
@@ -58,12 +59,12 @@ function titleOf(name) {
   return FIXED[name]?.title ?? (name === "name" ? "Name" : name.replace(/^(summary|min|max|hparams)\./, ""));
 }
 
-/** Returns the names of the columns by which rows are grouped. */
+/** Returns the names of the columns that group the rows. */
 function groupTitle() {
   return state.group.map(titleOf).join(" · ");
 }
 
-/** Returns the end of a long name, which says more than its beginning. */
+/** Returns the end of a long name, which is more telling than its beginning. */
 function tailOf(title) {
   if (title.length <= MOST_TITLE) return title;
   const parts = title.split(/(?<=[./])/);
@@ -76,7 +77,7 @@ function rowHeight() {
   return matchMedia("(pointer: coarse)").matches ? 44 : 28;
 }
 
-/** Draws the mean ± standard deviation of the runs of a group: no digit of the mean is surer than the deviation. */
+/** Draws the mean ± standard deviation of a group, with as many digits as the deviation supports. */
 function groupCell(name, found) {
   const digits = found?.std ? 1 - Math.floor(Math.log10(found.std)) : -1;
   const of = (value) =>
@@ -89,9 +90,9 @@ function groupCell(name, found) {
   return el("div", { role: "gridcell", class: "number", "data-column": name, title }, text, spread);
 }
 
-/** The table: a grid in which only the rows in view exist; cursor, selection, and edits in place. */
+/** The table: a grid of the rows in view, with a cursor, a selection, and edits in place. */
 class RunTable {
-  /** @param {View} view that it belongs to. */
+  /** @param {View} view */
   constructor(view) {
     this.cursor = -1;
     this.cursorRun = null;
@@ -114,7 +115,7 @@ class RunTable {
       isHeld: () => this.isEditing,
     });
     this.grid.addEventListener("scroll", () => this.draw(), { passive: true });
-    // Also before the table was clicked.
+    // Keys work before the table is clicked, too.
     view.onDocument("keydown", (event) => {
       const isElsewhere = event.target !== document.body && event.target.id !== "main";
       if (
@@ -130,15 +131,15 @@ class RunTable {
     view.until(() => resized.disconnect());
   }
 
-  /** Returns what the view consists of, from top to bottom. */
+  /** Returns the parts of the view, from top to bottom. */
   elements() {
     const columns = popover([icon("columns"), "Columns"], { class: "button" }, () => this.chooseColumns());
     return [el("div", { class: "toolbar" }, columns, this.actions), this.grid];
   }
 
-  /** Draws what has come. */
+  /** Draws new rows. */
   arrived(isHead) {
-    // The cursor stays on its run where others have come before it.
+    // The cursor stays on its run if new runs appear above it.
     const at = this.cursorRun ? this.rows.indexOf(this.cursorRun) : -1;
     if (at >= 0) this.cursor = at;
     if (isHead) this.drawHead();
@@ -148,7 +149,7 @@ class RunTable {
     this.draw();
   }
 
-  /** Returns the places of the rows in the document; none while one of them is edited. */
+  /** Returns the places of the rows in the document; none during an edit. */
   shown() {
     if (this.isEditing) return [];
     const found = [...this.body.querySelectorAll("[aria-rowindex]")].map((node) => node.ariaRowIndex - 1);
@@ -161,7 +162,7 @@ class RunTable {
 
   /** Returns the widths of all columns. */
   widths() {
-    // The heading of a metric also says which of its values is shown.
+    // The heading of a metric also says which value it shows.
     const width = (name) =>
       FIXED[name]?.width ??
       (isNarrow() || !shownOfMetric(name) ? "minmax(100px, 120px)" : "minmax(132px, 150px)");
@@ -216,7 +217,7 @@ class RunTable {
     this.drawActions();
   }
 
-  /** Makes the button of a column of a metric that says which of its values is shown, and shows the next. */
+  /** Makes the button in a metric's heading that says which value the column shows, and switches to the next. */
   shownButton(name) {
     const shown = shownOfMetric(name);
     if (!shown) return null;
@@ -258,7 +259,7 @@ class RunTable {
     );
   }
 
-  /** Draws the rows in view. A row that is as it was stays in the document, so that a click on it is not lost. */
+  /** Draws the rows in view. An unchanged row stays in the document, so that a click on it isn't lost. */
   draw() {
     if (this.isEditing) return;
     const height = rowHeight();
@@ -297,12 +298,11 @@ class RunTable {
       }
     }
     if (shown) return;
-    const text =
-      state.where || state.q || state.without.length ? "No run matches." : "There are no runs here yet.";
+    const text = state.where || state.q || state.without.length ? "No runs match." : "No runs here yet.";
     this.body.append(el("p", { class: "empty", "data-at": -1 }, text));
   }
 
-  /** Draws the heading of a group: a box for all of its runs, how many they are, and the mean of each number. */
+  /** Draws the heading of a group: a box for all of its runs, their number, and the mean of each column. */
   groupRow(part, height) {
     const { label, total, values = {} } = part.heading;
     const isOpen = state.unfold.includes(label);
@@ -387,25 +387,11 @@ class RunTable {
           },
           shorten(row.name, 200),
         ),
-        !isExported && this.rowTools(row),
+        !isExported && favouriteButton(row, (patch) => this.save(row, patch), { tabIndex: -1 }),
       ),
       this.rows.columns.map((name) => this.cell(name, row)),
     );
     return node;
-  }
-
-  rowTools(row) {
-    return el(
-      "span",
-      { class: "row-tools" },
-      iconButton(
-        "archive",
-        row.archived ? "Take out of the archive" : "Archive",
-        () => this.save(row, { archived: !row.archived }),
-        { tabIndex: -1 },
-      ),
-      favouriteButton(row, (patch) => this.save(row, patch), { tabIndex: -1 }),
-    );
   }
 
   cell(name, row) {
@@ -477,7 +463,7 @@ class RunTable {
       node.closest(".grid-row").signature = "";
       if (text !== null) keep(text);
       else this.draw();
-      // What came meanwhile was not shown.
+      // New rows were held back during the edit.
       this.refresh();
       this.grid.focus();
     };
@@ -499,32 +485,18 @@ class RunTable {
   }
 
   async save(row, patch) {
-    try {
-      Object.assign(row, await editRun(row.id, patch), { values: row.values });
-      if ("archived" in patch) {
-        toast(
-          patch.archived
-            ? `Archived ${shorten(row.name, 40)}`
-            : `${shorten(row.name, 40)} is out of the archive`,
-        );
-        await this.rows.reload();
-      }
-    } catch (error) {
-      toast(error.message, "error");
-    }
+    await attempt(async () => Object.assign(row, await editRun(row.id, patch), { values: row.values }));
     this.draw();
   }
 
   async archiveChosen() {
     const ids = chosenRuns();
-    try {
+    await attempt(async () => {
       for (const id of ids) await editRun(id, { archived: !state.archived });
       toast(
         `${ids.length} ${ids.length === 1 ? "run" : "runs"} ${state.archived ? "taken out of the archive" : "archived"}`,
       );
-    } catch (error) {
-      toast(error.message, "error");
-    }
+    });
     update({ run: [], off: [] });
     await this.rows.reload();
   }
@@ -546,18 +518,16 @@ class RunTable {
     this.cursorRun = this.rows.at(index)?.id ?? null;
   }
 
-  /** Selects the runs of a part of the table, or takes them out, as far as there may be many. */
+  /** Selects the runs of a part of the table or takes them out, up to `MOST_SELECTED`. */
   async pickRange(first, total, isOn) {
-    try {
+    await attempt(async () => {
       const rows = await this.rows.ask(first, Math.min(total, MOST_SELECTED));
       selectRuns(
         rows.map(({ id }) => id),
         isOn,
       );
       if (total > rows.length) toast(`Selected ${rows.length} of ${formatNumber(total)} runs.`);
-    } catch (error) {
-      toast(error.message, "error");
-    }
+    });
   }
 
   chooseColumns() {
@@ -594,11 +564,7 @@ class RunTable {
     return [
       find,
       list,
-      el(
-        "button",
-        { type: "button", class: "button quiet", onclick: () => update({ column: [] }) },
-        "Show the usual ones",
-      ),
+      el("button", { type: "button", class: "button quiet", onclick: () => update({ column: [] }) }, "Reset"),
     ];
   }
 
@@ -649,7 +615,7 @@ export function showRuns(root) {
       table.drawActions();
     }
   });
-  /** What has changed since rows were last asked for. */
+  /** What has changed since the last request for rows. */
   let news = { order: false, runs: {} };
   const freshen = inTurn(() => {
     const changed = news;

@@ -1,4 +1,4 @@
-/** The selected runs beside charts and media: colour, status, on or off. */
+/** The list of selected runs beside charts and media: colour, status, visibility. */
 
 import { huesOf } from "./colors.js";
 import { runDetail, runInfo, selectedRows } from "./data.js";
@@ -18,10 +18,10 @@ import {
 } from "./state.js";
 import { View } from "./view.js";
 
-/** How most runs stand: it is left out of a legend that has something better to say. */
+/** Statuses that the list leaves out where it shows hyperparameters. */
 const QUIET = ["completed", "finished"];
 
-/** Draws a piece of the line that stands for a run. */
+/** Draws a short piece of a run's line. */
 export function swatch(id) {
   return pieceOf(colorOf(id, isDark()));
 }
@@ -40,7 +40,7 @@ export function pieceOf(color) {
   );
 }
 
-/** Returns the ids of the visible runs, what is known of each, or null, and what is wrong where nothing is known of any. */
+/** Returns the ids of the visible runs, the details of each or null, and an error text if all of them failed. */
 export async function visibleDetails() {
   for (;;) {
     const ids = visibleRuns();
@@ -48,12 +48,12 @@ export async function visibleDetails() {
     const details = found.map((one) => (one.status === "fulfilled" ? one.value : null));
     const reasons = found.map((one) => (one.status === "rejected" ? one.reason.message : ""));
     const problem = details.some(Boolean) ? "" : (reasons[0] ?? "");
-    // Else runs that were selected meanwhile would be followed by those of before.
+    // The selection may have changed meanwhile; the caller must not see the old runs after the new ones.
     if (String(ids) === String(visibleRuns())) return [ids, details, problem];
   }
 }
 
-/** Returns rows of the visible runs with their metrics, null for those that are gone; see `selectedRows`. */
+/** Returns the rows of the visible runs, as `selectedRows` does. */
 export async function visibleRows() {
   for (;;) {
     const ids = visibleRuns();
@@ -65,7 +65,7 @@ export async function visibleRows() {
 const WIDTH = "destinations-sidebar";
 const LEAST_WIDTH = 180;
 
-/** Shows the selected runs beside what a view consists of, until the returned function is called. */
+/** Shows the selected runs beside the content of a view, until the returned function is called. */
 export function showBesideRuns(root, ...content) {
   const aside = el("aside", { class: "sidebar", "aria-label": "Selected runs" });
   const edge = edgeOf(aside);
@@ -73,7 +73,7 @@ export function showBesideRuns(root, ...content) {
   return showSidebar(aside);
 }
 
-/** Makes the edge of the list, which a drag or the arrow keys move; the browser remembers where it is. */
+/** Makes the edge of the list, which moves by a drag or the arrow keys; the browser remembers the width. */
 function edgeOf(aside) {
   const edge = el("div", {
     class: "edge",
@@ -111,7 +111,7 @@ function showSidebar(root) {
   async function draw() {
     const rows = await selectedRows(selectedRuns()).catch(() => []);
     if (view.isGone) return;
-    // Others may have been selected meanwhile.
+    // The selection may have changed meanwhile.
     const ids = selectedRuns();
     const names = runLabels(ids.map(runInfo));
     const settings = differingSettings(rows.filter(Boolean));

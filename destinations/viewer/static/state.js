@@ -18,7 +18,6 @@ const LISTS = [
   "open",
   "fold",
   "join",
-  "at",
   "brush",
 ];
 
@@ -50,8 +49,6 @@ const DEFAULTS = {
   outliers: "",
   ranks: "",
   step: "",
-  linked: "1",
-  at: [],
   opacity: "0.5",
   class: [],
   kind: "",
@@ -343,7 +340,7 @@ export function contextColor(isDarkNow) {
 }
 
 /** How many numbers precede a name in each list: the name itself may look like numbers. */
-const NUMBERS = { zoom: 4, at: 1, brush: 2 };
+const NUMBERS = { zoom: 4, brush: 2 };
 
 function nameIn(list, text) {
   return text.split("~").slice(NUMBERS[list]).join("~");

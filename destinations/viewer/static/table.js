@@ -1,27 +1,32 @@
-/** Tables as they were logged: sorted by a column, filtered by a word. */
+/** Logged tables, which the reader sorts by a column and filters by a word. */
 
-import { breakable, download, el, fill, formatNumber, icon, iconButton, shorten, toCsv } from "./dom.js";
+import {
+  breakable,
+  download,
+  el,
+  fill,
+  formatNumber,
+  iconButton,
+  searchField,
+  shorten,
+  toCsv,
+} from "./dom.js";
 
 const MOST_ROWS = 500;
 
 /**
- * Makes a table; its `show` replaces the rows, and leaves filter and order.
+ * Makes a table. Its `show` replaces the rows and keeps filter and order.
  *
  * @param {{name: string, type?: string}[]} columns
  * @param {any[][]} rows
- * @param {{up: number[], down: number[]}[]} orders the places of the rows sorted by each column, as the server has them.
+ * @param {{up: number[], down: number[]}[]} orders for each column, the places of the rows in sorted order, from the server.
  * @param {{name?: string, total?: number}} [about] what it is called when saved, and how many rows there are in all.
  */
 export function dataTable(columns, rows, orders, about = {}) {
   let sorted = -1,
     isDown = false,
     most = MOST_ROWS;
-  const find = el("input", {
-    type: "search",
-    placeholder: "Filter rows",
-    "aria-label": "Filter rows",
-    oninput: () => draw(),
-  });
+  const find = searchField("Filter rows", { oninput: () => draw() });
   const count = el("span", { class: "muted" });
   const head = el("thead"),
     body = el("tbody");
@@ -41,7 +46,7 @@ export function dataTable(columns, rows, orders, about = {}) {
   }
 
   function draw() {
-    const word = find.value.toLowerCase();
+    const word = find.input.value.toLowerCase();
     const inOrder =
       sorted < 0
         ? rows
@@ -122,7 +127,7 @@ export function dataTable(columns, rows, orders, about = {}) {
     el(
       "div",
       { class: "table-tools" },
-      el("label", { class: "field search" }, icon("search"), find),
+      find.field,
       count,
       iconButton("download", "Save as CSV", () =>
         download(
@@ -151,7 +156,7 @@ export function dataTable(columns, rows, orders, about = {}) {
   return table;
 }
 
-/** Returns rows of two cells, name and value, as a table. */
+/** Returns a table of names and values. */
 export function pairTable(pairs) {
   return plainTable(
     pairs.map(([name, value]) => [
@@ -168,7 +173,7 @@ export function pairTable(pairs) {
 }
 
 /**
- * Makes a table of cells as they are.
+ * Returns a table of the given cells.
  *
  * @param {any[][]} rows the cells of each row, as elements.
  * @param {any[]} [head] the titles of columns, as texts or elements.
@@ -195,7 +200,7 @@ export function plainTable(rows, head = []) {
   );
 }
 
-/** Returns the leaves of a nested mapping with dotted names, some thousand at most. */
+/** Returns the leaves of a nested mapping with dotted names, up to 5,000. */
 export function flatten(value, prefix = "", found = []) {
   if (found.length >= 5000) return found;
   const isBranch = value && typeof value === "object" && !Array.isArray(value) && Object.keys(value).length;
@@ -207,7 +212,7 @@ export function flatten(value, prefix = "", found = []) {
 
 function cellText(cell) {
   if (cell === null || cell === undefined) return "–";
-  // JSON would make null of NaN.
+  // JSON would turn NaN into null.
   const shown = (_, value) => (typeof value === "number" && !Number.isFinite(value) ? String(value) : value);
   return typeof cell === "object" ? JSON.stringify(cell, shown) : String(cell);
 }

@@ -38,14 +38,14 @@ def checkpoint_of(
 ) -> dict[str, Any]:
     """Returns everything that `load_checkpoint` and the trainer restore; every rank must call it.
 
-    Its tensors are those of the run, not copies.
+    Its tensors are the run's own, not copies.
 
     Args:
         state: the run.
         logger: its destinations have a state too.
-        summary: what is shown of it; it comes first, so that it can be read without the rest.
-        weights_only: whether it has the model alone: for `load_weights_only`, not to resume from.
-        is_of_rank: whether it has the random numbers of this rank alone.
+        summary: a description as JSON; it comes first, so that it can be read without the rest.
+        weights_only: whether to include only the model: for `load_weights_only`, not for resuming.
+        is_of_rank: whether to include the random numbers of this rank only.
     """
     checkpoint = {
         "version": VERSION,
@@ -79,13 +79,13 @@ def checkpoint_of(
 
 
 def summary_of(state: State, identifier: str, best: Retention, *, weights_only: bool) -> str:
-    """Returns what `destinations runs checkpoints` shows of a checkpoint, as JSON.
+    """Returns the description that `destinations runs checkpoints` shows, as JSON.
 
     Args:
         state: the run.
         identifier: of the checkpoint.
-        best: the rule by which the best is kept.
-        weights_only: whether it has the model alone.
+        best: the rule that selects the best checkpoint.
+        weights_only: whether it holds only the model.
     """
     return json.dumps(
         {
@@ -104,12 +104,12 @@ def summary_of(state: State, identifier: str, best: Retention, *, weights_only: 
 def load_weights(
     weights: Mapping[str, Any], state: State, *, strict: bool = True, exclude: Sequence[str] = ()
 ) -> None:
-    """Loads the weights of a checkpoint into the model; the run begins at its beginning.
+    """Loads the weights of a checkpoint into the model of a run that starts from the beginning.
 
     Args:
         weights: the part "model" of a checkpoint.
         state: the run.
-        strict: whether the names must be those of the model; else what is missing or left over is logged.
+        strict: whether the names must match the model's; otherwise missing and unexpected ones are logged.
         exclude: patterns, as of `fnmatch`, of names that are not loaded.
 
     Raises:
@@ -139,7 +139,7 @@ def load_weights(
             "load_strict=False loads the rest, load_exclude leaves names out."
         )
     if problems:
-        _log.warning("The weights that were loaded have %s.", "; ".join(problems))
+        _log.warning("The loaded weights have %s.", "; ".join(problems))
 
 
 def load_checkpoint(checkpoint: Mapping[str, Any], state: State, logger: Logger) -> None:
@@ -169,8 +169,8 @@ def load_checkpoint(checkpoint: Mapping[str, Any], state: State, logger: Logger)
             if _kind(one) != name:
                 raise CheckpointError(
                     f"checkpoint must fit the trainer's {kind}, got {name} for {_kind(one)}. "
-                    "load_weights_only=True begins a new run with its weights; of a class that was renamed, "
-                    "the attribute state_key says what it was."
+                    "load_weights_only=True begins a new run with its weights; if you renamed a class, "
+                    "set its attribute state_key to the old name."
                 )
     load_optimizers(checkpoint, state)
     for one, saved in zip(state.schedulers, checkpoint["schedulers"], strict=True):
@@ -187,8 +187,8 @@ def load_checkpoint(checkpoint: Mapping[str, Any], state: State, logger: Logger)
 
 
 def _metric_parts(saved: Any, state: State) -> list[tuple[str, Any, Any]]:
-    """Returns the metrics of this rank with their states; none where ranks were others."""
-    if isinstance(saved, Mapping):  # An older version saved those of rank 0.
+    """Returns the metrics of this rank with their states; none if the number of ranks has changed."""
+    if isinstance(saved, Mapping):  # An older version saved rank 0's only.
         states = saved
     elif len(saved) == state.world_size:
         states = saved[state.rank]
@@ -209,7 +209,7 @@ def _metric_parts(saved: Any, state: State) -> list[tuple[str, Any, Any]]:
 
 
 def _kind(one: Any) -> str:
-    """Returns by what an optimizer or scheduler is known again."""
+    """Returns the name that identifies an optimizer or scheduler in a checkpoint."""
     return getattr(one, "state_key", None) or type(one).__name__
 
 
@@ -228,9 +228,9 @@ def _groups(optimizer: Any, names: Mapping[int, str]) -> list[list[str]]:
 
 
 def load_optimizers(checkpoint: Mapping[str, Any], state: State, *, is_late: bool = False) -> None:
-    """Restores optimizers; one to which training has added groups when `fit` has begun, and not before.
+    """Restores optimizers; one with groups that training added is restored only after `fit` has begun.
 
-    A callback may add them again by then; those that none adds are made here.
+    By then a callback may have added the groups again; missing ones are added here.
 
     Raises:
         CheckpointError: an optimizer has other parameters, or in another order.
@@ -269,7 +269,7 @@ def _is_of_model(name: str) -> bool:
 
 
 def _load_callbacks(saved: Mapping[str, Any], state: State, logger: Logger) -> None:
-    """Restores callbacks and destinations, and says which states none of them takes."""
+    """Restores callbacks and destinations, and warns of states that none of them takes."""
     callbacks = state_keys(state.callbacks)
     for name, callback in callbacks.items():
         if name not in saved:
@@ -281,16 +281,16 @@ def _load_callbacks(saved: Mapping[str, Any], state: State, logger: Logger) -> N
     unwanted = [name for name in saved if name not in callbacks]
     if unwanted and state.rank == 0:
         _log.warning(
-            "The checkpoint has the state of %s, which no callback or destination takes. Where a class was "
-            "renamed, give it that name: state_key = %r.",
+            "The checkpoint has the state of %s, which no callback or destination takes. If you renamed "
+            "a class, set its state_key = %r.",
             ", ".join(unwanted),
             unwanted[0],
         )
 
 
 def _callback_states(state: State, logger: Logger) -> dict[str, Any]:
-    """Returns the states of the callbacks; one of a destination that cannot be saved is left out."""
-    # What was logged before the checkpoint belongs to it, also where it is still on a device.
+    """Returns the states of callbacks and destinations; those that can't be saved are left out."""
+    # Records from before the checkpoint belong to it, even if their values are still on a device.
     logger.wait_for_copies()
     states: dict[str, Any] = {}
 

@@ -1,4 +1,4 @@
-"""Writes the weights of a checkpoint to a file of their own, for inference and for other programs."""
+"""Writes the weights of a checkpoint to a separate file, for inference and for other programs."""
 
 import os
 from pathlib import Path
@@ -21,8 +21,8 @@ def export_weights(checkpoint: str | Path, path: str | Path) -> Path:
     export_weights("checkpoints/latest.symlink", "model.pt")      # or "model.safetensors"
     ```
 
-    In a `.safetensors` file, tensors that share memory (tied weights) are written each; in a `.pt` or `.pth`
-    file, for `torch.load(weights_only=True)`, once.
+    A `.safetensors` file contains tied weights several times; a `.pt` or `.pth` file, for
+    `torch.load(weights_only=True)`, contains them once.
 
     Args:
         checkpoint: a file, a folder, a pointer or a URI; see `read_checkpoint`.
@@ -33,8 +33,8 @@ def export_weights(checkpoint: str | Path, path: str | Path) -> Path:
 
     Raises:
         FileNotFoundError: there is no such checkpoint.
-        CheckpointError: it is damaged, or its model has something that safetensors cannot hold: no tensor, a
-            sparse or quantized one, or one of a type that it does not know.
+        CheckpointError: it is damaged, or its model has something that safetensors cannot hold: a value that
+            is no tensor, or a sparse or quantized tensor, or one of an unknown type.
         ValueError: the file has another ending.
         ImportError: safetensors is not installed.
     """
@@ -44,7 +44,7 @@ def export_weights(checkpoint: str | Path, path: str | Path) -> Path:
     if path.suffix not in {".safetensors", ".pt", ".pth"}:
         raise ValueError(f"weights are exported to a .safetensors, .pt or .pth file, got {path.name!r}.")
     if path.suffix == ".safetensors":
-        import safetensors.torch  # Before a large file is read.
+        import safetensors.torch  # Fails before a large file is read.
     weights: dict[str, Any] = read_checkpoint(checkpoint)["model"]
     if path.suffix != ".safetensors":
         with replacement(path, durable=True) as descriptor, open(descriptor, "wb", closefd=False) as file:

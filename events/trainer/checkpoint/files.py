@@ -1,9 +1,9 @@
-"""Writes checkpoint files, the pointers to them, and removes what a killed writer left.
+"""Writes checkpoint files and their pointers, and removes the leftovers of killed writers.
 
-A file is written under a temporary name, `.NAME.PID-NUMBER.tmp`, and renamed when it is complete and on the
-disk: neither it nor its pointer is ever seen in part. The writer holds a lock on the temporary file, so that
-one without a lock is known to be abandoned. A checkpoint in shards is a folder; it is there once its manifest
-is. Knows nothing of a run; any thread or process may call it.
+A file is written under a temporary name, `.NAME.PID-NUMBER.tmp`, and renamed once it is complete and on the
+disk, so nobody sees a partial file or pointer. The writer locks the temporary file; one without a lock is
+abandoned. A checkpoint in shards is a folder that counts once its manifest exists. Any thread or process may
+call these functions; they know nothing of a run.
 """
 
 import contextlib
@@ -39,18 +39,18 @@ __all__ = [
 ]
 
 POINTER_SUFFIX = ".symlink"
-"""The end of a pointer's name: a text file with the name of another file, as Composer writes it."""
+"""The suffix of a pointer: a text file with the name of another file, as Composer writes it."""
 
 MANIFEST = "manifest.json"
-"""The name of the last file of a checkpoint in shards, which lists the others."""
+"""The name of the last file of a checkpoint in shards, which lists the other files."""
 
 METADATA = ".metadata"
-"""The name of the file of `torch.distributed.checkpoint` in which it says where each tensor is."""
+"""The name of the file in which `torch.distributed.checkpoint` locates each tensor."""
 
 SHARD_FILE = re.compile(r"__\d{1,6}_0\.distcp|rank-\d{1,6}\.pt|\.metadata")
-"""The names of those others: tensors of a rank, all else of a rank, and `METADATA`."""
+"""Matches the other files: tensors of a rank, everything else of a rank, and `METADATA`."""
 
-# More are in a hostile file.
+# Only a hostile file has more.
 _MAX_RANKS = 100_000
 _SMALL_BYTES = 64 << 10
 _BUFFER_BYTES = 1 << 20
@@ -58,7 +58,7 @@ _BUFFER_BYTES = 1 << 20
 _MAX_POINTER_BYTES = 1024
 # No file system has longer ones.
 _MAX_PART_BYTES = 255
-# As far as `remove_if` takes over a name.
+# The part of a name that `remove_if` keeps.
 _ASIDE_CHARACTERS = 50
 _HEAD_BYTES = 4096
 _IDENTIFIER = re.compile(r"[0-9a-f]{32}")
@@ -71,12 +71,12 @@ def tensors_of(rank: int) -> str:
 
 
 def values_of(rank: int) -> str:
-    """Returns the name of the file with what else a rank has."""
+    """Returns the name of the file with everything else of a rank."""
     return f"rank-{rank}.pt"
 
 
 def files_beside_manifest(ranks: int) -> list[str]:
-    """Returns the names that the other files of a checkpoint of so many ranks can have; of 0, none."""
+    """Returns the possible names of the other files, for a number of ranks; none for 0 ranks."""
     names = [name for rank in range(min(ranks, _MAX_RANKS)) for name in (values_of(rank), tensors_of(rank))]
     return [METADATA, *names] if names else []
 
@@ -133,7 +133,7 @@ class _Checksummed:
 
 @contextmanager
 def new_file(path: Path, is_wanted: Callable[[], bool] = lambda: True) -> Iterator[_Checksummed]:
-    """Yields a file to write to, for `torch.save`; when the block ends it is on the disk and gets its name.
+    """Yields a file for `torch.save` to write to; at the end of the block it is synced and renamed.
 
     Args:
         path: the file; replaced in one step if it exists.
@@ -169,7 +169,7 @@ def write_checkpoint(
     surplus: tuple[tuple[Path, str], ...] = (),
     is_wanted: Callable[[], bool] = lambda: True,
 ) -> Written:
-    """Writes a file, waits for the disk, gives it its name, moves the pointer, then removes older ones.
+    """Writes a file, syncs and renames it, moves the pointer, then removes older checkpoints.
 
     Args:
         values: for `torch.save`.
@@ -193,9 +193,9 @@ def write_checkpoint(
 
 
 def has_identifier(path: str | Path, identifier: str) -> bool:
-    """Returns whether a file is the checkpoint, or the manifest, that was saved with an identifier.
+    """Returns whether a file is the checkpoint, or the manifest, with an identifier.
 
-    It is at the beginning of the summary, which is at the beginning of the file.
+    The identifier is at the beginning of the summary, which is at the beginning of the file.
     """
     from uploads.disk import closing, open_regular
 
@@ -209,11 +209,11 @@ def has_identifier(path: str | Path, identifier: str) -> bool:
 
 
 def remove_checkpoint(path: Path, identifier: str) -> None:
-    """Removes a checkpoint if it is the one that was saved with an identifier; what cannot be removed stays.
+    """Removes a checkpoint if it has this identifier; files that can't be removed stay.
 
     Args:
-        path: the file; or the manifest of one in shards, whose folder is removed too if nothing else is in
-            it. Where there is no manifest, its shards are removed: the lock of the folder is held.
+        path: the file; or the manifest of a checkpoint in shards, whose folder is removed too if it is empty
+            then. Without a manifest, the shards are removed; the lock of the folder must be held.
         identifier: see `has_identifier`.
     """
     from uploads.disk import remove_if
@@ -236,7 +236,7 @@ def remove_checkpoints(surplus: Iterable[tuple[Path, str]]) -> None:
 
 
 def _put_aside(path: Path) -> list[Path]:
-    """Returns what `remove_if` has moved in a process that was killed before it was removed."""
+    """Returns files that a killed process had moved aside with `remove_if` but not yet removed."""
     pattern = re.compile(rf"\.{re.escape(path.name[:_ASIDE_CHARACTERS])}\.[0-9a-f]{{12}}\.removed")
     try:
         return [one for one in path.parent.iterdir() if pattern.fullmatch(one.name)]
@@ -245,19 +245,17 @@ def _put_aside(path: Path) -> list[Path]:
 
 
 def sweep(folder: Path, is_own: Callable[[str], bool] = lambda _: True) -> list[Path]:
-    """Removes what writers left that were killed: temporary files, and shards without a manifest.
+    """Removes the leftovers of killed writers: temporary files, and shards without a manifest.
 
-    A temporary file that is being written has a lock and stays, with its folder, as does every other kind of
-    file. That of a pointer, which is written in an instant, has none: it stays while the process in its name
-    is alive.
+    A temporary file that is still being written has a lock and stays, with its folder. So do all other kinds
+    of files. The temporary file of a pointer has no lock; it stays while the process in its name is alive.
 
     Args:
-        folder: its lock is held.
-        is_own: whether a checkpoint or pointer of this name is one for which the lock is; others may be
-            being written.
+        folder: the folder, whose lock is held.
+        is_own: whether the lock covers a checkpoint or pointer of this name; others may be in progress.
 
     Returns:
-        The paths of what was removed.
+        The removed paths.
     """
     removed = _sweep_files(folder, is_own)
     with contextlib.suppress(OSError):
@@ -273,7 +271,7 @@ def sweep(folder: Path, is_own: Callable[[str], bool] = lambda _: True) -> list[
 
 
 def sweep_file(path: Path) -> None:
-    """Removes what a process that was killed left half written of one file, if nobody writes it now."""
+    """Removes the temporary files of killed writers of one file, unless someone is writing it."""
     _sweep_files(path.parent, lambda name: name == path.name)
 
 
@@ -301,7 +299,7 @@ def _sweep_files(folder: Path, is_own: Callable[[str], bool] = lambda _: True) -
 
 
 def _sweep_shards(folder: Path) -> list[Path]:
-    """Removes a folder of shards without a manifest; one that the user's own code has written stays."""
+    """Removes a folder of shards without a manifest, unless the user's own code wrote it."""
     names = [path.name for path in folder.iterdir()]
     # The first file that is written; torch.distributed.checkpoint has none of that name.
     if not any(name.lstrip(".").startswith("rank-") for name in names):
@@ -316,7 +314,7 @@ def _sweep_shards(folder: Path) -> list[Path]:
 
 
 def read_pointer(path: Path) -> str | None:
-    """Returns the name in a pointer, or None if the file is not a pointer, or names no file beside it."""
+    """Returns the name in a pointer, or None if the file is no pointer or its name leads elsewhere."""
     with path.open("rb") as file:
         start = file.read(_MAX_POINTER_BYTES + 1)
     try:

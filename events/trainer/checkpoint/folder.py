@@ -1,8 +1,8 @@
-"""The folder of a run's checkpoints, here and in a store: the names in it, the newest first, and its lock.
+"""The folder of a run's checkpoints, local or in a store: its names, newest first, and its lock.
 
-Checkpoints of a folder in a store, `save_folder="s3://bucket/x"`, are written to a folder of this machine
-beside the spools of the upload queue that brings them there. The newest stays on this machine. One in
-shards has the name of its manifest.
+With a folder in a store, `save_folder="s3://bucket/x"`, checkpoints are written to a local folder next to
+the spools of the upload queue that uploads them. The newest stays on this machine. A checkpoint in shards
+goes by the name of its manifest.
 """
 
 import contextlib
@@ -59,7 +59,7 @@ def is_uri(folder: str) -> bool:
     """Returns whether a folder is in a store.
 
     Raises:
-        ValueError: it was, before it became a path.
+        ValueError: it was a URI before it became a `Path`.
     """
     if _BROKEN_URI.match(folder):
         raise ValueError(f"a URI must be given as a text, not as a Path, which makes it {folder!r}.")
@@ -79,7 +79,7 @@ class RemoteFolder:
         state: the run.
 
     Raises:
-        ValueError: the URI is none, or the name of the run leads out of it.
+        ValueError: the URI is invalid, or the name of the run leads out of it.
         ImportError: the client of the store is not installed.
     """
 
@@ -135,22 +135,22 @@ class CheckpointFolder:
         return is_uri(self.template)
 
     def name(self, state: State) -> str:
-        """Returns the name in the folder of a checkpoint of now, or of its manifest."""
+        """Returns the file name of a checkpoint saved now, or of its manifest."""
         name = format_name(self.filename, state)
         return f"{name.removesuffix('.pt')}/{MANIFEST}" if self.is_sharded else name
 
     def pointer_name(self, state: State) -> str | None:
-        """Returns the name of the pointer now, or None."""
+        """Returns the current name of the pointer, or None."""
         return None if self.pointer is None else format_name(self.pointer, state)
 
     def destination_folder(self, state: State) -> str:
-        """Returns the folder of the files that destinations upload now."""
+        """Returns the current folder of the files that destinations upload."""
         return format_name(self.remote_folder, state).rstrip("/")
 
     def pattern(self, state: State) -> re.Pattern[str]:
-        """Returns two patterns: for names of this run's checkpoints, and for files of one in shards."""
+        """Returns a pattern for the names of this run's checkpoints and of their files."""
         parts = _PLACEHOLDER.split(format_run_name(self.filename.removesuffix(".pt"), state))
-        # Every other part is a placeholder: a number, or any text where it has a format of its own.
+        # Every other part is a placeholder: a number, or any text if it has a format.
         texts = [
             re.escape(part) if number % 2 == 0 else "[^/]+" if ":" in part else "[-+.0-9e]+"
             for number, part in enumerate(parts)
@@ -158,7 +158,7 @@ class CheckpointFolder:
         return re.compile("".join(texts) + r"(\.pt|/.+)?", re.DOTALL)
 
     def is_own(self, name: str, state: State) -> bool:
-        """Returns whether a checkpoint of this run, a file of it, or the pointer could have a name."""
+        """Returns whether a checkpoint of this run, one of its files, or the pointer could have this name."""
         return name == self.pointer_name(state) or self.pattern(state).fullmatch(name) is not None
 
     def remote(self, state: State) -> RemoteFolder | None:
@@ -168,14 +168,14 @@ class CheckpointFolder:
         return self._remote
 
     def path(self, state: State) -> Path:
-        """Returns where it is now."""
+        """Returns the local folder."""
         remote = self.remote(state)
         return Path(format_name(self.template, state)) if remote is None else remote.local
 
     def lock(self, state: State) -> str:
-        """Locks the folder for checkpoints of these names; returns what is wrong where another has it, or "".
+        """Locks the folder for checkpoints of these names; returns an error message if another saver has it.
 
-        A folder that cannot be made or written is left to `open`, which says so.
+        `open` reports a folder that can't be made or written.
         """
         from uploads.disk import NO_FLOCK, FileLock, call_in_forked_children
 
@@ -196,7 +196,7 @@ class CheckpointFolder:
             if error.errno not in NO_FLOCK:
                 return ""
             _log.warning(
-                "checkpoint folder %s cannot be locked (%s): take care that no other run saves there.",
+                "checkpoint folder %s cannot be locked (%s): make sure that no other run saves there.",
                 folder,
                 error.strerror,
             )
@@ -205,14 +205,14 @@ class CheckpointFolder:
         return ""
 
     def open(self, state: State) -> Exception | None:
-        """Makes the folder, and removes half-written files from it; returns what is wrong."""
+        """Makes the folder and removes half-written files; returns an error, if any."""
         folder = self.path(state)
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=folder):
                 pass
         except OSError as error:
-            if error.errno in _NO_ROOM:  # There may be some by the first checkpoint.
+            if error.errno in _NO_ROOM:  # There may be space by the first checkpoint.
                 problem = self.lock(state)
                 return CheckpointError(problem) if problem else None
             reason = f"checkpoint folder {str(folder)!r} must be one that can be written: {error.strerror}"
@@ -220,11 +220,11 @@ class CheckpointFolder:
         if problem := self.lock(state):
             return CheckpointError(problem)
         for path in sweep(folder, lambda name: self.is_own(name, state)):
-            _log.info("removed %s, which a process that was killed left half written", path)
+            _log.info("removed %s, which a killed process left half written", path)
         return None
 
     def taken(self, state: State) -> str:
-        """Returns what is wrong where the folder, or the store, holds checkpoints of another run, else ""."""
+        """Returns an error message if the folder, or the store, holds checkpoints of another run, else ""."""
         remote, path = self.remote(state), self.path(state)
         names = local_names(path, self.pointer_name(state), self.pattern(state))
         if remote is None:
@@ -235,14 +235,14 @@ class CheckpointFolder:
         return _problem(remote.store.uri(), [name for name in names if self.is_own(name, state)])
 
     def taken_at_destinations(self, state: State, logger: Logger) -> str:
-        """Returns the same where destinations have checkpoints of another run under these names."""
+        """Returns the same for destinations that have checkpoints of another run under these names."""
         start = f"{self.destination_folder(state)}/"
         names = asked(lambda: logger.list_files(start))
         own = [name for name in names if self.is_own(name.removeprefix(start), state)]
         return _problem("a destination", own)
 
     def release(self) -> None:
-        """Unlocks the folder, and removes it if it was made for a run that has saved nothing."""
+        """Unlocks the folder, and removes it if it was made for this run and is empty."""
         held, self._held = self._held, None
         if held is not None:
             held.release()
@@ -257,14 +257,14 @@ def local_names(folder: Path, pointer: str | None, pattern: re.Pattern[str] | No
     Args:
         folder: the folder.
         pointer: the name of the pointer to the newest; the others follow by the numbers in their names.
-        pattern: of the names of a run's checkpoints; None for all that end in ".pt".
+        pattern: matches the names of a run's checkpoints; None for all that end in ".pt".
     """
     first = []
     if pointer is not None and (folder / pointer).is_file():
         try:
             first = [resolve_pointer(folder / pointer).relative_to(folder).as_posix()]
         except CheckpointError as error:
-            _log.warning("%s The newest by the numbers in their names is taken.", error)
+            _log.warning("%s The newest one by the numbers in the names is used.", error)
     paths = [*folder.glob("[!.]*"), *folder.glob(f"[!.]*/{MANIFEST}")] if folder.is_dir() else []
     found = [path.relative_to(folder).as_posix() for path in paths if path.is_file()]
     names = newest_names([name for name in found if _is_checkpoint(name, pattern)], None)
@@ -301,7 +301,7 @@ def stored_names(store: "Store", pointer: str | None, pattern: re.Pattern[str] |
 
 
 def _is_at_top(name: str) -> bool:
-    """Returns whether the object of a name may be a checkpoint of a folder, not of one further down."""
+    """Returns whether an object may be a checkpoint directly in the folder, not in a subfolder."""
     folder, _, file = name.rpartition("/")
     is_hidden = name.startswith(".") or name.endswith(POINTER_SUFFIX)
     return not is_hidden and (not folder or (file == MANIFEST and "/" not in folder))
@@ -316,11 +316,11 @@ def _is_checkpoint(name: str, pattern: re.Pattern[str] | None) -> bool:
 
 
 def newest_names(names: list[str], pointed: str | None) -> list[str]:
-    """Returns names in the order in which they are tried: the one that is pointed to, then by their numbers.
+    """Returns names in the order in which they are tried: the pointed-to one, then by their numbers.
 
     Args:
         names: such as "ep1-ba5.pt" and "ep2-ba10.pt"; the latter is newer.
-        pointed: the one that a pointer names, or None.
+        pointed: the name in the pointer, or None.
     """
 
     def numbers(name: str) -> list[int]:
@@ -345,10 +345,10 @@ def resolve_pointer(pointer: Path) -> Path:
 
 
 def asked(ask: Callable[[], Iterable[str]]) -> list[str]:
-    """Returns the names that a store has; none, with a warning, where it does not answer in time."""
+    """Returns names from a store; none, with a warning, if it doesn't answer in time."""
     try:
         names: list[str] = in_thread("checkpoint-names", lambda: list(ask())).result(_ASK_SECONDS)
-    except Exception as error:  # noqa: BLE001  # a store that is away does not keep a run from starting
+    except Exception as error:  # noqa: BLE001  # an unreachable store must not keep a run from starting
         reason = str(error) or f"no answer in {_ASK_SECONDS:.0f} s"
         _log.warning("cannot look for checkpoints in the store: %s", reason)
         return []

@@ -21,21 +21,21 @@ class LoadCheckpoint(Callback):
     Trainer(..., callbacks=[body, head])
     ```
 
-    For a model that is put together from several checkpoints; for a single one, `Trainer(load_path=...,
-    load_weights_only=True)` does the same. A run that is resumed has the weights of its own checkpoint in the
-    end. Optimizers, the timestamp and the state of callbacks are not loaded.
+    Use it to assemble a model from several checkpoints; for a single one, `Trainer(load_path=...,
+    load_weights_only=True)` does the same. A resumed run ends up with the weights of its own checkpoint.
+    Optimizers, the timestamp and the state of callbacks are not loaded.
 
     Args:
         load_path: a local path, a URI in a store, or a name that a destination can download; placeholders
             such as `{run_name}` are filled in.
-        strict: whether the names of the weights must be those of the model; else what is missing or left
-            over is logged.
+        strict: whether the names of the weights must match the model's; otherwise missing and unexpected
+            ones are logged.
         exclude: patterns, as of `fnmatch`, of weights that are not loaded.
 
     Raises:
-        FileNotFoundError: when the trainer is made: there is no such checkpoint.
-        CheckpointError: likewise: it is damaged, or does not fit the model.
-        ValueError: likewise: a pattern matches no weight.
+        FileNotFoundError: when the trainer is made, if there is no such checkpoint.
+        CheckpointError: when the trainer is made, if it is damaged or does not fit the model.
+        ValueError: when the trainer is made, if a pattern matches no weight.
     """
 
     def __init__(self, load_path: str | Path, *, strict: bool = True, exclude: Sequence[str] = ()) -> None:

@@ -1,4 +1,4 @@
-"""What a checkpoint holds beside model, optimizers and data: whatever else of a run learns or draws.
+"""Finds what a checkpoint holds besides model, optimizers and data: other modules and generators.
 
 Everything runs in the training thread.
 """
@@ -21,7 +21,7 @@ __all__ = ["RunParts", "load_part"]
 
 _log = logging.getLogger("events")
 
-# Of each tensor of a module that nothing trains, to see whether it changes.
+# Numbers per tensor of an untrained module that show whether it changes.
 _SAMPLES = 8
 
 
@@ -29,7 +29,7 @@ def load_part(what: str, part: Any, saved: Any) -> None:
     """Gives a part of the run its state.
 
     Raises:
-        CheckpointError: it does not take it.
+        CheckpointError: the part does not accept the state.
     """
     try:
         if isinstance(part, torch.nn.Module):
@@ -43,21 +43,21 @@ def load_part(what: str, part: Any, saved: Any) -> None:
 class RunParts:
     """Modules, optimizers and generators that the run reaches from the trainer's arguments, by name.
 
-    They are found in the model, in what the user declared, in the loss, metrics, schedulers and callbacks,
-    anew each time. Modules of a callback that has a `state_dict` are left to that.
+    They are searched each time, in the model, declared objects, loss, metrics, schedulers and callbacks. A
+    callback with a `state_dict` saves its own modules.
 
-    A module that nothing trains, such as a teacher, is saved from the first checkpoint on that finds it
-    changed since the trainer was made; before that, a checkpoint has a few of its numbers, to compare.
+    A module that nothing trains, such as a teacher, is saved once it has changed since the trainer was made.
+    Until then a checkpoint holds a few of its numbers for comparison.
 
     Attributes:
         late: optimizers, by identity, whose groups differ from the checkpoint's until `fit` begins.
 
     Args:
         state: the run.
-        logger: its destinations are not looked into.
-        roots: further objects to look into, by name.
-        declared: objects with `state_dict` and `load_state_dict`, or generators, by name; None for one that
-            is not to be saved, by the name under which it is found.
+        logger: its destinations are not searched.
+        roots: further objects to search, by name.
+        declared: objects with `state_dict` and `load_state_dict`, or generators, by name; None excludes the
+            part that is found under that name.
 
     Raises:
         TypeError: a declared object has no state.
@@ -76,21 +76,21 @@ class RunParts:
         self._logger = logger
         self._declared = dict(declared)
         self._given = dict(roots)
-        # Names of modules that nothing trains and that have changed, or had when the checkpoint was saved.
+        # Names of untrained modules that have changed, now or when the checkpoint was saved.
         self._changed: set[str] = set()
-        # Of modules that nothing trains, as they were when the trainer was made.
+        # Numbers of untrained modules when the trainer was made.
         self._samples: dict[str, torch.Tensor] = {}
-        # As they were when `fit` began.
+        # Modes and gradients when `fit` began.
         self._switches: dict[str, dict[str, bool]] = {}
         self.late: set[int] = set()
-        # Named once for each list of trained ones.
+        # Computed once for each list of trained parameters.
         self._parameters: dict[str, torch.nn.Parameter] = {}
         self._named: list[int] | None = None
-        # Those that have their state from the checkpoint.
+        # Parts that were restored from the checkpoint.
         self._loaded: dict[str, Any] = {}
 
     def roots(self) -> dict[str, Any]:
-        """Returns where parts are looked for, by name."""
+        """Returns the objects to search, by name."""
         state = self._state
         destinations = {id(one) for one in self._logger.destinations}
         own = {
@@ -104,7 +104,7 @@ class RunParts:
             **{name: one for name, one in self._declared.items() if one is not None},
             **self._given,
             **{f"schedulers[{index}]": one for index, one in enumerate(state.schedulers)},
-            # What another has too is not left to the `state_dict` of a callback.
+            # First those without `state_dict`: a part that they share with another callback is saved here.
             **dict(sorted(own.items(), key=lambda item: _says_itself(item[1]))),
         }
 
@@ -115,7 +115,7 @@ class RunParts:
         seen = {id(one) for one in (*state.optimizers, *loaders)}
         found = Reached({}, {}, is_whole=True)
         known = {id(tensor) for tensor in _tensors(state.model)}
-        # One after the other: each has its own bound, and the first that has a part names it.
+        # One after the other: each search has its own limit, and the first that finds a part names it.
         for name, root in roots.items():
             reached = reach({name: root}, seen)
             found.generators.update(reached.generators)
@@ -154,7 +154,7 @@ class RunParts:
         return [parameter for group in groups for parameter in group["params"]]
 
     def states(self, found: Reached) -> dict[str, Any]:
-        """Returns the entries of a checkpoint: states by name, and what training has switched."""
+        """Returns the entries of a checkpoint: states by name, and switched modes and gradients."""
         parts, model = found.parts, self._state.model
         fixed = self._fixed(parts)
         return {
@@ -174,7 +174,7 @@ class RunParts:
         }
 
     def note(self) -> None:
-        """Notes how modules are that nothing trains, before a checkpoint is loaded."""
+        """Records numbers of untrained modules, before a checkpoint is loaded."""
         trained = set(map(id, self.trained()))
         self._samples = {
             name: _sample(one)
@@ -183,10 +183,10 @@ class RunParts:
         }
 
     def load(self, checkpoint: Mapping[str, Any]) -> None:
-        """Restores parts that were not restored before: some are made when `fit` begins.
+        """Restores parts that were not restored before; some exist only once `fit` begins.
 
         Raises:
-            CheckpointError: a part does not take its state.
+            CheckpointError: a part does not accept its state.
         """
         parts = self.find().parts
         for name, saved in checkpoint.get("modules", {}).items():
@@ -196,10 +196,10 @@ class RunParts:
                 self._changed.add(name)
 
     def begin(self, checkpoint: Mapping[str, Any] | None, *, is_saved: bool) -> None:
-        """Notes how parts are as training begins, restores what was switched, and says what is saved.
+        """Records the modes of parts as training begins, restores switched ones, and logs what is saved.
 
         Args:
-            checkpoint: the one that the run resumes from, or None.
+            checkpoint: the checkpoint that the run resumes from, or None.
             is_saved: whether there will be checkpoints.
         """
         found = self.find()
@@ -219,7 +219,7 @@ class RunParts:
     def _compare(
         self, checkpoint: Mapping[str, Any], parts: Mapping[str, Any], fixed: Mapping[str, torch.Tensor]
     ) -> None:
-        """Says which parts lack their state in the checkpoint, and which states lack a part."""
+        """Warns of parts without a state in the checkpoint, and of states without a part."""
         saved, others = checkpoint.get("modules", {}), checkpoint.get("fixed", {})
         for names, text in (
             (
@@ -232,7 +232,7 @@ class RunParts:
                     for name, one in fixed.items()
                     if name in others and not torch.equal(others[name], one)
                 ],
-                "was saved with another %s, and does not hold it, for nothing trains it",
+                "was saved with a different %s, which it does not hold because nothing trains it",
             ),
             (
                 [name for name in saved if name not in parts],
@@ -243,14 +243,14 @@ class RunParts:
                 _log.warning(f"The checkpoint {text}.", ", ".join(names))  # of the table
 
     def _tell(self, found: Reached, fixed: Mapping[str, torch.Tensor]) -> None:
-        """Logs what checkpoints hold; a warning where the search was not complete."""
+        """Logs what checkpoints hold, and warns if the search was incomplete."""
         rows = [f"model: {type(self._state.model).__name__}"]
         rows += [
             f"{name}: {type(one).__name__}" + (", once it changes" if name in fixed else "")
             for name, one in (found.parts | found.generators).items()
         ]
         rows += [
-            f"callbacks.{key}: told from others of its name by its order; set state_key"
+            f"callbacks.{key}: identified by its order among others of its name; set state_key"
             for key in state_keys(self._state.callbacks)
             if "#" in key
         ]
@@ -262,7 +262,7 @@ class RunParts:
             )
 
     def _fixed(self, parts: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-        """Returns the modules that nothing trains, and that are as they were, with a few of their numbers."""
+        """Returns the untrained and unchanged modules, with a few of their numbers."""
         trained, fixed = set(map(id, self.trained())), {}
         for name, before in self._samples.items():
             if name not in parts or name in self._declared or name in self._changed:
@@ -276,7 +276,7 @@ class RunParts:
 
 
 class _Outside:
-    """Trained parameters that are in no module, by their place in the optimizers."""
+    """Trained parameters outside of any module, by their position in the optimizers."""
 
     def __init__(self, optimizers: tuple[torch.optim.Optimizer, ...], known: set[int]) -> None:
         self.places = {
@@ -302,7 +302,7 @@ def _has_state(value: Any) -> bool:
 
 
 def _says_itself(value: Any) -> bool:
-    """Returns whether a callback has a `state_dict` of its own."""
+    """Returns whether a callback overrides `state_dict`."""
     return isinstance(value, Callback) and type(value).state_dict is not Callback.state_dict
 
 
@@ -321,14 +321,14 @@ def _is_trained(module: Any, trained: set[int]) -> bool:
 
 
 def _sample(module: torch.nn.Module) -> torch.Tensor:
-    """Returns a few numbers of each tensor: what averages or copies weights changes them all."""
+    """Returns a few numbers of each tensor; averaging or copying weights changes all of them."""
     found = [getattr(one, "_local_tensor", one).detach() for one in _tensors(module)]
     parts = [one.reshape(-1)[:: max(1, one.numel() // _SAMPLES)].to(torch.float64) for one in found]
     return torch.cat([one.to(parts[0].device) for one in parts]).cpu() if parts else torch.empty(0)
 
 
 def _switches(module: torch.nn.Module) -> dict[str, bool]:
-    """Returns the modes of modules and whether parameters have gradients, by name."""
+    """Returns the training mode of modules and `requires_grad` of parameters, by name."""
     modes = {plain_name(name): one.training for name, one in module.named_modules()}
     return modes | {plain_name(name): one.requires_grad for name, one in module.named_parameters()}
 

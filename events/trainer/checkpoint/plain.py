@@ -1,9 +1,9 @@
-"""Which values a checkpoint holds: one table, by which they are checked, copied and read.
+"""The values that a checkpoint may hold: one table for checking, copying and reading them.
 
-What is written must be loaded by `torch.load(weights_only=True)`, equal and of the same type. The types below
-are, within the limits below; others are converted to one of them, as docs/checkpoints.md tells, or torch's
-reader is asked about the value itself: sparse and quantized tensors, types that the user has declared safe.
-Everything else is refused where it is saved, with its place.
+`torch.load(weights_only=True)` must return each value equal and with the same type. That holds for the types
+below, within the limits below. Other values are converted to one of them (see docs/checkpoints.md), or
+torch's reader is tried on the value itself: sparse and quantized tensors, types that the user declared safe.
+Everything else is refused when it is saved, with its location.
 """
 
 import io
@@ -29,19 +29,19 @@ __all__ = [
 _LEAVES = frozenset({type(None), bool, float, complex, torch.Size, torch.dtype, torch.device, torch.layout})
 _CONTAINERS = frozenset({dict, OrderedDict, list, tuple, set})
 _TENSORS = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
-# torch's reader knows no longer ones: 255 bytes.
+# torch's reader takes integers of up to 255 bytes.
 _INT_BITS = 2039
 _INT_LIMIT = 1 << _INT_BITS
-# Of UTF-8, where each character takes four bytes.
+# In UTF-8, a character may take four bytes.
 _TEXT_LENGTH = (1 << 30) - 1
-# Each level takes frames of the interpreter's stack: here, in pickle, and in the process that writes.
+# Each level takes stack frames here, in pickle, and in the writing process.
 _MAX_DEPTH = 100
 _SHOWN_BITS = 64
 _OPEN = object()
 
 
 class RefusedError(Exception):
-    """A checkpoint cannot hold a value; the message says what it is."""
+    """A checkpoint cannot hold a value; the message describes it."""
 
 
 def _exact_number(value: np.generic) -> Any:
@@ -53,7 +53,7 @@ def _exact_number(value: np.generic) -> Any:
 
 def _tensor_of(array: "np.ndarray[Any, Any]") -> torch.Tensor:
     if type(array) not in {np.ndarray, np.memmap}:
-        raise RefusedError(f"a {type(array).__name__}, of which a tensor is less")
+        raise RefusedError(f"a {type(array).__name__}, which a tensor cannot represent")
     # Big-endian, read-only, or with strides that a tensor cannot have: copied.
     native = np.require(array, array.dtype.newbyteorder("="), ["C", "W", "E"])
     try:
@@ -64,7 +64,7 @@ def _tensor_of(array: "np.ndarray[Any, Any]") -> torch.Tensor:
 
 def _int(value: int) -> int:
     if not -_INT_LIMIT <= value < _INT_LIMIT:
-        raise RefusedError(f"an int of {value.bit_length()} bits, of which {_INT_BITS} can be read,")
+        raise RefusedError(f"an int of {value.bit_length()} bits, where {_INT_BITS} can be read,")
     return value
 
 
@@ -77,7 +77,7 @@ def _text(value: Any) -> Any:
 
 _LIMITED: dict[type, Callable[[Any], Any]] = {int: _int, str: _text, bytes: _text, bytearray: _text}
 
-# Subclasses may have their own idea of `str(value)`: the methods are those of the plain type.
+# Called on the plain type, because a subclass may override `__str__` and so on.
 _CONVERSIONS: tuple[tuple[type, Callable[[Any], Any]], ...] = (
     (str, str.__str__),
     (bytes, lambda value: bytes.__getitem__(value, slice(None))),
@@ -95,13 +95,13 @@ _CONVERSIONS: tuple[tuple[type, Callable[[Any], Any]], ...] = (
 
 
 class PlainWalk:
-    """The walk over a tree of values, which it checks and makes plain; tensors stay as they are."""
+    """Walks a tree of values, checks them, and makes them plain; tensors are kept."""
 
     def __init__(self) -> None:
         self._depth = 0
-        # To a value that was refused, the last key first.
+        # The keys of a refused value, last key first.
         self._path: list[Any] = []
-        # By identity, with the value, so that it is not given to another: what is there twice stays one.
+        # By identity, with the value to keep it alive: a value that occurs twice stays one.
         self._known: dict[int, tuple[Any, Any]] = {}
         self._types: dict[int, torch.dtype] = {}
 
@@ -125,7 +125,7 @@ class PlainWalk:
             raise CheckpointError(text.encode(errors="backslashreplace").decode()) from error
 
     def stored(self, tensor: torch.Tensor) -> Any:
-        """Returns what stands for a tensor with a plain storage."""
+        """Returns the stand-in for a tensor with a plain storage."""
         storage = tensor.untyped_storage()
         check_memory(tensor, storage.nbytes())
         pointer = storage.data_ptr()
@@ -141,11 +141,11 @@ class PlainWalk:
         )
 
     def asked(self, value: Any, data: bytes) -> Any:
-        """Returns what stands for a value about which torch's reader was asked.
+        """Returns the stand-in for a value that torch's reader was tried on.
 
         Args:
             value: the value.
-            data: what `torch.save` writes of it.
+            data: the output of `torch.save` for it.
         """
         return value
 
@@ -195,7 +195,7 @@ class PlainWalk:
             self._path.append(key)
             raise
         if len(plain) != len(value):
-            raise RefusedError(f"a {kind.__name__} of which two keys become the same")
+            raise RefusedError(f"a {kind.__name__} in which two keys become the same")
         self._known[id(value)] = (value, plain)
         self._depth -= 1
         return plain
@@ -213,7 +213,7 @@ def _is_key(value: Any) -> bool:
 
 
 def _shown(key: Any) -> str:
-    """Returns a key as it is in a place; one that may be long or run foreign code, by its type."""
+    """Returns a key as text; one that may be long or run foreign code, as its type."""
     kind = type(key)
     is_short = kind is str or kind in {bool, float, type(None)}
     if is_short or (kind is int and key.bit_length() <= _SHOWN_BITS):
@@ -222,16 +222,16 @@ def _shown(key: Any) -> str:
 
 
 def plain_values(values: Any, place: str = "") -> Any:
-    """Returns values as `torch.load(weights_only=True)` reads them; tensors are the same, not copies.
+    """Returns values as `torch.load(weights_only=True)` reads them; tensors are not copied.
 
     Raises:
-        CheckpointError: a checkpoint cannot hold them; the message names the place.
+        CheckpointError: a checkpoint cannot hold them; the message names the location.
     """
     return PlainWalk().values(values, place)
 
 
 def mapped(tree: Any, leaf: Callable[[Any], Any]) -> Any:
-    """Returns a tree of containers with other leaves; a container that is there twice stays one."""
+    """Returns a tree of containers with mapped leaves; a container that occurs twice stays one."""
     known: dict[int, Any] = {}
 
     def value(part: Any) -> Any:
@@ -253,19 +253,19 @@ def mapped(tree: Any, leaf: Callable[[Any], Any]) -> Any:
 
 
 def has_plain_storage(tensor: torch.Tensor) -> bool:
-    """Returns whether a tensor is no more than a view of a storage in the memory of the host or a GPU."""
+    """Returns whether a tensor is just a view of a storage in host or GPU memory."""
     return (
         type(tensor) in _TENSORS
         and tensor.layout is torch.strided
         and (tensor.is_cpu or tensor.is_cuda)
-        # Quantized types are none of these.
+        # Excludes quantized types.
         and (_READABLE.get(tensor.dtype) or _is_readable(tensor.dtype))
         and not (tensor.is_conj() or tensor.is_neg() or tensor.is_nested)
     )
 
 
 def check_memory(tensor: torch.Tensor, size: int) -> None:
-    """Raises RefusedError where the memory of a tensor, of so many bytes, has been freed."""
+    """Raises RefusedError if the memory of a tensor, of `size` bytes, has been freed."""
     if not size and tensor.numel():
         raise RefusedError("a tensor whose memory has been freed")
 
@@ -286,10 +286,10 @@ def _is_readable(dtype: torch.dtype) -> bool:
 
 
 def _asked(value: Any) -> bytes:
-    """Returns what `torch.save` writes of a value that torch's reader reads.
+    """Returns the output of `torch.save` for a value, if torch's reader can load it.
 
     Raises:
-        RefusedError: it does not.
+        RefusedError: it cannot.
     """
     kind: type = type(value)
     if kind.__module__.startswith("torch.") and kind in torch.serialization.get_safe_globals():
@@ -312,5 +312,5 @@ def _asked(value: Any) -> bytes:
 
 
 def load_asked(data: bytes) -> Any:
-    """Returns a value from what `torch.save` wrote of it; runs no code from there."""
+    """Loads a value from the output of `torch.save`; runs no code from it."""
     return torch.load(io.BytesIO(data), weights_only=True)

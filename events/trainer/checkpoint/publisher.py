@@ -1,7 +1,7 @@
-"""Where checkpoints go once they are complete: to a store or to destinations, by the rules of what is kept.
+"""Hands complete checkpoints to a store or to destinations, and applies the rules of retention.
 
-All of it runs in the training thread; what is submitted is uploaded and deleted in the background. Of a
-checkpoint in shards the pointer moves, and older ones go, once the files of all ranks are there.
+Everything runs in the training thread; uploads and deletions happen in the background. With shards, the
+pointer moves and older checkpoints are deleted once the files of all ranks are uploaded.
 """
 
 import contextlib
@@ -36,15 +36,15 @@ _MAX_UPLOADS = 32
 
 @attrs.define
 class CheckpointCounts:
-    """How often something happened to the checkpoints of a run.
+    """What happened to the checkpoints of a run, as numbers of checkpoints.
 
     Attributes:
-        saved: they are complete on the disk.
-        failed: they could not be written.
-        waited: training waited for the one before.
-        skipped: they were left out, since the one before was still being written.
-        synchronous: they were written while training waited, for want of memory.
-        withdrawn: they were no longer kept before the store of `folder` took them, and are not there.
+        saved: complete on the disk.
+        failed: could not be written.
+        waited: training waited for the previous checkpoint.
+        skipped: left out because the previous checkpoint was still being written.
+        synchronous: written while training waited, for lack of memory.
+        withdrawn: never uploaded, because they were no longer kept when the store of `folder` came back.
     """
 
     saved: int = 0
@@ -57,17 +57,17 @@ class CheckpointCounts:
 
 @attrs.frozen
 class Save:
-    """A checkpoint that is saved.
+    """A checkpoint that is being saved.
 
     Attributes:
-        path: of the file, or of the manifest.
-        remote_name: of it where it is uploaded.
-        identifier: of the checkpoint.
-        summary: what is shown of it, as JSON.
-        pointer: the path of the pointer, and the text it gets; or None.
-        before: what was kept before it.
-        after: what was kept with it.
-        surplus: what is removed once it is complete, paths and identifiers.
+        path: the path of the file, or of the manifest.
+        remote_name: its name where it is uploaded.
+        identifier: the checkpoint's identifier.
+        summary: its description, as JSON.
+        pointer: the path and the text of the pointer; or None.
+        before: the kept checkpoints before this one was added.
+        after: the kept checkpoints including this one.
+        surplus: the paths and identifiers of checkpoints to remove once this one is complete.
         end: ends its span in the trace of the run.
     """
 
@@ -83,11 +83,11 @@ class Save:
 
 
 class _Target:
-    """The folder where a checkpoint is uploaded: by destinations.
+    """The folder to which destinations upload a checkpoint.
 
     Args:
-        files: takes files by their names: a `Logger`, or the folder in a store.
-        start: what names begin with there.
+        files: takes files by name: a `Logger`, or the folder in a store.
+        start: the prefix of the uploaded names.
     """
 
     def __init__(self, files: Any, start: str) -> None:
@@ -95,15 +95,15 @@ class _Target:
         self._start = start
 
     def submit(self, path: Path, name: str, crc32: int | None, *, overwrite: bool) -> None:
-        """Submits a file that is not written to any more."""
+        """Submits a finished file."""
         self._files.upload_file(self._name(name), path, overwrite=overwrite, link=True, crc32=crc32)
 
     def finish(self, name: str, pointer: str | None, surplus: Iterable[SavedCheckpoint]) -> None:
-        """Submits the pointer to a file, None for none, and deletes checkpoints after both."""
+        """Submits the pointer to a file, if any, and then deletes checkpoints once both are uploaded."""
         after = [self._name(name)]
         if pointer is not None:
             after.append(self._name(pointer))
-            # Not the one on the disk, which may lead to a newer checkpoint by now.
+            # Not the pointer on disk, which may name a newer checkpoint by now.
             with tempfile.TemporaryDirectory(prefix="pointer-") as folder:
                 (Path(folder) / pointer).write_text(after[0])
                 self._files.upload_file(after[1], Path(folder) / pointer, overwrite=True)
@@ -111,8 +111,8 @@ class _Target:
             self._delete(one, one.shards, after=after)
 
     def _delete(self, one: SavedCheckpoint, ranks: int, **options: Any) -> None:
-        """Deletes a checkpoint of this folder; of one in shards the manifest first."""
-        # The checkpoint that was resumed may be somebody else's, with names that no store has.
+        """Deletes a checkpoint of this folder; with shards, the manifest first."""
+        # The resumed checkpoint may come from elsewhere, with a name that no store accepts.
         with contextlib.suppress(ValueError):
             if one.remote_name == self._called(one.name):
                 name = one.name.removesuffix(MANIFEST)
@@ -123,11 +123,11 @@ class _Target:
         return LiteralName(self._start + name)
 
     def _called(self, name: str) -> str:
-        """Returns what a checkpoint is called in the record of what is kept."""
+        """Returns the name of a checkpoint in the list of kept checkpoints."""
         return self._start + name
 
     def delete_here(self, removed: Iterable[SavedCheckpoint]) -> None:
-        """Has destinations that keep files on this machine, those of rank 0, delete checkpoints."""
+        """Makes destinations that keep files on this machine delete checkpoints; called on rank 0."""
         for one in removed:
             self._delete(one, min(1, one.shards), local=True)
 
@@ -135,8 +135,8 @@ class _Target:
         """Lets checkpoints give way to newer ones in a full spool.
 
         Args:
-            checkpoints: older ones.
-            files: the names that this rank's files have beside a manifest.
+            checkpoints: the older checkpoints.
+            files: the names of this rank's files next to a manifest.
         """
         for one in checkpoints:
             with contextlib.suppress(ValueError):
@@ -146,22 +146,22 @@ class _Target:
                     self._files.may_drop_files(*map(self._name, names))
 
     def has_uploaded(self, names: Iterable[str]) -> bool:
-        """Returns whether all of these files are there.
+        """Returns whether all these files are uploaded.
 
         Raises:
-            OSError: one never will be.
+            OSError: one of them never will be.
         """
         return all(self._files.has_uploaded(self._start + name) for name in names)
 
     def has_withdrawn(self, names: Iterable[str]) -> bool:
-        """Returns whether one of these files was withdrawn: its checkpoint is not kept."""
+        """Returns whether one of these files was withdrawn because its checkpoint is not kept."""
         return False
 
     def delete_uploaded(self, names: Iterable[str]) -> None:
-        """Deletes those of these files that this rank uploads, once they are there."""
+        """Deletes the files among these that this rank uploads, once they are uploaded."""
 
     def names_of(self, checkpoints: Iterable[SavedCheckpoint]) -> list[str]:
-        """Returns the names of the files of these checkpoints; waits for the stores.
+        """Returns the uploaded file names of these checkpoints; waits for the stores.
 
         Raises:
             OSError: a store cannot be asked.
@@ -177,7 +177,7 @@ class _Target:
 
 
 class _StoreTarget(_Target):
-    """The folder in a store that is the run's own."""
+    """The run's own folder in a store."""
 
     def __init__(self, folder: "StoreFolder") -> None:
         super().__init__(folder, "")
@@ -187,24 +187,24 @@ class _StoreTarget(_Target):
         return self._folder.queue.uri(name)
 
     def delete_here(self, removed: Iterable[SavedCheckpoint]) -> None:
-        """Does nothing: what is on this machine is the saver's."""
+        """Does nothing: the saver itself removes local files."""
 
     def has_withdrawn(self, names: Iterable[str]) -> bool:
         """Returns whether one of these files was withdrawn."""
         return any(map(self._folder.has_withdrawn, names))
 
     def delete_uploaded(self, names: Iterable[str]) -> None:
-        """Deletes those of these files that this rank uploads."""
+        """Deletes the files among these that this rank uploads."""
         for name in names:
             with contextlib.suppress(ValueError):
                 self._folder.delete_file(name, after=[name])
 
     def withdraw(self, checkpoints: Iterable[SavedCheckpoint], *, is_away: bool) -> int:
-        """Withdraws what is not uploaded yet of checkpoints; returns of how many.
+        """Withdraws pending uploads of checkpoints; returns the number of withdrawn checkpoints.
 
         Args:
-            checkpoints: that are not kept any more.
-            is_away: whether nothing is withdrawn unless uploads fail; one for all calls of a run.
+            checkpoints: checkpoints that are no longer kept.
+            is_away: whether to withdraw only while uploads fail; the same for all calls of a run.
         """
         groups = []
         for one in checkpoints:
@@ -217,15 +217,15 @@ class _StoreTarget(_Target):
 
 @attrs.frozen
 class _Upload:
-    """What a rank has submitted of a checkpoint.
+    """The upload of a checkpoint in shards by this rank.
 
     Attributes:
-        path: of the checkpoint, or of the manifest.
+        path: the path of the manifest.
         target: where it is uploaded.
         files: the names of the files that this rank has submitted.
-        name: of the checkpoint or manifest there.
+        name: the uploaded name of the manifest.
         latest: the name of the pointer, or None.
-        surplus: what is to be deleted there, once the pointer has moved.
+        surplus: checkpoints to delete there once the pointer has moved.
     """
 
     path: str
@@ -237,12 +237,12 @@ class _Upload:
 
 
 class Publisher:
-    """Hands complete checkpoints on, and has those removed and deleted that are not kept.
+    """Hands complete checkpoints on, and removes and deletes those that are not kept.
 
     Args:
-        folder: where the run saves.
-        kept: the checkpoints that are kept.
-        counts: what happened.
+        folder: the folder where the run saves.
+        kept: the kept checkpoints.
+        counts: counts what happens.
         overwrite: whether objects of another run may be replaced.
     """
 
@@ -259,25 +259,25 @@ class Publisher:
         self._counts = counts
         self._overwrite = overwrite
         self._store: StoreFolder | None = None
-        # Checkpoints in shards, each of which waits for the files of all ranks, oldest first.
+        # Checkpoints in shards that wait for the files of all ranks, oldest first.
         self._uploads: deque[_Upload] = deque()
-        # Of the newest that is one file: where it is uploaded, and its names; None once it is there.
+        # The target and names of the newest single-file checkpoint; None once it is uploaded.
         self._newest: tuple[_Target, list[str]] | None = None
-        # What is deleted when the pointer moves next.
+        # Checkpoints to delete when the pointer moves next.
         self._surplus: tuple[SavedCheckpoint, ...] = ()
 
     @property
     def is_waiting(self) -> bool:
-        """Whether there are checkpoints in shards of which not all files are there."""
+        """Whether checkpoints in shards wait for files to be uploaded."""
         return bool(self._uploads)
 
     @property
     def lost_files(self) -> int:
-        """How many files the folder in a store will never get, since the spool has no copy."""
+        """How many files can never be uploaded to the folder in a store, because the spool lost them."""
         return 0 if self._store is None else self._store.queue.backlog().lost
 
     def has_arrived(self) -> bool:
-        """Returns whether no upload of the newest checkpoint is waited for: it is there, or never will be."""
+        """Returns whether the newest checkpoint is uploaded, or never will be."""
         if self._newest is not None:
             target, names = self._newest
             with contextlib.suppress(OSError):
@@ -287,7 +287,7 @@ class Publisher:
         return not self._uploads
 
     def open(self, state: State) -> None:
-        """Opens the queue to a store, which uploads what an earlier process left."""
+        """Opens the queue to a store, which also uploads files left by an earlier process."""
         from uploads import StoreFolder
 
         remote = self._folder.remote(state)
@@ -295,16 +295,16 @@ class Publisher:
             self._store = StoreFolder(remote.uri, free_bytes=0)
 
     def publish(self, save: Save, files: Mapping[str, int | None], state: State, logger: Logger) -> None:
-        """Uploads a complete checkpoint and its pointer, and has those deleted that are not kept.
+        """Uploads a complete checkpoint and its pointer, and deletes those that are not kept.
 
         Args:
             save: the checkpoint.
-            files: those of this rank beside it, or itself, by name; with their CRC-32 where it is known.
+            files: this rank's files by name, with their CRC-32 if known.
             state: the run.
             logger: its destinations.
         """
         removed, deleted = self._kept.gone(save.before, save.after)
-        # What has this name may be of this session, where `filename` gives one more than once.
+        # `filename` may give the same name to several checkpoints of this session.
         is_own = any(one.path == str(save.path) for one in save.before.local)
         overwrite = self._overwrite or self._kept.is_resumed or is_own
         target = self._target(save.remote_name, logger)
@@ -329,10 +329,10 @@ class Publisher:
         return attrs.evolve(newer, before=save.before, after=after, surplus=surplus)
 
     def repeat(self, state: State, logger: Logger) -> None:
-        """Does what a killed session may have left undone, where this one had nothing to save.
+        """Finishes the work of a killed session, if this session had nothing to save.
 
-        Removes what should be gone here. Where a store lacks a file of the checkpoint that was resumed, or
-        still has one that it replaces, it is uploaded again: deletions wait for it and its pointer. Every
+        Removes local files that should be gone. If a store lacks a file of the resumed checkpoint, or still
+        has one that it replaces, uploads the checkpoint again; deletions wait for it and its pointer. Every
         rank must call it.
         """
         is_sharded = self._folder.is_sharded
@@ -369,15 +369,15 @@ class Publisher:
             self._upload(path, files, deleted, target, state, overwrite=True)
 
     def move_pointers(self, state: State, *, is_late: bool = False) -> None:
-        """Submits pointers to checkpoints whose files are there on all ranks, and has others deleted then.
+        """Submits pointers to checkpoints that all ranks have uploaded, and deletes older ones.
 
-        Every rank must call it. Of several checkpoints the oldest comes first: what is deleted has either
-        been there whole, or has failed and is not ours. Of one that was withdrawn on a rank, each deletes
-        what it has uploaded.
+        Every rank must call it. The oldest checkpoint comes first, so a deleted checkpoint was either
+        uploaded completely, or has failed and is not ours. If one rank withdrew its files, all ranks delete
+        theirs.
 
         Args:
             state: the run.
-            is_late: whether they are not waited for any longer.
+            is_late: whether to stop waiting for uploads.
         """
         while self._uploads:
             upload, failure = self._uploads[0], "not there in time" if is_late else ""
@@ -401,7 +401,7 @@ class Publisher:
                     upload.target.finish(upload.name, upload.latest, surplus)
 
     def close(self, seconds: float) -> None:
-        """Uploads to the store for up to so many seconds."""
+        """Closes the queue, which uploads for up to `seconds`."""
         self._uploads.clear()
         store, self._store = self._store, None
         if store is not None:
@@ -412,7 +412,7 @@ class Publisher:
             )
 
     def _target(self, remote_name: str, logger: Logger) -> _Target:
-        """Returns where a checkpoint is uploaded, given its name there."""
+        """Returns the target of a checkpoint, given its uploaded name."""
         if self._store is not None:
             return _StoreTarget(self._store)
         depth = 2 if self._folder.is_sharded else 1
@@ -431,12 +431,12 @@ class Publisher:
         """Submits a checkpoint, and its pointer and the deletions that follow it.
 
         Args:
-            path: of the checkpoint, or of the manifest.
+            path: the path of the checkpoint, or of the manifest.
             files: as for `publish`.
-            surplus: what is deleted after it.
-            target: where it is uploaded.
+            surplus: checkpoints to delete after it.
+            target: where to upload it.
             state: the run.
-            overwrite: whether objects of these names may be replaced.
+            overwrite: whether existing objects of these names may be replaced.
         """
         self._kept.has_repeated = True
         is_sharded = self._folder.is_sharded
@@ -458,10 +458,10 @@ class Publisher:
         self.move_pointers(state)
 
     def _withdraw(self, removed: Sequence[SavedCheckpoint], deleted: Sequence[SavedCheckpoint]) -> None:
-        """Takes back what the store of the folder has not got yet of checkpoints that are not kept.
+        """Withdraws pending uploads of checkpoints that are not kept.
 
-        The rule is that for the store. Where there is none, all go there; but while it is away they wait on
-        this machine, whose rule then applies.
+        The rule for the store decides. Without one, all checkpoints are uploaded; but while the store is
+        unreachable they take space on this machine, so the local rule applies.
         """
         if self._store is None:
             return
@@ -471,15 +471,15 @@ class Publisher:
         if count and not self._counts.withdrawn:
             _log.warning(
                 "Checkpoints that are not kept are not uploaded while uploads to %s fail; "
-                "keep_in_store says how many wait for it.",
+                "set keep_in_store to let more of them wait.",
                 self._store.queue.uri("").rstrip("/"),
             )
         self._counts.withdrawn += count
 
     def _give_up(self, upload: _Upload, reason: str) -> None:
-        """Forgets a checkpoint that is not whole in the store: nothing of it is deleted there.
+        """Forgets a checkpoint that is incomplete in the store; none of its files are deleted there.
 
-        What it should have replaced is deleted when the pointer moves next.
+        Checkpoints that it should have replaced are deleted when the pointer moves next.
         """
         path = upload.path
         self._surplus = tuple(one for one in (*self._surplus, *upload.surplus) if one.path != path)
@@ -492,9 +492,9 @@ class Publisher:
 
 
 def in_folder(checkpoints: Iterable[SavedCheckpoint], folder: Path) -> tuple[tuple[Path, str], ...]:
-    """Returns path and identifier of those checkpoints, or manifests, that are directly in a folder.
+    """Returns paths and identifiers of the checkpoints that are directly in a folder.
 
-    The checkpoint that a run was resumed from may name files of another run, or of anything.
+    The state of a resumed checkpoint may name files of another run, or any other file.
     """
     return tuple(
         (Path(one.path), one.identifier)

@@ -1,7 +1,7 @@
-"""Finds and reads checkpoints: a file, a folder, an object in a store, or what destinations have of a run.
+"""Finds and reads checkpoints: a file, a folder, an object in a store, or the files of a destination.
 
-Everything runs in the training thread. A checkpoint is checked whole, by the checksums that are in the file,
-before anything is taken from it; no code in it is run. One in shards is named by its manifest here.
+Everything runs in the training thread. The checksums in the file are checked before anything is read, and no
+code from it is run. A checkpoint in shards goes by the name of its manifest.
 """
 
 import logging
@@ -51,7 +51,7 @@ def read_checkpoint(path: str | Path, device: torch.device | str = "cpu") -> dic
     model.load_state_dict(checkpoint["model"])
     ```
 
-    Of a checkpoint in shards the parts of every tensor are put together.
+    A checkpoint in shards is assembled into whole tensors.
 
     Args:
         path: a checkpoint, a pointer (`latest.symlink`), a folder, whose newest is read, or the URI of a
@@ -75,9 +75,9 @@ def _read(
     """Reads a checkpoint; see `read_checkpoint`.
 
     Args:
-        path: likewise.
-        device: likewise.
-        state: the run to load it into, of which a checkpoint in shards is read as far as this rank needs it.
+        path: see `read_checkpoint`.
+        device: see `read_checkpoint`.
+        state: the run to load it into; only the shards that this rank needs are read.
         fetch: downloads files of a checkpoint in shards.
     """
     if is_uri(str(path)):
@@ -89,7 +89,7 @@ def _read(
         if path.name == MANIFEST:
             checkpoint: Any = ShardedCheckpoint(path, fetch).read(device, state)
         else:
-            # Opened once: what is checked is what is loaded.
+            # Opened once, so that the checked file is the loaded one.
             with path.open("rb") as file:
                 _check_sums(file)
                 file.seek(0)
@@ -105,14 +105,14 @@ def _read(
     if version != VERSION:
         raise CheckpointError(
             f"checkpoint {str(path)!r} must be of version {VERSION}, got {version!r}. "
-            "To use weights of other origin, load them into the model before passing it to the Trainer."
+            "To use weights from elsewhere, load them into the model before passing it to the Trainer."
         )
     # Older versions saved the names of a compiled model.
     return {**checkpoint, "model": plain_weights(checkpoint["model"])}
 
 
 def _checkpoint_at(path: Path) -> Path:
-    """Returns what is read for a path: the newest of a folder, or what a pointer names."""
+    """Returns the checkpoint at a path: the newest in a folder, or the target of a pointer."""
     if path.is_dir():
         names = [MANIFEST] if (path / MANIFEST).is_file() else local_names(path, f"latest{POINTER_SUFFIX}")
         if not names:
@@ -122,13 +122,13 @@ def _checkpoint_at(path: Path) -> Path:
 
 
 def _called(path: str) -> str:
-    """Returns what a save calls a checkpoint: one in shards by its folder, not by its manifest."""
+    """Returns the name that a save uses: for a checkpoint in shards the folder, not the manifest."""
     place, question_mark, options = path.partition("?") if is_uri(path) else (path, "", "")
     return f"{place.removesuffix(f'/{MANIFEST}')}{question_mark}{options}"
 
 
 def _check_sums(file: IO[bytes]) -> None:
-    """Reads the whole file and compares the CRC-32 of each part, which torch writes and does not check.
+    """Reads the whole file and checks the CRC-32 of each part, which torch writes but does not check.
 
     Raises:
         zipfile.BadZipFile: the file is damaged.
@@ -142,7 +142,7 @@ def _check_sums(file: IO[bytes]) -> None:
 def find_checkpoint(
     load_path: str | Path | None, run_folder: CheckpointFolder | None, state: State, logger: Logger
 ) -> tuple[dict[str, Any], str] | None:
-    """Reads the checkpoint to start from; returns it and where it is, as a save would say it, or None.
+    """Reads the checkpoint to start from; returns it and its path as a save would give it, or None.
 
     Args:
         load_path: a local path, a URI, "latest" for the newest of the run, or a name that a destination can
@@ -150,11 +150,11 @@ def find_checkpoint(
         run_folder: the folder where the run saves, if it is to be resumed; its newest intact checkpoint takes
             precedence over `load_path`.
         state: the run.
-        logger: its destinations are asked to download what is not local.
+        logger: its destinations may download the checkpoint.
 
     Raises:
         FileNotFoundError: `load_path` was found neither locally nor remotely.
-        CheckpointError: none of those that were found is whole.
+        CheckpointError: checkpoints were found, but none is intact.
     """
     if run_folder is not None:
         found = _newest_whole(run_folder, state, logger)
@@ -175,13 +175,13 @@ def find_checkpoint(
 def _newest_whole(
     run_folder: CheckpointFolder, state: State, logger: Logger
 ) -> tuple[dict[str, Any], str] | None:
-    """Reads the newest checkpoint of a run that is whole; every rank the same, which rank 0 chooses.
+    """Reads the newest intact checkpoint of a run; rank 0 chooses it for all ranks.
 
-    One in shards must be whole on every rank. Of one in a single file, ranks that do not have it get what
-    rank 0 has read.
+    A checkpoint in shards must be intact on every rank. Ranks without a single-file checkpoint get the
+    content that rank 0 has read.
 
     Raises:
-        CheckpointError: there are some, and none is whole; or rank 0 cannot look.
+        CheckpointError: there are checkpoints, but none is intact; or rank 0 cannot list them.
     """
     pointer, remote = run_folder.pointer_name(state), run_folder.remote(state)
     candidates = (
@@ -200,7 +200,7 @@ def _newest_whole(
         if not run_folder.is_sharded and not failures[0]:
             return distributed.from_rank_zero(found)  # type: ignore[no-any-return]
         failure = next(filter(None, failures))
-        _log.warning("%s The checkpoint before it is tried.", failure)
+        _log.warning("%s The previous checkpoint is tried.", failure)
         problem = problem or failure
     if problem:
         raise CheckpointError(problem)
@@ -208,7 +208,7 @@ def _newest_whole(
 
 
 def _named(candidates: "_Candidates") -> tuple[list[str], str]:
-    """Returns the names of the candidates, or why they cannot be named."""
+    """Returns the names of the candidates, or an error message."""
     try:
         return candidates.names(), ""
     except (CheckpointError, OSError) as error:
@@ -218,7 +218,7 @@ def _named(candidates: "_Candidates") -> tuple[list[str], str]:
 def _attempt(
     candidates: "_Candidates", name: str, state: State
 ) -> tuple[tuple[dict[str, Any], str] | None, str]:
-    """Returns a checkpoint and where it is, or why it cannot be read."""
+    """Returns a checkpoint and its path, or an error message."""
     try:
         path, fetch = candidates.obtain(name)
         uri = candidates.uri(name)
@@ -246,8 +246,9 @@ class _Candidates:
     """The checkpoints of a run.
 
     Attributes:
-        names: returns their names, the newest first.
-        obtain: returns the path of one, downloaded if need be, and what downloads its other files.
+        names: returns their names, newest first.
+        obtain: returns the path of one, downloaded if necessary, and a function that downloads its other
+            files.
         uri: returns the URI of one in a store, or None.
     """
 
@@ -259,7 +260,7 @@ class _Candidates:
 def _in_folder(
     run_folder: CheckpointFolder, pointer: str | None, state: State, logger: Logger
 ) -> _Candidates:
-    """Returns those in a local folder; where there are none, the newest that a destination has."""
+    """Returns the candidates in a local folder; if there are none, the newest of a destination."""
     folder = run_folder.path(state)
 
     def names() -> list[str]:
@@ -277,7 +278,7 @@ def _in_folder(
 
 
 def _in_store(remote: RemoteFolder, pointer: str | None, pattern: re.Pattern[str]) -> _Candidates:
-    """Returns those here and in the store by their numbers: what is here may not be uploaded yet."""
+    """Returns local and stored candidates, ordered by their numbers; local ones may not be uploaded yet."""
 
     def names() -> list[str]:
         here = local_names(remote.local, pointer, pattern)
@@ -296,10 +297,10 @@ def _in_store(remote: RemoteFolder, pointer: str | None, pattern: re.Pattern[str
 
 
 def _download_uri(uri: str, folder: Path) -> tuple[Path, Fetch | None]:
-    """Downloads an object of a store, or what a pointer names, verified by size and checksum.
+    """Downloads an object, or the target of a pointer, and verifies its size and checksum.
 
     Returns:
-        Its path, and what downloads the files of a checkpoint in shards, whose manifest it is.
+        Its path; and, if it is a manifest, a function that downloads the other files.
     """
     from uploads import UploadError, download_file, open_store
 
@@ -340,13 +341,13 @@ def _download_uri(uri: str, folder: Path) -> tuple[Path, Fetch | None]:
 
 
 def _download(name: str, folder: Path, state: State, logger: Logger) -> tuple[Path, Fetch | None]:
-    """Downloads a checkpoint, or the one that a pointer names, from a destination into a folder.
+    """Downloads a checkpoint, or the target of a pointer, from a destination into a folder.
 
     Returns:
-        As `_download_uri`.
+        See `_download_uri`.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    # Ranks on one machine may download the same.
+    # Several ranks of one machine may download the same file.
     target = folder / f".rank-{state.rank}-{name.rpartition('/')[2]}"
 
     def download(name: str, path: Path) -> None:
@@ -354,7 +355,7 @@ def _download(name: str, folder: Path, state: State, logger: Logger) -> tuple[Pa
 
     download(name, target)
     if name.endswith(POINTER_SUFFIX):
-        # Some destinations follow a pointer themselves, and download its target under its name.
+        # Some destinations follow the pointer themselves and download its target under this name.
         pointed = read_pointer(target)
         name = f"{name.removesuffix(POINTER_SUFFIX)}.pt" if pointed is None else pointed
         if pointed is not None:

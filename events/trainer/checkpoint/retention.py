@@ -1,4 +1,4 @@
-"""Which checkpoints of a run are kept: the newest, the best by a metric, and every n-th for ever."""
+"""Which checkpoints of a run are kept: the newest, the best by a metric, and every n-th forever."""
 
 import logging
 import math
@@ -35,7 +35,7 @@ class SavedCheckpoint:
         batch: the batches that were trained before it: an evaluation at that batch is one of its weights.
         metric: the value of the metric that decides which is best; None where its weights were not evaluated.
         shards: how many ranks have written it; 0 where it is a single file.
-        identifier: what is in its summary, and in no other's; "" where it is not known.
+        identifier: the unique identifier in its summary; "" if unknown.
     """
 
     path: str = attrs.field(validator=_is_a(str))
@@ -48,12 +48,12 @@ class SavedCheckpoint:
 
     @property
     def name(self) -> str:
-        """The name in its folder of the file, or of the manifest of one in shards."""
+        """Its name in the folder: the file, or the manifest."""
         return "/".join(Path(self.path).parts[-2 if self.shards else -1 :])
 
     @classmethod
     def from_state(cls, state: Any) -> "SavedCheckpoint":
-        """Returns what `attrs.asdict` made plain, or that of a bare path; unknown entries are ignored.
+        """Returns the checkpoint for the result of `attrs.asdict`, or for a path; ignores unknown entries.
 
         Raises:
             TypeError: a value is of another type.
@@ -65,7 +65,7 @@ class SavedCheckpoint:
 
 @attrs.frozen
 class Retention:
-    """Which checkpoints are kept: one that any part of it wants stays.
+    """A rule that keeps checkpoints: one stays if any part of the rule keeps it.
 
     ```python
     saver = CheckpointSaver("checkpoints", keep=Retention(3, best="metrics/eval/accuracy", every=10))
@@ -74,11 +74,11 @@ class Retention:
     Args:
         newest: how many of the newest; None for all.
         best: the name of a metric or loss of the evaluation, such as "metrics/eval/accuracy" or
-            "loss/eval/total": the best checkpoints stay too, of equal ones the older. A value is that of the
-            batch that was evaluated: a checkpoint of another batch has none, and NaN is never best.
+            "loss/eval/total", whose best checkpoints stay too; of equal ones the older. Only a checkpoint of
+            the evaluated batch has a value, and NaN is never best.
         best_mode: whether the best has the largest value ("max") or the smallest ("min").
         best_count: how many of the best.
-        every: each n-th stays for ever; None for none.
+        every: every n-th stays forever; None for none.
 
     Raises:
         ValueError: a number is less than one, the mode is neither, or `best` is not of an evaluation.
@@ -103,10 +103,10 @@ class Retention:
             raise ValueError(f"best_mode must be 'max' or 'min', got {self.best_mode!r}.")
 
     def surplus(self, saved: Sequence[SavedCheckpoint]) -> list[SavedCheckpoint]:
-        """Returns those that no part of the rule wants, oldest first.
+        """Returns the checkpoints that no part of the rule keeps, oldest first.
 
         Args:
-            saved: oldest first.
+            saved: the checkpoints, oldest first.
         """
         if self.newest is None:
             return []
@@ -117,7 +117,7 @@ class Retention:
         return [one for one in saved if one.path not in kept]
 
     def ranked(self, saved: Sequence[SavedCheckpoint]) -> list[SavedCheckpoint]:
-        """Returns those that have the metric, the best first; of equal ones the older first, NaN nowhere."""
+        """Returns the checkpoints with the metric, best first and equal ones older first, without NaN."""
         if self.best is None:
             return []
         sign = -1 if self.best_mode == "max" else 1
@@ -136,12 +136,12 @@ def _rule_of(name: str, given: int | Retention | None) -> Retention:
 def rules_of(
     here: int | Retention | None, in_store: int | Retention | None, newest: int | None
 ) -> tuple[Retention, Retention]:
-    """Returns the rules for this machine and for the store, each given as such or as a number of the newest.
+    """Returns the rules for this machine and for the store.
 
     Args:
-        here: that for this machine.
-        in_store: that for the store; the best is that of the other rule where it names none.
-        newest: how many of the newest stay here where that is not said.
+        here: the rule for this machine, or how many of the newest to keep.
+        in_store: the same for the store; without a metric of its own, it uses the other rule's.
+        newest: how many of the newest to keep on this machine by default.
 
     Raises:
         ValueError: a number is less than one, or the rules name different metrics.
@@ -160,14 +160,14 @@ def rules_of(
 
 @attrs.frozen
 class Kept:
-    """The checkpoints of a run that are kept; each oldest first.
+    """The kept checkpoints of a run, oldest first.
 
     Attributes:
-        local: on this machine.
-        stored: where they are uploaded; empty where nothing is ever deleted there.
-        removed: those that were removed last from this machine. A process that is killed may not have done
-            it: it is done again after the next save, or at the end of a session that saves nothing.
-        deleted: those that were deleted last where they are uploaded; likewise.
+        local: kept on this machine.
+        stored: kept where they are uploaded; empty if nothing is ever deleted there.
+        removed: the last ones that were removed from this machine. A killed process may not have finished,
+            so removal is repeated after the next save, or at the end of a session that saves nothing.
+        deleted: the last ones that were deleted where they are uploaded; repeated in the same way.
     """
 
     local: tuple[SavedCheckpoint, ...] = ()
@@ -176,13 +176,13 @@ class Kept:
     deleted: tuple[SavedCheckpoint, ...] = ()
 
     def with_new(self, new: SavedCheckpoint, here: Retention, in_store: Retention) -> "Kept":
-        """Returns what is kept with another checkpoint, by the rules for this machine and for the store."""
+        """Adds a checkpoint and applies the rules for this machine and for the store."""
         local, removed = _apply(here, self.local, self.removed, new)
         stored, deleted = _apply(in_store, self.stored, self.deleted, new)
         return Kept(local, () if in_store.newest is None else stored, removed, deleted)
 
     def with_metric(self, batch: int, metric: float) -> "Kept":
-        """Returns what is kept, with a value of the newest checkpoint if that is of this batch."""
+        """Sets the metric of the newest checkpoint, if it belongs to this batch."""
         local, stored = (
             (*part[:-1], attrs.evolve(part[-1], metric=metric)) if part and part[-1].batch == batch else part
             for part in (self.local, self.stored)
@@ -190,11 +190,11 @@ class Kept:
         return attrs.evolve(self, local=local, stored=stored)
 
     def trimmed(self) -> "Kept":
-        """Returns what is kept with the last of what was removed and deleted: the others are gone."""
+        """Forgets all removed and deleted checkpoints but the most recent ones."""
         return attrs.evolve(self, removed=self.removed[-_REMEMBERED:], deleted=self.deleted[-_REMEMBERED:])
 
     def without_stored(self, path: str) -> "Kept":
-        """Returns what is kept without a checkpoint of which a part could not be uploaded."""
+        """Forgets a checkpoint in the store that could not be uploaded completely."""
         stored, deleted = (
             tuple(one for one in part if one.path != path) for part in (self.stored, self.deleted)
         )
@@ -216,15 +216,15 @@ def _apply(
 
 
 class KeptCheckpoints:
-    """The checkpoints that a run has saved and keeps, by a rule for this machine and one for the store.
+    """The checkpoints that a run keeps, by one rule for this machine and one for the store.
 
     Attributes:
         here: the rule for this machine.
-        in_store: that for the store.
-        now: those that are kept, and what was removed last.
-        saved_at: when the newest was saved, also one that is still being written; None where it failed.
-        is_resumed: whether the run goes on from a checkpoint.
-        has_repeated: whether what a killed session may not have done is being done again, which is once.
+        in_store: the rule for the store.
+        now: the kept checkpoints, and the last removed ones.
+        saved_at: when the newest was saved, even if it is still being written; None if it failed.
+        is_resumed: whether the run resumed from a checkpoint.
+        has_repeated: whether the unfinished work of a killed session has been repeated; this happens once.
     """
 
     def __init__(self, here: Retention, in_store: Retention) -> None:
@@ -238,7 +238,7 @@ class KeptCheckpoints:
         self._has_metric = False
 
     def add(self, new: SavedCheckpoint, state: State) -> Kept:
-        """Adds a checkpoint of now, and finds those that are not kept; returns what was there before.
+        """Adds a checkpoint saved now, and applies the rules; returns the checkpoints kept before.
 
         Args:
             new: the checkpoint, without its number, batch and metric.
@@ -254,11 +254,11 @@ class KeptCheckpoints:
         return before
 
     def drop(self, before: Kept, *, has_newer: bool = False) -> None:
-        """Takes back one that could not be saved.
+        """Takes back a checkpoint that could not be saved.
 
         Args:
-            before: what was kept before it.
-            has_newer: whether another was added after it, which is kept.
+            before: the checkpoints kept before it.
+            has_newer: whether another one was added after it, which stays.
         """
         newest, self.now = self.now.local[-1], before
         if has_newer:
@@ -267,11 +267,11 @@ class KeptCheckpoints:
             self.saved_at = None
 
     def gone(self, before: Kept, after: Kept) -> tuple[list[SavedCheckpoint], list[SavedCheckpoint]]:
-        """Returns what a save removes here and in the store; at first also what should be gone by now.
+        """Returns what a save removes here and in the store; the first call includes leftovers.
 
         Args:
-            before: what was kept before it.
-            after: what was kept with it. What a newer one has removed since then is not among them.
+            before: the checkpoints kept before it.
+            after: the checkpoints kept with it, without those that a newer save has removed since.
         """
         before, now = before if self.has_repeated else Kept(), self.now
         return (
@@ -280,13 +280,13 @@ class KeptCheckpoints:
         )
 
     def outdated(self, before: Kept, after: Kept) -> list[SavedCheckpoint]:
-        """Returns the checkpoints that since this save only a rule for the newest keeps.
+        """Returns the checkpoints that, since this save, only a rule for the newest keeps.
 
         The first call also returns those from earlier saves.
 
         Args:
-            before: what was kept before it.
-            after: what was kept with it.
+            before: the checkpoints kept before the save.
+            after: the checkpoints kept with it.
         """
         rule, part = (self.here, "local") if self.in_store.newest is None else (self.in_store, "stored")
         rule = attrs.evolve(rule, newest=1)
@@ -295,30 +295,30 @@ class KeptCheckpoints:
         return [one for one in rule.surplus((*older, *getattr(after, part)[-1:])) if one not in known]
 
     def trim(self) -> None:
-        """Forgets what is gone but for the last: all that earlier sessions had left is removed by now."""
+        """Forgets removed checkpoints but the last; the leftovers of earlier sessions are removed by now."""
         self.now = self.now.trimmed()
 
     def forget_stored(self, path: str) -> None:
-        """Notes that a checkpoint is not whole in the store, so that nothing of it is deleted there."""
+        """Forgets a checkpoint that is incomplete in the store, so that its files stay there."""
         self.now = self.now.without_stored(path)
 
     def evaluated(self, state: State) -> None:
-        """Notes the value of weights that were saved before they were evaluated."""
+        """Records the metric of a checkpoint that was saved before its evaluation."""
         metric = values_of_now(state).get(self.here.best or "")
         if metric is not None:
             self.now = self.now.with_metric(int(state.timestamp.batch), metric)
 
     def look_for_metric(self, state: State) -> None:
-        """Says once that no checkpoint has the metric by which the best is kept."""
+        """Warns once if no checkpoint has the metric that selects the best."""
         best_by = self.here.best
         self._has_metric |= any(one.metric is not None for one in self.now.local)
         if best_by is not None and not self._has_metric and state.rank == 0:
             self._has_metric = True
-            known = ", ".join(state.eval_values) or "none, for there was no evaluation"
-            _log.warning("best=%r has no value. Those of the last evaluation are %s.", best_by, known)
+            known = ", ".join(state.eval_values) or "none, because there was no evaluation"
+            _log.warning("best=%r has no value. The last evaluation has %s.", best_by, known)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the checkpoints that are there, so that the rules work across sessions."""
+        """Returns the kept checkpoints, so that the rules work across sessions."""
         parts = {saved: getattr(self.now, part) for saved, part in _PARTS.items()}
         return {
             **{saved: [attrs.asdict(one) for one in part] for saved, part in parts.items()},
@@ -336,6 +336,6 @@ class KeptCheckpoints:
 
 
 def values_of_now(state: State) -> dict[str, float]:
-    """Returns the values of the evaluation of the weights that the model has now."""
+    """Returns the evaluation results of the current weights."""
     batch = int(state.timestamp.batch)
     return {name: value for name, value in state.eval_values.items() if state.eval_batches.get(name) == batch}

@@ -1,9 +1,9 @@
-"""`CheckpointSaver`: decides when a checkpoint is saved, and has four parts do the rest.
+"""`CheckpointSaver`: decides when to save a checkpoint, and lets four parts do the rest.
 
-`contents` collects what is in it, one of the two classes of `writing` writes it, and the `Publisher`
-uploads it and applies the rules of `retention`. A checkpoint is one file that
-`torch.load(weights_only=True)` reads: tensors and plain values, no code. A pointer in the same folder names
-the newest: a text file with the name under which the checkpoint is uploaded, as Composer writes it.
+`contents` collects the state, one of the two classes of `writing` writes it, and the `Publisher` uploads it
+and applies the rules of `retention`. A checkpoint is one file that `torch.load(weights_only=True)` reads:
+tensors and plain values, no code. A pointer in the same folder names the newest: a text file with the upload
+name of the checkpoint, as Composer writes it.
 """
 
 import logging
@@ -39,91 +39,90 @@ __all__ = ["CheckpointCounts", "CheckpointSaver"]
 _log = logging.getLogger("events")
 
 _LOOK_SECONDS = 0.1
-# After which a wait is said.
+# Waits longer than this are logged.
 _NOTICE_SECONDS = 10.0
 _DESTINATION_SECONDS = 30.0
-# What code for Composer asks of its saver, and where that is here.
+# Attributes of Composer's saver, and what to use instead.
 _ELSEWHERE = {
     "all_saved_checkpoints_to_timestamp": (
-        "state.last_checkpoint is the newest, and saver.state_dict() has those that are kept."
+        "state.last_checkpoint is the newest, and saver.state_dict() lists the kept ones."
     ),
-    "saved_checkpoints": "saver.state_dict() has those that are kept.",
+    "saved_checkpoints": "saver.state_dict() lists the kept ones.",
 }
 _NOT_THE_NAME = re.compile(r"\{(?!run_name\})[^{}]*\}")
 
 
 def _nothing() -> None:
-    """Ends the span of a checkpoint that another rank writes."""
+    """Does nothing: another rank writes the checkpoint and ends its span."""
 
 
 class CheckpointSaver(Callback):
-    """Saves a checkpoint at an interval and when training ends, and uploads it through the destinations.
+    """Saves checkpoints at an interval and when training ends, and uploads them through the destinations.
 
     ```python
     saver = CheckpointSaver("runs/mine/checkpoints", save_interval="500ba", keep=Retention(3, every=10))
     Trainer(..., callbacks=[saver])
     ```
 
-    Training waits while the state is copied in memory, not while the file is written: a state of 32 MiB and
-    more by a process of its own, a smaller one by a thread. Rank 0 writes; all ranks contribute the states of
-    their random number generators.
+    Training waits while the state is copied in memory, but not while the file is written. A separate process
+    writes a state of 32 MiB or more, a thread a smaller one. Rank 0 writes, and all ranks contribute the
+    states of their random number generators.
 
-    **Shards.** Where the model is divided among ranks by `fully_shard`, or with `sharded=True`, a checkpoint
-    is a folder; each rank writes and uploads its part, in the format of `torch.distributed.checkpoint`, and
-    any number of ranks loads it. It is complete once every rank has written; the pointer in a store moves
-    once every rank's part is there. All ranks must see `folder`, unless it is in a store.
+    **Shards.** If `fully_shard` has divided the model among ranks, or with `sharded=True`, a checkpoint is a
+    folder. Each rank writes and uploads its part in the format of `torch.distributed.checkpoint`, and any
+    number of ranks can load it. It is complete once every rank has written; the pointer in a store moves once
+    every part is uploaded. All ranks must see `folder`, unless it is in a store.
 
-    **Lock.** From `INIT` until it is closed, no other saver, of any process, may save checkpoints of these
-    names into the folder; rank 0 holds the lock, `.FILENAME.lock`, which ends with its process. Of a folder
-    in a store, the one on this machine is locked.
+    **Lock.** From `INIT` until close, no other saver, of any process, may save checkpoints of these names
+    into the folder. Rank 0 holds the lock, `.FILENAME.lock`, which ends with its process. For a folder in a
+    store, its local copy is locked.
 
-    **Memory.** The copy takes as much memory as the state, and keeps it from the first batch on. Where that
-    is not available, training waits for the file to be written; this is reported once. Once a save had to
-    wait for the file before, a second copy takes as much again, so that later ones need not: one checkpoint
-    waits in memory while another is written. Checkpoints in shards have one copy.
+    **Memory.** The copy takes as much memory as the state, from the first batch on. If that is not available,
+    training waits for the file to be written; this is reported once. After a save had to wait for its
+    predecessor, a second copy takes the same memory again, so that one checkpoint can wait in memory while
+    another is written. Checkpoints in shards have one copy.
 
-    **Errors.** A full disk costs this one checkpoint, not the run: the error is reported, older checkpoints
-    stay, and the next interval tries again. Where training ends it is raised. A disk that does not answer, or
-    a process that is stopped, costs it after `close_seconds`, with a `TimeoutError`.
+    **Errors.** If the disk is full, this checkpoint fails and training continues: the error is reported,
+    older checkpoints stay, and the next interval tries again. At the end of training the error is raised. If
+    a disk or the writing process does not respond within `close_seconds`, the checkpoint fails with a
+    `TimeoutError`.
 
     **Threading.** Hooks run in the training thread. `state.last_checkpoint` names a checkpoint once it is
-    complete, and only then is it uploaded. `close` waits for one that is being written.
+    complete, and only then is it uploaded. `close` waits for a checkpoint that is being written.
 
     Args:
-        folder: where to save: a local folder, or the URI of one in a store, such as
-            "s3://bucket/{run_name}", to which an upload queue of its own brings them; destinations do not get
-            those. May contain placeholders such as `{run_name}`.
+        folder: a local folder, or a URI such as "s3://bucket/{run_name}", whose files are uploaded by the
+            saver's own queue and not passed to destinations. May contain placeholders such as `{run_name}`.
         filename: the name of a checkpoint in it; must be unique, for example by `{batch}`.
         save_interval: how often, such as "1ep", "500ba" or "30m"; "auto", or an `AutoInterval`, for as often
-            as it costs little and the store takes them.
-        latest_filename: the name of the pointer to the newest, which may contain placeholders, and gets the
-            ending ".symlink" if it has another; None for no pointer.
+            as the cost and the store allow.
+        latest_filename: the name of the pointer to the newest; may contain placeholders, and gets the suffix
+            ".symlink" if it lacks it. None for no pointer.
         keep: what to keep locally, in `folder` and in a `RunDirectory`: how many of the newest, or a
-            `Retention`; None for all, or for one where `folder` is in a store, else for two where
-            `save_interval` is "auto" or an `AutoInterval`. While uploads to that store fail, one that is not
-            kept is not uploaded, and counted as withdrawn, unless `keep_in_store` says so.
-        keep_in_store: what to keep where they are uploaded, likewise; None, the default, for all: nothing is
-            deleted there. Older ones that this run has uploaded are deleted once the newer one and its
-            pointer are there. The best are those of `keep`, as many as there unless a `Retention` says
-            otherwise.
+            `Retention`. None keeps all; but one if `folder` is in a store, and two if `save_interval` is
+            "auto" or an `AutoInterval`. While uploads to that store fail, checkpoints that are not kept are
+            withdrawn instead of uploaded, unless `keep_in_store` keeps them.
+        keep_in_store: what to keep where they are uploaded, in the same form; None, the default, deletes
+            nothing there. Older ones that this run has uploaded are deleted once the newer one and its
+            pointer are uploaded. The best are the same as for `keep`, and as many, unless a `Retention`
+            sets them.
         remote_folder: the folder of the uploaded files.
         overwrite: whether a new run may save into a folder where another run has saved.
-        weights_only: whether a checkpoint holds the model alone: a run cannot be resumed from it.
+        weights_only: whether a checkpoint holds only the model; a run cannot be resumed from it.
         writing: how the file is written: in the background, by a process or a thread.
-        sharded: whether each rank writes its part of a checkpoint; None where the model is divided by
-            `fully_shard`. The ending ".pt" of `filename` is left out then.
-        close_seconds: how long `close` may wait for the file, and for uploads to a store; training waits as
-            long for a file to be written, at least five seconds. What takes longer is given up and counted
-            as failed.
+        sharded: whether each rank writes its part of a checkpoint, without the suffix ".pt" of `filename`.
+            Default: if `fully_shard` has divided the model.
+        close_seconds: how long `close` may wait for the file, and for uploads to a store. Training waits as
+            long for a file, but at least five seconds. Slower checkpoints are given up and count as failed.
 
     Raises:
         ValueError: a number is less than one, the rules name different metrics, or the folder is a URI
             without a store.
         TimeStringError: the interval has no unit.
-        FileExistsError: the folder holds checkpoints of another run, or a destination does under these
-            names: when the trainer is made; at `FIT_START` where it is a local folder.
-        CheckpointError: the state holds something that is neither a tensor nor a plain value; at `INIT`,
-            where another saver has the folder.
+        FileExistsError: the folder, or a destination, holds checkpoints of another run under these names;
+            raised when the trainer is made, for a local folder at `FIT_START`.
+        CheckpointError: the state holds something that is neither a tensor nor a plain value; or, at `INIT`,
+            another saver has the folder.
     """
 
     time_bucket = "checkpoint"
@@ -192,7 +191,7 @@ class CheckpointSaver(Callback):
     if not TYPE_CHECKING:  # which would then take any name
 
         def __getattr__(self, name: str) -> Any:
-            """Says where that is which code for Composer asks for."""
+            """Tells what to use instead of an attribute of Composer's saver."""
             hint = _ELSEWHERE.get(name, "")
             raise AttributeError(f"CheckpointSaver has no {name!r}. {hint}".rstrip(), name=name, obj=self)
 
@@ -208,7 +207,7 @@ class CheckpointSaver(Callback):
 
     @property
     def interval(self) -> Time | None:
-        """How often it saves; None where that depends on what it costs."""
+        """How often it saves; None if that depends on the cost."""
         return None if self._every is None else self._every.time
 
     @property
@@ -217,11 +216,11 @@ class CheckpointSaver(Callback):
 
     @property
     def weights_only(self) -> bool:
-        """Whether a checkpoint holds the model alone."""
+        """Whether a checkpoint holds only the model."""
         return self._weights_only
 
     def init(self, state: State, logger: Logger) -> None:
-        """Locks the folder, and opens the queue to a store, which uploads what an earlier process left."""
+        """Locks the folder, and opens the queue to a store, which continues earlier uploads."""
         for folder in (self._folder.template, self._folder.remote_folder):
             check_run_name(_NOT_THE_NAME.sub("", folder), state)
         for name in (self._folder.filename, self._folder.pointer or ""):
@@ -231,7 +230,7 @@ class CheckpointSaver(Callback):
         is_sharded = is_divided if self._sharded is None else self._sharded
         if is_divided and not is_sharded:
             raise ValueError(
-                "sharded must not be False for a model that is divided among ranks: rank 0 has a part of it. "
+                "sharded must not be False for a model that is divided among ranks: rank 0 has only a part. "
                 "Leave it out, or pass sharded=True."
             )
         self._folder = attrs.evolve(self._folder, is_sharded=is_sharded)
@@ -245,11 +244,11 @@ class CheckpointSaver(Callback):
         self._publisher.open(state)
 
     def _taken(self, state: State) -> str:
-        """Returns what is wrong where the folder holds checkpoints of another run, else an empty text."""
+        """Returns an error message if the folder holds checkpoints of another run, else ""."""
         return "" if self._overwrite or state.rank != 0 else self._folder.taken(state)
 
     def before_load(self, state: State, logger: Logger) -> None:
-        """Raises FileExistsError where destinations have checkpoints of another run under these names."""
+        """Raises FileExistsError if destinations have checkpoints of another run under these names."""
         if state.continues_run or self._overwrite or self._folder.is_in_store:
             return
         problem = self._folder.taken_at_destinations(state, logger) if state.rank == 0 else ""
@@ -258,7 +257,7 @@ class CheckpointSaver(Callback):
             raise FileExistsError(problem)
 
     def after_load(self, state: State, logger: Logger) -> None:
-        """Notes a loaded checkpoint: it need not be saved again."""
+        """Records that a checkpoint was loaded, which need not be saved again."""
         self._kept.is_resumed = state.last_checkpoint is not None
         if self._kept.is_resumed:
             self._kept.saved_at = state.timestamp
@@ -267,7 +266,7 @@ class CheckpointSaver(Callback):
         """Makes the folder, and removes half-written files from it.
 
         Raises:
-            OSError: the folder cannot be made; FileExistsError where it holds checkpoints of another run.
+            OSError: the folder cannot be made, or, as a FileExistsError, holds checkpoints of another run.
         """
         self._interval.start(state)
         error = self._open_folder(state) if state.rank == 0 else None
@@ -286,7 +285,7 @@ class CheckpointSaver(Callback):
         return FileExistsError(problem) if problem else None
 
     def batch_checkpoint(self, state: State, logger: Logger) -> None:
-        """Saves if the interval has passed, and hands on the checkpoint before once it is complete."""
+        """Saves if the interval has passed, and hands on the previous checkpoint once it is complete."""
         interval = self._interval
         with nullcontext() if self._auto is None else self._auto.measured():
             self._writing.advance(state, logger)
@@ -297,32 +296,32 @@ class CheckpointSaver(Callback):
                 self._writing.prepare(state)
 
     def is_due(self) -> bool:
-        """Returns whether to save at the next `BATCH_CHECKPOINT`, where this rank decides that: rank 0.
+        """Returns on rank 0 whether to save at the next `BATCH_CHECKPOINT`.
 
-        No collective; what it returns must be given to `agree` on all ranks.
+        No collective; pass the result to `agree` on all ranks.
         """
         if self._auto is None or self._rank != 0:
             return False
         return self._auto.is_due(lambda: self._writing.pending is None and self._publisher.has_arrived())
 
     def agree(self, *, is_due: bool) -> None:
-        """Takes what rank 0 has decided."""
+        """Takes the decision of rank 0."""
         if self._auto is not None:
             self._auto.is_agreed = is_due
 
     def eval_end(self, state: State, logger: Logger) -> None:
-        """Notes the value of weights that were saved before they were evaluated."""
+        """Records the metric of a checkpoint that was saved before its evaluation."""
         self._kept.evaluated(state)
 
     def epoch_checkpoint(self, state: State, logger: Logger) -> None:
-        """Saves if the interval has passed; an iteration counts where it ends, after its last epoch."""
+        """Saves if the interval has passed; an iteration counts when it ends, after its last epoch."""
         if self._interval.passed(state):
             self._save(state, logger)
 
     iteration_checkpoint = epoch_checkpoint
 
     def fit_end(self, state: State, logger: Logger) -> None:
-        """Saves the final state; an error is raised here, as no later checkpoint replaces this one."""
+        """Saves the final state; raises errors, because no later checkpoint replaces this one."""
         self._save(state, logger, is_last=True)
         self._publisher.repeat(state, logger)
         self._kept.look_for_metric(state)
@@ -337,25 +336,27 @@ class CheckpointSaver(Callback):
             waited = time.monotonic() - started
             if waited > _NOTICE_SECONDS and not is_said:
                 is_said = True
-                _log.warning("The end of training waits for shards to be uploaded, up to %.0f s.", seconds)
+                _log.warning(
+                    "The end of training waits for shards to be uploaded, for up to %.0f s.", seconds
+                )
             self._publisher.move_pointers(state, is_late=distributed.from_rank_zero(waited > seconds))
 
     def limit(self, seconds: float) -> None:
-        """Gives all that is still to be written and uploaded so many seconds at most."""
+        """Limits the time for everything that is still to be written and uploaded."""
         self._close_seconds = min(self._close_seconds, seconds)
         self._writing.limit(self._close_seconds)
 
     def close(self, state: State, logger: Logger) -> None:
-        """Waits for the checkpoint that is being written, and hands it on; not for one in shards."""
+        """Waits for the checkpoint that is being written and hands it on; does not wait for shards."""
         self._writing.close(state, logger)
 
     @property
     def lost_files(self) -> int:
-        """How many files a `save_folder` in a store will never get; counted while the run is open."""
+        """How many files can never be uploaded to a `save_folder` in a store; while the run is open."""
         return self._publisher.lost_files
 
     def post_close(self) -> None:
-        """Ends the process that writes, gives its memory back, and unlocks the folder."""
+        """Ends the writing process, releases memory, and unlocks the folder."""
         try:
             self._writing.end()
             self._publisher.close(self._close_seconds)
@@ -363,7 +364,7 @@ class CheckpointSaver(Callback):
             self._folder.release()
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the checkpoints that are there, so that `keep` works across sessions."""
+        """Returns the kept checkpoints, so that `keep` works across sessions."""
         return self._kept.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -384,12 +385,12 @@ class CheckpointSaver(Callback):
         )
         self._writing.begin(checkpoint, save, state, logger)
         self._kept.saved_at = state.timestamp
-        # One that training has waited for is done.
+        # If training waited for it, it is done.
         if is_last or (self._writing.pending is not None and self._writing.is_done()):
             self._writing.settle(state, logger, is_last=is_last, is_all=is_last)
 
     def _is_to_save(self, state: State, logger: Logger, *, is_last: bool) -> bool:
-        """Returns whether to save now; before that, ends older checkpoints if it must."""
+        """Returns whether to save now; first settles older checkpoints if necessary."""
         if self._writing.pending is not None:
             is_busy = not self._writing.is_done()
             if is_busy and self._how.when_busy == "skip" and not is_last:
@@ -399,12 +400,12 @@ class CheckpointSaver(Callback):
             if not is_busy or is_last or not self._writing.has_room():
                 if is_busy and self._kept.saved_at != state.timestamp:
                     self.counts.waited += 1
-                # One that failed is tried again at once where training ends.
+                # At the end of training, a failed one is retried at once.
                 self._writing.settle(state, logger, is_all=is_last)
         return self._kept.saved_at != state.timestamp
 
     def _next(self, state: State, logger: Logger) -> Save:
-        """Returns the checkpoint to save now, which is one of those that are kept from here on."""
+        """Returns the checkpoint to save now, after adding it to the kept ones."""
         folder, remote = self._folder.path(state), self._folder.remote(state)
         name, identifier = self._folder.name(state), secrets.token_hex(16)
         remote_name = f"{self._folder.destination_folder(state)}/{name}" if remote is None else name

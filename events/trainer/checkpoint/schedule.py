@@ -1,7 +1,7 @@
-"""`AutoInterval`: the next checkpoint begins as soon as training has paid for the one before.
+"""`AutoInterval`: saves as often as the cost of checkpoints allows.
 
-`AutoSchedule` applies it. Rank 0 decides, by its own clock and by what its checkpoints cost; the decision
-goes to all ranks with the numbers that they add up after each batch.
+`AutoSchedule` applies it. Rank 0 decides, by its own clock and by the cost of its checkpoints; the other
+ranks learn of it with the numbers that all ranks add up after each batch.
 """
 
 import time
@@ -17,22 +17,21 @@ __all__ = ["AutoInterval", "AutoSchedule"]
 
 @attrs.frozen(kw_only=True)
 class AutoInterval:
-    """How often checkpoints are saved, by what they cost; `save_interval="auto"` is `AutoInterval()`.
+    """How often checkpoints are saved, by their cost; `save_interval="auto"` is `AutoInterval()`.
 
     ```python
     saver = CheckpointSaver("runs/mine/checkpoints", save_interval=AutoInterval(save_overhead=0.005), keep=3)
     ```
 
-    The next checkpoint begins once three things hold: the one before is complete, in the store too if it
-    goes to one; the time for which it has held the training thread up, on rank 0, is at most `save_overhead`
-    of the time since it began; and `min_seconds` have passed since then. After `max_seconds` it begins in any
-    case.
+    The next checkpoint begins once three conditions hold: the previous one is complete, and uploaded if it
+    goes to a store; it stalled the training thread of rank 0 for at most `save_overhead` of the time since it
+    began; and `min_seconds` have passed since then. After `max_seconds` it begins in any case.
 
     Args:
-        save_overhead: the share of training's time that checkpoints may take, between 0 and 1.
-        min_seconds: the shortest time from the begin of one to that of the next, and to the first.
-        max_seconds: the longest, however much they cost and however slow the store is.
-        clock: returns seconds that only grow.
+        save_overhead: the share of training time that checkpoints may take, between 0 and 1.
+        min_seconds: the shortest time between the beginnings of two checkpoints, and before the first.
+        max_seconds: the longest time, however much they cost and however slow the store is.
+        clock: returns monotonic seconds.
 
     Raises:
         ValueError: a number is out of its range, or `max_seconds` is less than `min_seconds`.
@@ -60,7 +59,7 @@ class AutoSchedule:
     """Determines when the next checkpoint begins; the training thread uses it.
 
     Attributes:
-        is_agreed: whether rank 0 has decided to save at this batch, as all ranks know.
+        is_agreed: whether rank 0 has decided to save at this batch; the same on all ranks.
 
     Args:
         policy: how often.
@@ -77,10 +76,10 @@ class AutoSchedule:
         self._began, self._cost = self._policy.clock(), 0.0
 
     def is_due(self, is_complete: Callable[[], bool]) -> bool:
-        """Returns whether this rank would begin the next one now.
+        """Returns whether this rank would begin the next checkpoint now.
 
         Args:
-            is_complete: returns whether the one before is; asked where all else holds.
+            is_complete: returns whether the previous checkpoint is complete; called last.
         """
         policy, elapsed = self._policy, self._policy.clock() - self._began
         if elapsed >= policy.max_seconds:
@@ -89,7 +88,7 @@ class AutoSchedule:
         return is_paid and elapsed >= policy.min_seconds and is_complete()
 
     def passed(self, state: State) -> bool:
-        """Returns whether to begin the next one, once for each decision of rank 0."""
+        """Returns whether to begin the next checkpoint; true once per decision of rank 0."""
         is_agreed, self.is_agreed = self.is_agreed, False
         if is_agreed:
             self.start(state)
@@ -97,7 +96,7 @@ class AutoSchedule:
 
     @contextmanager
     def measured(self) -> Iterator[None]:
-        """Counts the time of a `with` block as a cost of the checkpoint that it begins, or of the newest."""
+        """Adds the time of a `with` block to the cost of the newest checkpoint."""
         started = self._policy.clock()
         try:
             yield

@@ -1,16 +1,16 @@
 """Checkpoints in shards: each rank writes its part of the tensors, in the format of torch's own checkpoints.
 
-A checkpoint is a folder. Its files, of which docs/checkpoints.md tells more:
+A checkpoint is a folder with these files (docs/checkpoints.md describes them):
 
-- `__{rank}_0.distcp`: tensors of a rank, each as `torch.save` writes it, one after the other.
-- `.metadata`: where each part of each tensor is, as `torch.distributed.checkpoint` (DCP) writes it.
-- `rank-{rank}.pt`: what else that rank has, for `torch.load(weights_only=True)`.
-- `manifest.json`: the number of ranks, a summary, and name, size and CRC-32 of the other files. Written by
-  rank 0, last: a folder without it is not a checkpoint.
+- `__{rank}_0.distcp`: the tensors of a rank, one after the other, each as `torch.save` writes it.
+- `.metadata`: the location of each part of each tensor, as `torch.distributed.checkpoint` (DCP) writes it.
+- `rank-{rank}.pt`: everything else of that rank, for `torch.load(weights_only=True)`.
+- `manifest.json`: the number of ranks, a summary, and name, size and CRC-32 of the other files. Rank 0 writes
+  it last, and a folder without it is not a checkpoint.
 
-A tensor's key is its place in a whole checkpoint, "model.0.weight". DCP's planners decide which rank writes
-which part, by one collective, and only when shapes have changed. Reading has no collectives: each rank reads
-the parts that it needs, whatever their number was, and verifies the files in which they are.
+A tensor's key is its location in a whole checkpoint, "model.0.weight". DCP's planners decide which rank
+writes which part; that takes one collective, only when shapes have changed. Reading has no collectives: each
+rank reads the parts that it needs, from any number of ranks, and verifies their files.
 """
 
 import copy
@@ -49,11 +49,11 @@ __all__ = [
 ]
 
 Fetch = Callable[[str, str], object]
-"""Downloads a file of a checkpoint to the folder of its manifest, given the names of both."""
+"""Downloads a file to the folder of the manifest, given the names of the checkpoint and the file."""
 
 
 _VERSION = 1
-# Of a folder, that is no way out of the one it is in.
+# The name of a folder, which must not lead out of its parent.
 _NAME = re.compile(r"[^./\\\0-\x1f][^/\\\0-\x1f]{0,254}")
 _MANIFEST_BYTES = 16 << 20
 _METADATA_MODULE = "torch.distributed.checkpoint.metadata"
@@ -76,11 +76,11 @@ _METADATA_CLASSES = frozenset(
 
 @attrs.frozen
 class WrittenShard(Written):
-    """The files of a rank; size and CRC-32 are those of `values_of(rank)`.
+    """The files that a rank has written; size and CRC-32 describe `values_of(rank)`.
 
     Attributes:
-        tensors: the file with its tensors, or None where it has none.
-        lengths: the bytes of each tensor in that file.
+        tensors: the file with its tensors, or None if there are none.
+        lengths: the size of each tensor in that file, in bytes.
     """
 
     tensors: Written | None
@@ -95,7 +95,7 @@ def files_of(written: WrittenShard, rank: int) -> dict[str, Written]:
 
 @attrs.frozen
 class ShardRequest(Request):
-    """The files of a rank, to be written; `path` is the manifest.
+    """Asks for the files of a rank to be written; `path` is the manifest.
 
     Attributes:
         rank: the rank.
@@ -114,14 +114,14 @@ def write_shard(
     """Writes the files of a rank, and waits for the disk.
 
     Args:
-        values: what `ShardPlan.divide` returned.
-        folder: of the checkpoint.
+        values: the result of `ShardPlan.divide`.
+        folder: the folder of the checkpoint.
         rank: the rank.
         is_wanted: asked before each write.
 
     Raises:
         OSError: they could not be written.
-        AbandonedError: they were not wanted any more.
+        AbandonedError: they were no longer wanted.
     """
     with new_file(folder / values_of(rank), is_wanted) as file:
         torch.save(values["rest"], file)  # type: ignore[arg-type]  # it needs only `write` and `flush`
@@ -135,14 +135,14 @@ def write_shard(
             is_whole = tensor.untyped_storage().nbytes() == tensor.nbytes and tensor.is_contiguous()
             torch.save(
                 tensor if is_whole else tensor.clone(memory_format=torch.contiguous_format),
-                shard,  # type: ignore[arg-type]  # likewise
+                shard,  # type: ignore[arg-type]  # as above
             )
             lengths.append(shard.size - before)
     return WrittenShard(file.size, file.crc32, Written(shard.size, shard.crc32), tuple(lengths))
 
 
 class ShardPlan:
-    """Which rank writes which part of which tensor; made again only when shapes have changed.
+    """Decides which rank writes which part of each tensor; recomputed only when shapes have changed.
 
     Args:
         rank: this rank.
@@ -155,15 +155,15 @@ class ShardPlan:
         self._metadata: Any = None
 
     def divide(self, checkpoint: Mapping[str, Any], model: torch.nn.Module) -> dict[str, Any]:
-        """Returns what this rank has to write; a collective, which every rank must enter.
+        """Returns the part that this rank writes; a collective, which every rank must enter.
 
         Args:
-            checkpoint: of this rank; what `checkpoint_of` or `weights_of` returned.
-            model: its parameters are those of all ranks; of its buffers, those of rank 0 are saved.
+            checkpoint: this rank's checkpoint, from `checkpoint_of` or `weights_of`.
+            model: its parameters are shared by all ranks; its buffers are saved by rank 0.
 
         Returns:
-            "tensors", a list of those in this rank's file; and "rest", the checkpoint without the tensors of
-            all ranks, and with "tensors", their places by key.
+            "tensors", the list of tensors in this rank's file; and "rest", the checkpoint without tensors,
+            but with their locations by key under "tensors".
         """
         from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
@@ -189,9 +189,9 @@ class ShardPlan:
         """Returns the content of `.metadata`.
 
         Args:
-            lengths: for each rank, the bytes of each tensor in its file.
+            lengths: the size in bytes of each tensor in the file of each rank.
         """
-        # Not among torch's exports, but in every `.metadata` that it writes.
+        # torch doesn't export it, but every `.metadata` contains it.
         from torch.distributed.checkpoint.filesystem import _StorageInfo
 
         places = {}
@@ -235,7 +235,7 @@ def _take_out(checkpoint: Mapping[str, Any]) -> tuple[dict[str, torch.Tensor], d
 
 
 def _identity(tensor: torch.Tensor) -> Any:
-    """Returns what only tied tensors have in common."""
+    """Returns a key that only tied tensors share."""
     whole: Any = tensor
     local = whole.to_local() if distributed.is_dtensor(tensor) else tensor
     if local.numel() == 0:
@@ -253,19 +253,19 @@ def complete(
     *,
     is_wanted: Callable[[], bool] = lambda: True,
 ) -> None:
-    """Writes `.metadata`, the manifest and the pointer, in this order; on rank 0, once all have written.
+    """Writes `.metadata`, the manifest and the pointer, in this order; on rank 0, after all ranks.
 
     Args:
-        folder: of the checkpoint.
-        plan: the one by which it was written.
-        written: by each rank.
-        pointer: its path, and the text it gets, or None.
-        summary: what is shown of it: plain values.
+        folder: the folder of the checkpoint.
+        plan: the plan that divided it.
+        written: the files of each rank.
+        pointer: the path and the text of the pointer, or None.
+        summary: its description, as plain values.
         is_wanted: asked before each file.
 
     Raises:
-        OSError: one could not be written.
-        AbandonedError: they were not wanted any more.
+        OSError: a file could not be written.
+        AbandonedError: the checkpoint was no longer wanted.
     """
     from uploads.disk import replace_file
 
@@ -288,7 +288,7 @@ def complete(
 
 
 class _MetadataUnpickler(pickle.Unpickler):
-    """Reads `.metadata`, which DCP pickles, without running code: knows the classes of that file alone."""
+    """Reads `.metadata`, which DCP pickles, without running code: it only knows that file's classes."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) in _METADATA_CLASSES:
@@ -308,7 +308,7 @@ class ShardedCheckpoint:
 
     Raises:
         OSError: the manifest cannot be read.
-        CheckpointError: it is none.
+        CheckpointError: it is not a manifest.
     """
 
     def __init__(self, manifest: Path, fetch: Fetch | None = None) -> None:
@@ -316,7 +316,7 @@ class ShardedCheckpoint:
 
         self._folder = manifest.parent
         self._fetch = fetch
-        # Those that were found whole, as they were then: torch opens them by their names.
+        # Intact files with their status at that time, because torch opens them by name.
         self._checked: dict[str, os.stat_result] = {}
         try:
             content = json.loads(read_regular(manifest, _MANIFEST_BYTES))
@@ -348,13 +348,13 @@ class ShardedCheckpoint:
         return {name: one.crc32 for name, one in self._files.items()}
 
     def read(self, device: torch.device | str = "cpu", state: State | None = None) -> dict[str, Any]:
-        """Returns it as a whole checkpoint is read; executes no code from its files.
+        """Returns the checkpoint like a single-file one; executes no code from its files.
 
         Args:
             device: the device of tensors that are not sharded.
-            state: the run to load it into: tensors are sharded as its parameters are, and what is of each
-                rank is that of this rank, or of rank 0 where the number of ranks is another. None: everything
-                of all ranks, on this one.
+            state: the run to load it into. Tensors are sharded like its parameters, and values per rank are
+                this rank's, or rank 0's if the number of ranks has changed. None reads everything of all
+                ranks.
 
         Raises:
             CheckpointError: a file that is needed is missing or damaged.
@@ -362,7 +362,7 @@ class ShardedCheckpoint:
         is_same = state is None or state.world_size == self.world_size
         checkpoint = self._values(state.rank if state is not None and is_same else 0, device)
         if "random" in checkpoint:
-            # If the number of ranks has changed, rank 0's values say where the run stands.
+            # If the number of ranks has changed, rank 0's values give the position of the run.
             own = range(self.world_size) if state is None else (state.rank, state.rank if is_same else 0)
             others = [self._values(rank, device) if rank in own else None for rank in range(self.world_size)]
             for name in ("random", "random_at_epoch_start", "train_metrics"):
@@ -422,7 +422,7 @@ class ShardedCheckpoint:
         return tensors
 
     def _path(self, name: str) -> Path:
-        """Returns the path of a file that is whole; fetches it if need be."""
+        """Returns the path of an intact file; fetches it if necessary."""
         path = self._folder / name
         if name in self._checked:
             return path
@@ -438,12 +438,12 @@ class ShardedCheckpoint:
         return path
 
     def _check_unchanged(self) -> None:
-        """Compares files again that are others by now than those that were found whole.
+        """Checks files again that were replaced after they were found intact.
 
-        Another rank of this machine may have downloaded the same.
+        Another rank of this machine may have downloaded the same file.
 
         Raises:
-            CheckpointError: one is not whole any more.
+            CheckpointError: a file is no longer intact.
         """
         for name, before in self._checked.items():
             path = self._folder / name
@@ -457,7 +457,7 @@ class ShardedCheckpoint:
                 raise CheckpointError(f"{str(path)!r} must not change while it is read, but was replaced.")
 
     def _whole(self, path: Path) -> os.stat_result | None:
-        """Returns what a file is if size and CRC-32 are those in the manifest, else None; reads all of it."""
+        """Returns the status of a file if size and CRC-32 match the manifest, else None; reads it all."""
         from uploads.disk import crc32_of, open_regular
 
         expected = self._files[path.name]
@@ -474,7 +474,7 @@ class ShardedCheckpoint:
 
 
 def _place_of(path: Sequence[Any]) -> tuple[Any, ...]:
-    """Returns the place of the tensor by which one at a path of a checkpoint is divided."""
+    """Returns the location of the tensor that determines how the one at a path is divided."""
     match path:
         case "optimizers", number, _, parameter, *_:
             return "optimizers", number, parameter
@@ -484,7 +484,7 @@ def _place_of(path: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def _placed(state: State) -> dict[tuple[Any, ...], torch.Tensor]:
-    """Returns the sharded tensors of a run: those of modules by name, parameters also by optimizer."""
+    """Returns the sharded tensors of a run: of modules by name, and parameters also by optimizer."""
     modules: list[tuple[tuple[str, ...], Any]] = [(("model",), state.model)]
     modules += [(("modules", name), one) for name, one in state.parts.find().parts.items()]
     found: dict[tuple[Any, ...], torch.Tensor] = {}

@@ -1,13 +1,13 @@
 """Copies a state into buffers that are kept, so that training continues while the copy is written.
 
 A tree of plain values and tensors becomes a `StateSnapshot`: the same tree with a reference in place of each
-tensor, and the storages that the references are into. Storages lie one after the other in one buffer, a
-memory file (`memfd_create(2)`) where the system has it, so that another process can map the same pages; it
-does not count against the size of /dev/shm. As with `torch.save`, each storage is copied once and whole:
-tensors that share memory (tied parameters, views) share it when they are loaded, if they are of one type.
+tensor, and the referenced storages. Storages lie one after the other in one buffer. Where the system supports
+it, the buffer is a memory file (`memfd_create(2)`), so that another process can map the same pages without
+using /dev/shm. As with `torch.save`, each storage is copied once and whole: tensors of one type that share
+memory (tied parameters, views) share it again when they are loaded.
 
-Which values there may be, says `plain`. What torch can load but what has no plain storage (sparse and
-quantized tensors, types that the user has declared safe) is pickled by torch in the calling thread.
+`plain` defines the allowed values. Values that torch can load but that have no plain storage (sparse and
+quantized tensors, types that the user declared safe) are pickled by torch in the calling thread.
 """
 
 import ctypes
@@ -36,18 +36,18 @@ __all__ = [
 ]
 
 _ALIGNMENT = 64
-# Of larger ones, a copy that gives up the interpreter's lock costs less than it saves.
+# For larger ones, releasing the interpreter's lock pays.
 _SMALL_BYTES = 64 << 10
-# The time that torch takes to write a storage beside its bytes, in bytes.
+# The fixed cost of writing a storage, expressed in bytes.
 _STORAGE_BYTES = 16 << 10
-# Linux 5.14: makes pages present without changing what is in them.
+# Linux 5.14: makes pages present without changing their content.
 _MADV_POPULATE_WRITE = 23
-# The kernel holds a lock on the memory map meanwhile, for which allocations of training wait.
+# The kernel locks the memory map meanwhile, and allocations of training wait for it.
 _POPULATE_BYTES = 8 << 20
 _MEMORY = Path("/proc/meminfo")
 _CONTROL_GROUP = Path("/sys/fs/cgroup")
 _MEMORY_SHARE = 0.9
-# A process that maps buffers tells them apart by these numbers.
+# A process that maps buffers distinguishes them by these numbers.
 _identifiers = itertools.count(1)
 
 
@@ -61,7 +61,7 @@ class TensorReference(NamedTuple):
     Attributes:
         storage: the index of the storage.
         view: dtype, size, strides and offset in elements, whether it requires a gradient, and whether it is
-            loaded as a `Parameter`. Of many tensors that are alike, it is one object.
+            loaded as a `Parameter`. Similar tensors share one object.
     """
 
     storage: int
@@ -77,11 +77,11 @@ class Pickled:
 
 @attrs.frozen
 class StateSnapshot:
-    """A tree of values with references, and where the storages are in the buffer.
+    """A tree of values with references, and the layout of the storages in the buffer.
 
     Attributes:
         tree: the values.
-        sizes: the bytes of each storage; they lie one after the other, each at a multiple of 64.
+        sizes: the size of each storage in bytes; each begins at a multiple of 64.
         buffer: the identifier of the `SnapshotBuffer`.
     """
 
@@ -91,12 +91,12 @@ class StateSnapshot:
 
     @property
     def room(self) -> int:
-        """The bytes that the storages need in a buffer."""
+        """The buffer size that the storages need, in bytes."""
         return sum(_aligned(self.sizes))
 
     @property
     def effort(self) -> int:
-        """What it takes to write it: the bytes of one storage that takes as long."""
+        """The cost of writing it, as the size of a single storage that takes as long."""
         return self.room + _STORAGE_BYTES * len(self.sizes)
 
 
@@ -105,7 +105,7 @@ def _aligned(sizes: Sequence[int]) -> list[int]:
 
 
 def _offsets(sizes: Sequence[int]) -> Iterator[int]:
-    """Returns where each storage begins, and where the last one ends."""
+    """Returns the offset of each storage, and the end of the last one."""
     return itertools.accumulate(_aligned(sizes), initial=0)
 
 
@@ -116,7 +116,7 @@ class _Referencing(PlainWalk):
         super().__init__()
         self.storages: list[torch.UntypedStorage] = []
         self.sizes: list[int] = []
-        # Those that are not small, or not on the host.
+        # Indices of storages that are large or not on the host.
         self.large: set[int] = set()
         self._indices: dict[tuple[int, torch.dtype], int] = {}
         self._views: dict[Any, Any] = {}
@@ -149,15 +149,15 @@ class _Referencing(PlainWalk):
         return Pickled(data)
 
     def outline(self, values: Any) -> StateSnapshot:
-        """Returns a snapshot that is in no buffer."""
-        # Each of its many new objects would have Python look through all objects again: a third of the time.
+        """Returns a snapshot outside of any buffer."""
+        # The many new objects would trigger garbage collections, a third of the time.
         with _without_collection():
             return StateSnapshot(self.values(values), tuple(self.sizes), 0)
 
 
 @contextmanager
 def _without_collection() -> Iterator[None]:
-    """Has Python look for no garbage meanwhile."""
+    """Disables garbage collection in a block."""
     if not gc.isenabled():
         yield
         return
@@ -169,7 +169,7 @@ def _without_collection() -> Iterator[None]:
 
 
 def outline_of(values: Any) -> StateSnapshot:
-    """Returns a snapshot of which nothing was copied: what it needs is known.
+    """Returns a snapshot without a copy, which tells how much memory it needs.
 
     Raises:
         CheckpointError: a checkpoint cannot hold the values.
@@ -178,7 +178,7 @@ def outline_of(values: Any) -> StateSnapshot:
 
 
 def rebuild(snapshot: StateSnapshot, memory: torch.Tensor) -> Any:
-    """Returns the tree of a snapshot with tensors again, which are views of the buffer.
+    """Returns the tree of a snapshot, with tensors that are views of the buffer.
 
     Args:
         snapshot: what to rebuild.
@@ -186,7 +186,7 @@ def rebuild(snapshot: StateSnapshot, memory: torch.Tensor) -> Any:
     """
     content = memory.numpy()
     storages = [
-        # Each is a storage of its own: else `torch.save` would write the whole buffer.
+        # Separate storages: otherwise `torch.save` would write the whole buffer.
         torch.frombuffer(content, dtype=torch.uint8, count=size, offset=offset).untyped_storage()
         if size
         else torch.empty(0, dtype=torch.uint8).untyped_storage()
@@ -213,7 +213,7 @@ def _tensor_at(reference: TensorReference, storage: torch.UntypedStorage) -> tor
 class SnapshotBuffer:
     """The memory that states are copied into, kept from one snapshot to the next; it grows, never shrinks.
 
-    Not thread-safe, but for `prepare`, which another thread may run while a snapshot is taken.
+    Not thread-safe, except for `prepare`, which another thread may run while a snapshot is taken.
 
     Args:
         available: returns the bytes of memory that are free.

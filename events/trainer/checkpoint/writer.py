@@ -1,13 +1,14 @@
-"""Writes snapshots in the background: small ones in a thread, large ones in a process of their own.
+"""Writes snapshots in the background: small ones in a thread, large ones in a separate process.
 
-The process is a fresh interpreter, for a fork of a training process would inherit its locks and its GPU. It
-takes a second or two to import torch, for which nothing waits: what is to be written lies in shared memory
-until then. One is kept for the whole run, and replaced when it dies.
+The process is a fresh interpreter, because a fork of a training process would inherit its locks and its GPU.
+It takes a second or two to import torch, but nothing waits for it, because the data lies in shared memory.
+One process is kept for the whole run and replaced when it dies.
 
-The two talk over a pair of sockets, by `multiprocessing.connection`. To the process: `("buffer", identifier,
-bytes)` followed by the descriptor of the memory, once for each buffer, and `("write", Request)`. From the
-process, for each request: a `Written`, or an `OSError`, or another exception as text. The process ends with
-the socket, and writes nothing more once the training process has ended. It gives way to training (`nice`).
+The two talk over a pair of sockets, using `multiprocessing.connection`. To the process: `("buffer",
+identifier, bytes)` followed by the descriptor of the memory, once for each buffer, and `("write", Request)`.
+From the process, for each request: a `Written`, or an `OSError`, or another exception as text. The process
+ends with the socket, and writes nothing more once the training process has ended. It runs at a lower priority
+(`nice`).
 """
 
 import concurrent.futures
@@ -44,25 +45,25 @@ _END_SECONDS = 5.0
 _KILL_SECONDS = 5.0
 _LOOK_SECONDS = 0.5
 _TRIES = 2
-# Leaves a processor that both want to training, nine parts of ten.
+# Leaves nine tenths of a contended processor to training.
 _NICE = 10
 
 
 def in_thread(name: str, call: Callable[[], Any]) -> "concurrent.futures.Future[Any]":
-    """Calls a function in a thread for which the end of the interpreter does not wait.
+    """Calls a function in a thread that the end of the interpreter doesn't wait for.
 
-    Where there can be none, for want of memory, this thread calls it.
+    If no thread can be started, for lack of memory, this thread calls it.
     """
     future: concurrent.futures.Future[Any] = concurrent.futures.Future()
 
     def run() -> None:
         try:
             future.set_result(call())
-        except BaseException as error:  # noqa: BLE001  # raised to who asks the future
+        except BaseException as error:  # noqa: BLE001  # raised by `Future.result`
             future.set_exception(error)
 
     try:
-        # Not a pool: at exit Python would wait for its threads for as long as a dead file system takes.
+        # Not a pool: at exit Python would wait for its threads, even on a dead file system.
         threading.Thread(target=run, name=name, daemon=True).start()
     except RuntimeError:
         run()
@@ -74,10 +75,10 @@ class Request:
     """A file to write.
 
     Attributes:
-        snapshot: what is in it.
+        snapshot: the content.
         path: the file.
-        pointer: a file that names it, and the text of that, or None.
-        surplus: older files, to be removed when it is complete, with their identifiers.
+        pointer: the path and the text of the pointer, or None.
+        surplus: older files to remove once it is complete, with their identifiers.
     """
 
     snapshot: StateSnapshot
@@ -86,7 +87,7 @@ class Request:
     surplus: tuple[tuple[Path, str], ...] = ()
 
     def sweep(self) -> None:
-        """Removes what a process that was killed has left half written."""
+        """Removes the half-written files of a killed process."""
         sweep_file(self.path)
         if self.pointer is not None:
             sweep_file(self.pointer[0])
@@ -107,11 +108,11 @@ class Request:
 class BackgroundWriter:
     """Writes one snapshot at a time; the lock guards the process and the connection to it.
 
-    No call waits for the process to answer for longer than a few seconds: it may be stopped, or wait for a
-    disk that is gone. Whoever waits for a file sets a limit, and then calls `give_up`.
+    No call waits for the process for longer than a few seconds, because it may be stopped or wait for a dead
+    disk. Callers limit their wait for a file, and then call `give_up`.
 
     Args:
-        process_bytes: a snapshot of at least this effort is written by a process, a smaller one by a thread.
+        process_bytes: the effort from which a process writes a snapshot, and not a thread.
     """
 
     def __init__(self, process_bytes: int) -> None:
@@ -134,7 +135,7 @@ class BackgroundWriter:
     def start(self, effort: int) -> None:
         """Starts the process if snapshots of this effort need it; does not wait for it. Any thread.
 
-        Where none can be started, a thread writes instead.
+        If it can't be started, a thread writes instead.
         """
         if effort >= self._process_bytes:
             with self._lock, contextlib.suppress(OSError):
@@ -150,20 +151,20 @@ class BackgroundWriter:
         """Writes a file in the background; the buffer must not change before the future is done.
 
         Args:
-            request: what and where.
+            request: the file to write.
             buffer: the memory of the snapshot.
             wait: called in the background before the memory is read.
             is_wanted: whether the file is still wanted; asked again and again.
 
         Returns:
-            The future; its exception is an `OSError` where the file could not be written.
+            The future; its exception is an `OSError` if the file could not be written.
         """
         return in_thread("checkpoint-writer", lambda: self._written(request, buffer, wait, is_wanted))
 
     def give_up(self) -> None:
-        """Kills the process, if there is one, after `is_wanted` has become false; does not wait. Any thread.
+        """Kills the process, if any, after `is_wanted` has become false; does not wait. Any thread.
 
-        The future is done soon after that, unless a thread writes, and waits for the disk.
+        The future is done soon after, unless a thread writes and waits for the disk.
         """
         process = self._process
         if process is not None:
@@ -172,11 +173,11 @@ class BackgroundWriter:
 
     def close(self) -> None:
         """Ends the process; blocks for a few seconds at most."""
-        if not self._lock.acquire(timeout=_END_SECONDS):  # A request is on its way to a process that hangs.
+        if not self._lock.acquire(timeout=_END_SECONDS):  # A request is being sent to a hanging process.
             self.give_up()
             if not self._lock.acquire(timeout=_KILL_SECONDS):
                 _log.warning(
-                    "the process that writes checkpoints (pid %s) is left behind: it hangs", self.pid
+                    "the process that writes checkpoints (pid %s) hangs and is left behind", self.pid
                 )
                 return
         try:
@@ -193,7 +194,7 @@ class BackgroundWriter:
     ) -> Written:
         wait()
         written = None
-        # After one that was given up, another is started, and the next file does not wait for it.
+        # After a process was given up, another is started, and the next file doesn't wait for it.
         is_late, self._is_given_up = self._is_given_up, False
         if is_late:
             self.start(request.snapshot.effort)
@@ -204,16 +205,16 @@ class BackgroundWriter:
     def _write_in_process(
         self, request: Request, buffer: SnapshotBuffer, descriptor: int, is_wanted: Callable[[], bool]
     ) -> Written | None:
-        """Returns None where the process died twice, or cannot be started.
+        """Returns None if the process died twice, or can't be started.
 
         Raises:
-            AbandonedError: the file is not wanted any more.
+            AbandonedError: the file is no longer wanted.
         """
         for _ in range(_TRIES):
             with self._lock:
                 try:
                     connection = self._connect()
-                    # Asked once the process is known: whoever sets a limit kills it after that.
+                    # Checked once the process is known, which `give_up` kills after `is_wanted` turned false.
                     if not is_wanted():
                         raise AbandonedError
                     if self._sent_buffer != buffer.identifier:
@@ -246,11 +247,11 @@ class BackgroundWriter:
         return None
 
     def _answer(self, connection: Connection) -> object:
-        """Returns what the process answers.
+        """Returns the answer of the process.
 
         Raises:
-            EOFError: it has ended. Its socket alone does not tell: a child that was forked while the process
-                was started has the other end, too.
+            EOFError: it has ended. The socket alone doesn't show that, because a child that was forked during
+                its start has the other end too.
         """
         process = self._process
         while not connection.poll(_LOOK_SECONDS):
@@ -259,15 +260,15 @@ class BackgroundWriter:
         return connection.recv()
 
     def _connect(self) -> Connection:
-        """Returns the connection to the process, which is started if there is none."""
+        """Returns the connection to the process, and starts one if necessary."""
         if self._connection is not None:
             return self._connection
         home = str(Path(__file__).resolve().parents[3])
         ours, theirs = socket.socketpair()
         try:
             # -P: a folder called `events` in the working directory must not stand in for this package.
-            # A session of its own: Ctrl-C in the terminal is for the training process.
-            # No streams: `python train.py 2>&1 | tee log` ends with the training process.
+            # A new session: Ctrl-C in the terminal is meant for the training process.
+            # No streams: `python train.py 2>&1 | tee log` must end with the training process.
             self._process = subprocess.Popen(  # noqa: S603  # our own interpreter and module
                 [sys.executable, "-P", "-m", __name__, str(theirs.fileno()), str(os.getpid())],
                 stdin=subprocess.DEVNULL,
@@ -276,7 +277,7 @@ class BackgroundWriter:
                 env={
                     **os.environ,
                     "PYTHONPATH": os.pathsep.join(filter(None, [home, os.environ.get("PYTHONPATH")])),
-                    # It has nothing to do with the GPU, and would take memory there.
+                    # Otherwise it would take memory on the GPU.
                     "CUDA_VISIBLE_DEVICES": "",
                 },
                 start_new_session=True,
@@ -299,7 +300,7 @@ class BackgroundWriter:
         process, self._process = self._process, None
         if process is None:
             return None
-        if not self._sent_buffer:  # It has nothing to end, and may be importing torch.
+        if not self._sent_buffer:  # It has no work, and may still be importing torch.
             process.kill()
         try:
             return process.wait(_END_SECONDS)
@@ -307,12 +308,12 @@ class BackgroundWriter:
             process.kill()
         try:
             return process.wait(_KILL_SECONDS)
-        except subprocess.TimeoutExpired:  # It waits for a disk, and ends when that answers.
-            _log.warning("the process that writes checkpoints (pid %s) is left behind: it hangs", process.pid)
+        except subprocess.TimeoutExpired:  # It waits for a disk, and ends when the disk responds.
+            _log.warning("the process that writes checkpoints (pid %s) hangs and is left behind", process.pid)
             return None
 
     def _forget_after_fork(self) -> None:
-        """Closes the socket in a forked child, so that the process sees the end of the parent."""
+        """Closes the socket in a forked child, so that the process notices the end of the parent."""
         self._lock = threading.Lock()
         if self._connection is not None:
             self._connection.close()
@@ -323,14 +324,14 @@ class BackgroundWriter:
 
 
 def main(arguments: list[str]) -> None:
-    """Writes what it is told to until the training process ends.
+    """Serves write requests until the training process ends.
 
     Args:
         arguments: the descriptor of the socket, and the id of the training process.
     """
     from uploads.disk import give_way
 
-    # Sent to all processes of a job: this one ends with the training process, which has a checkpoint to save.
+    # Schedulers signal all processes of a job, but the training process still has a checkpoint to save.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(1)

@@ -1,9 +1,9 @@
-"""How a checkpoint is written: `FileWriter`, one file by rank 0; `ShardWriter`, a part by each rank.
+"""Writes checkpoints: `FileWriter` one file on rank 0, `ShardWriter` a part on each rank.
 
-Both copy the state in the training thread and have it written in the background (`writer`). Once it is
-complete on the disk, on all ranks, they hand it to the `Publisher`, at the next batch. One is written at a
-time. Where a save of one file had to wait for the file before, a second copy is made room for: from then on
-one checkpoint may wait in memory while another is written.
+Both copy the state in the training thread and write it in the background (`writer`). At the next batch after
+it is complete on the disks of all ranks, they hand it to the `Publisher`. One checkpoint is written at a
+time. Once a save had to wait for the previous file, memory for a second copy is allocated, so that one
+checkpoint can wait in memory while another is written.
 """
 
 import concurrent.futures
@@ -36,19 +36,19 @@ __all__ = ["CheckpointWriting", "FileWriter", "ShardWriter"]
 
 _log = logging.getLogger("events")
 
-# Of the size: for what else is in a checkpoint, as states of callbacks and of random number generators.
+# Extra room, as a share of the size and in bytes, for states of callbacks and generators.
 _SPARE, _SPARE_BYTES = 32, 1 << 20
-# Of training for a file, whatever `close_seconds` is.
+# Training waits at least this long for a file, whatever `close_seconds` is.
 _LEAST_SECONDS = 5.0
-# After which a wait is said.
+# Waits longer than this are logged.
 _NOTICE_SECONDS = 10.0
-# A process that is killed ends within it, unless it waits for a disk.
+# A killed process ends within this time, unless it waits for a disk.
 _KILLED_SECONDS = 2.0
 
 
 @attrs.frozen(kw_only=True)
 class CheckpointWriting:
-    """How the file of a checkpoint is written.
+    """Options for writing the file of a checkpoint.
 
     ```python
     saver = CheckpointSaver("checkpoints", writing=CheckpointWriting(when_busy="skip"))
@@ -56,14 +56,14 @@ class CheckpointWriting:
 
     Args:
         asynchronous: whether it is written in the background.
-        when_busy: what happens where the checkpoint before is still being written: training waits for it
-            the first time, and from then on copies this one to a second memory, where it waits for its turn
-            ("wait"); or this one is left out ("skip"), but never the one where training ends.
-        process_bytes: the size from which on a process writes and not a thread; each tensor counts as 16 KiB
-            more than it has.
+        when_busy: what to do if the previous checkpoint is still being written. "wait" waits for it the first
+            time, and later copies the new checkpoint to a second memory, where it waits for its turn. "skip"
+            leaves the new checkpoint out, except for the one at the end of training.
+        process_bytes: the size from which a process writes, and not a thread; each tensor counts as 16 KiB
+            more than its size.
 
     Raises:
-        ValueError: `when_busy` is neither.
+        ValueError: `when_busy` is unknown.
     """
 
     asynchronous: bool = True
@@ -81,12 +81,12 @@ class _Pending:
 
     Attributes:
         save: the checkpoint.
-        future: of the step that it is in.
-        shards: what all ranks have written of one in shards, while rank 0 completes it; empty before.
-        given_up: set once nobody waits for it any more: it must not appear later.
-        started: when.
-        is_late: whether it was said that it takes longer than it should.
-        start: begins to write it, where it waits for the one before.
+        future: the future of its current step.
+        shards: the files of all ranks while rank 0 completes a checkpoint in shards; empty before.
+        given_up: set once nobody waits for it any more, so that it must not appear later.
+        started: when writing began, on the monotonic clock.
+        is_late: whether a warning was logged that it takes too long.
+        start: begins to write it after the previous one.
     """
 
     save: Save
@@ -103,11 +103,11 @@ class _Pending:
 
 
 class _StateWriter(ABC):
-    """What both ways have in common: the copy, the limit of time, and what becomes of an error.
+    """The base of both writers: copies the state, limits the time, and handles errors.
 
     Attributes:
         pending: the checkpoint that is being written, or None.
-        waiting: the one after it, which is copied and not written yet, or None.
+        waiting: the next checkpoint, which is copied but not written yet, or None.
         seconds: how long training waits for a file.
 
     Args:
@@ -139,11 +139,11 @@ class _StateWriter(ABC):
         self._publisher = publisher
         self._counts = counts
         self._buffer: SnapshotBuffer | None = None
-        # For the one that waits, once a save had to wait; it and the other change places.
+        # For `waiting`, once a save had to wait; the two buffers swap roles.
         self._spare: SnapshotBuffer | None = None
         self._spare_ready: concurrent.futures.Future[Any] | None = None
         self._writer: BackgroundWriter | None = None
-        # What was given up, and may still be read from the buffer by a thread that waits for its disk.
+        # A given-up write whose thread may still read the buffer while it waits for its disk.
         self._stuck: concurrent.futures.Future[Any] | None = None
         self._removal: concurrent.futures.Future[Any] | None = None
 
@@ -153,7 +153,7 @@ class _StateWriter(ABC):
         return None if self._writer is None else self._writer.pid
 
     def limit(self, seconds: float) -> None:
-        """Lets everything from here on take so long at most."""
+        """Limits the time of everything from now on."""
         self.seconds = self._close_seconds = seconds
 
     @property
@@ -162,7 +162,7 @@ class _StateWriter(ABC):
         """Whether this rank writes."""
 
     def prepare(self, state: State) -> None:
-        """Makes memory for the copy, and starts the process that writes, before the first save needs them."""
+        """Allocates the copy and starts the writing process before the first save needs them."""
         if self._buffer is not None or not self._how.asynchronous or not self.takes_part:
             return
         try:
@@ -190,11 +190,11 @@ class _StateWriter(ABC):
         return False
 
     def begin(self, checkpoint: dict[str, Any], save: Save, state: State, logger: Logger) -> None:
-        """Copies a checkpoint and begins to write it, after the one before; every rank must call it.
+        """Copies a checkpoint and begins to write it after the previous one; every rank must call it.
 
         Args:
-            checkpoint: what `checkpoint_of` returned.
-            save: where.
+            checkpoint: the result of `checkpoint_of`.
+            save: its paths and names.
             state: the run.
             logger: its destinations.
         """
@@ -217,18 +217,18 @@ class _StateWriter(ABC):
             self.waiting = pending
 
     def advance(self, state: State, logger: Logger) -> None:
-        """Hands the checkpoint that is being written on, or reports it, if it is done."""
+        """Hands on the pending checkpoint, or reports its error, if it is done."""
         if self.pending is not None and self.is_done():
             self._finish(state, logger)
 
     def settle(self, state: State, logger: Logger, *, is_last: bool = False, is_all: bool = False) -> None:
-        """Waits for the checkpoint that is being written, and hands it on or reports it.
+        """Waits for the pending checkpoint, and hands it on or reports its error.
 
         Args:
             state: the run.
             logger: its destinations.
-            is_last: whether an error is raised, as no later checkpoint replaces this one.
-            is_all: whether it waits for the one after it, too.
+            is_last: whether to raise an error, because no later checkpoint replaces this one.
+            is_all: whether to wait for the next checkpoint too.
         """
         first = self.pending
         while self.pending is not None and (is_all or self.pending is first):
@@ -237,7 +237,7 @@ class _StateWriter(ABC):
             self._finish(state, logger, is_last=is_last)
 
     def end(self) -> None:
-        """Ends the process that writes, and gives its memory back."""
+        """Ends the writing process and releases memory."""
         if self.pending is not None and not self.pending.future.done():
             self._give_up(self.pending)
         self.pending = self.waiting = None
@@ -254,7 +254,7 @@ class _StateWriter(ABC):
                 buffer.release()
 
     def look_for_delay(self) -> None:
-        """Says once that the checkpoint for which others are left out takes longer than the limit."""
+        """Warns once if checkpoints are skipped because the pending one takes longer than the limit."""
         pending = self.pending
         if pending is None or pending.is_late:
             return
@@ -269,42 +269,42 @@ class _StateWriter(ABC):
 
     @abstractmethod
     def is_done(self) -> bool:
-        """Returns whether what is being written is; every rank that takes part must call it."""
+        """Returns whether the pending checkpoint is complete; every participating rank must call it."""
 
     @abstractmethod
     def close(self, state: State, logger: Logger) -> None:
-        """Ends the checkpoint that is being written, where training has ended."""
+        """Ends the pending checkpoint when training has ended."""
 
     @abstractmethod
     def _own_part(self, checkpoint: Any, state: State) -> Any:
-        """Returns what this rank writes of a checkpoint."""
+        """Returns this rank's part of a checkpoint."""
 
     @abstractmethod
     def _request(self, snapshot: StateSnapshot, save: Save) -> Request:
-        """Returns what is written in the background."""
+        """Returns the request for the background writer."""
 
     @abstractmethod
     def _write_here(self, values: Any, pending: _Pending) -> Callable[[], Written]:
-        """Returns what writes values without a copy."""
+        """Returns a function that writes values without a copy."""
 
     @abstractmethod
     def _step_ended(self, pending: _Pending) -> tuple[BaseException | None, bool]:
-        """Returns why a step has failed, on any rank, and whether it was the last; else begins the next."""
+        """Returns the error of a step on any rank, and whether it was the last step; begins the next one."""
 
     @abstractmethod
     def _files(self, pending: _Pending) -> dict[str, int | None]:
-        """Returns the files of this rank by name, with their CRC-32 where it is known."""
+        """Returns the files of this rank by name, with their CRC-32 if known."""
 
     def _refuse_if_stuck(self, pending: _Pending) -> bool:
-        """Fails a checkpoint, and returns True, while a thread still reads what was given up."""
+        """Fails a checkpoint and returns True while a thread still reads a given-up one."""
         if self._stuck is None or self._stuck.done():
             return False
-        reason = "one that was given up before is still being written, to a disk that does not answer"
+        reason = "an earlier one that was given up is still being written, to a disk that does not respond"
         pending.future.set_exception(OSError(errno.EBUSY, reason))
         return True
 
     def _start_copied(self, snapshot: StateSnapshot, wait: Callable[[], None], pending: _Pending) -> None:
-        """Begins to write what was copied to the second buffer."""
+        """Begins to write the checkpoint in the second buffer."""
         buffer, writer = self._parts()
         if self._spare is not None and not self._refuse_if_stuck(pending):
             self._buffer, self._spare = self._spare, buffer
@@ -326,7 +326,7 @@ class _StateWriter(ABC):
                 request = self._request(snapshot, pending.save)
                 pending.future = writer.write(request, buffer, wait, pending.is_wanted)
                 return
-        # Training waits, up to the limit: a dead disk may keep the thread.
+        # Training waits up to the limit, because a dead disk may block the thread.
         pending.future = in_thread("checkpoint-writer", self._write_here(values, pending))
         try:
             has_come = self._has_come(pending.future, str(pending.save.path), self.seconds)
@@ -342,7 +342,7 @@ class _StateWriter(ABC):
         return self._buffer, self._writer
 
     def _has_come(self, future: "concurrent.futures.Future[Any]", what: str, seconds: float) -> bool:
-        """Waits so long, and says for what if that takes long; returns whether it is done."""
+        """Waits for a future, and logs a long wait; returns whether it is done."""
         notice = min(_NOTICE_SECONDS, seconds)
         concurrent.futures.wait([future], notice)
         if not future.done() and notice < seconds:
@@ -357,9 +357,9 @@ class _StateWriter(ABC):
         return future.done()
 
     def _give_up(self, pending: _Pending) -> None:
-        """Ends a step of a checkpoint that takes too long, and kills the process that writes.
+        """Gives up a step that takes too long, and kills the writing process.
 
-        Nothing of it appears later, and its buffer is used again once it has ended.
+        No file of the checkpoint appears later, and its buffer is reused once the step has ended.
         """
         pending.given_up.set()
         self._stuck = pending.future
@@ -373,7 +373,7 @@ class _StateWriter(ABC):
         pending.future.set_exception(TimeoutError(errno.ETIMEDOUT, reason))
 
     def _finish(self, state: State, logger: Logger, *, is_last: bool = False) -> None:
-        """Takes a step that is done: to the next, to the publisher, or to the log where it has failed."""
+        """Handles a finished step: begins the next, or hands the checkpoint on, or reports the error."""
         pending, self.pending = self.pending, None
         if pending is None:
             return
@@ -410,7 +410,7 @@ class _StateWriter(ABC):
 
 
 class FileWriter(_StateWriter):
-    """Writes a checkpoint as one file, which has what is of all ranks; rank 0 does."""
+    """Writes the checkpoint of all ranks as one file, on rank 0."""
 
     @property
     def takes_part(self) -> bool:
@@ -420,7 +420,7 @@ class FileWriter(_StateWriter):
     def has_room(self) -> bool:
         """Returns whether a checkpoint can be copied while another is written.
 
-        The first call makes the memory for it, in the background; where there is none, it says so.
+        The first call allocates the memory in the background, and warns if there is none.
         """
         if self._spare is None and self._buffer is not None:
             self._spare = SnapshotBuffer(self._buffer.available)
@@ -438,7 +438,7 @@ class FileWriter(_StateWriter):
         return self.pending is None or self.pending.future.done()
 
     def close(self, state: State, logger: Logger) -> None:
-        """Waits for the file and for the one after it, up to `close_seconds`, and hands them on."""
+        """Waits for the file and the next one, up to `close_seconds`, and hands them on."""
         seconds = self._close_seconds
         end = time.monotonic() + seconds
         while (pending := self.pending) is not None:
@@ -473,7 +473,7 @@ class FileWriter(_StateWriter):
 
 
 class ShardWriter(_StateWriter):
-    """Writes a checkpoint as a folder of shards: each rank its own, then rank 0 the manifest."""
+    """Writes a checkpoint as a folder of shards: each rank its own, and then rank 0 the manifest."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -486,7 +486,7 @@ class ShardWriter(_StateWriter):
 
     def begin(self, checkpoint: dict[str, Any], save: Save, state: State, logger: Logger) -> None:
         """Copies the part of this rank and begins to write it."""
-        # An older one of this name ends here: its files are replaced one by one.
+        # Invalidates an older checkpoint of this name, whose files are replaced one by one.
         if self._rank == 0:
             with contextlib.suppress(OSError):
                 save.path.unlink()
@@ -497,7 +497,7 @@ class ShardWriter(_StateWriter):
         return not distributed.any_rank(self.pending is not None and not self.pending.future.done())
 
     def close(self, state: State, logger: Logger) -> None:
-        """Abandons what is being written, if anything: to complete it would need the other ranks."""
+        """Abandons a pending checkpoint, because completing it would need the other ranks."""
         if self.pending is not None:
             _log.error(
                 "Checkpoint %s was not complete on all ranks and is abandoned.", self.pending.save.path
@@ -518,14 +518,14 @@ class ShardWriter(_StateWriter):
         return lambda: write_shard(plain, folder, self._rank, pending.is_wanted)
 
     def _step_ended(self, pending: _Pending) -> tuple[BaseException | None, bool]:
-        # Every rank gets an error, or none.
+        # Either every rank gets an error, or none does.
         save, error = pending.save, pending.future.exception()
         told = f"rank {self._rank}: {type(error).__name__}: {error}"
         answers = distributed.gather(pending.future.result() if error is None else told)
         failures = [one for one in answers if isinstance(one, str)]
         if failures:
             error = error or CheckpointError("; ".join(failures))
-        # All have ended: nothing is written there any more.
+        # All ranks have finished writing.
         surplus = ((save.path, save.identifier),) if failures else save.surplus if pending.shards else ()
         if self._is_first_here and surplus:
             self._removal = in_thread("checkpoint-removal", lambda: remove_checkpoints(surplus))

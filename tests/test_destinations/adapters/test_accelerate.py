@@ -71,7 +71,7 @@ def test_a_program_that_forgets_end_training(tmp_path, environment, sidecar, tor
 
 
 def test_a_registered_class_is_made_with_destinations(tmp_path, monkeypatch, sidecar):
-    """Its destinations are those of `init_kwargs`, or a folder named after the project."""
+    """It uses the destinations in `init_kwargs`, or a folder named after the project."""
     monkeypatch.setattr(tracking, "LOGGER_TYPE_TO_CLASS", dict(tracking.LOGGER_TYPE_TO_CLASS))
     monkeypatch.setattr(accelerator_module, "LOGGER_TYPE_TO_CLASS", tracking.LOGGER_TYPE_TO_CLASS)
     monkeypatch.chdir(tmp_path)

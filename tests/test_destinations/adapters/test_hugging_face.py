@@ -149,7 +149,7 @@ def test_an_exception_in_train_is_a_failed_run(tmp_path, raising, sidecar):
 
 
 def test_resume_continues_where_the_checkpoint_was(tmp_path, listener):
-    """Batch and epoch are those of the checkpoint.
+    """Batch and epoch continue from the checkpoint.
 
     Rows after it leave the CSV, those of its own step stay.
     """
@@ -182,7 +182,7 @@ def steps_and_losses(folder):
 
 
 def test_a_second_train_is_a_run_of_its_own(tmp_path, sidecar, caplog):
-    """Beside the first, which is completed and keeps its rows; where it is, is said."""
+    """It goes next to the completed first run, which keeps its rows; a message names its folder."""
     with make_callback(RunDirectory(tmp_path / "run"), raise_errors=True) as ours:
         make_trainer(ours, tmp_path).train()
         make_trainer(ours, tmp_path).train()

@@ -77,7 +77,7 @@ def loader():
 
 
 def make_trainer(package, logger, folder, **options):
-    """Returns a small, silent trainer; the logger's callback is among its callbacks, unless that is said."""
+    """Returns a small, silent trainer, by default with the logger's callback."""
     pl = importlib.import_module(package)
     if isinstance(logger, LightningLogger):
         options.setdefault("callbacks", [logger.callback()])
@@ -190,7 +190,7 @@ ENDINGS = {
 @pytest.mark.parametrize("ending", ENDINGS)
 @pytest.mark.parametrize("has_callback", [True, False])
 @pytest.mark.usefixtures("interrupts")
-def test_what_ends_a_run_is_its_status(tmp_path, sidecar, ending, has_callback):
+def test_the_end_of_a_run_determines_its_status(tmp_path, sidecar, ending, has_callback):
     """An exception, Ctrl-C and `sys.exit` in a hook are told apart, with and without our callback, and rows are kept."""
     error, status, text = ENDINGS[ending]
 
@@ -382,7 +382,7 @@ def test_several_validation_dataloaders_have_labels(tmp_path, listener):
 
 
 def test_resume_from_a_checkpoint_continues_where_it_was(tmp_path, listener):
-    """Timestamp and epoch are those of the checkpoint; rows after it leave the CSV, rows before it stay."""
+    """Timestamp and epoch continue from the checkpoint; later rows leave the CSV, earlier ones stay."""
     folder = tmp_path / "run"
     model = make_model("lightning.pytorch")
     with LightningLogger(RunDirectory(folder), raise_errors=True) as logger:
@@ -518,7 +518,7 @@ def test_a_fit_begins_where_its_trainer_stands(tmp_path):
     assert [row.step for row in rows if "by_epoch" in row.metrics] == [0, 1, 2]
 
 
-def test_a_second_fit_keeps_what_it_logs_as_it_begins(tmp_path):
+def test_a_second_fit_keeps_its_first_records(tmp_path):
     """A fit that begins anew with the same logger is a run beside the first, with all that it logs."""
     logger = LightningLogger(RunDirectory(tmp_path / "run"), raise_errors=True)
     for value in (1.0, 2.0):
@@ -612,7 +612,7 @@ def test_the_best_checkpoint_is_in_the_sidecar_while_training_runs(tmp_path, sid
         (["success"], "completed"),
     ],
 )
-def test_what_a_program_finalizes_with_is_the_status(tmp_path, sidecar, words, kept):
+def test_finalize_sets_the_status(tmp_path, sidecar, words, kept):
     """RegistryLogger: Lightning's words are translated as by stable-pretraining, others pass."""
     logger = RegistryLogger(tmp_path / "run", "abc123")
     logger.log_metrics({"loss": 1.0}, step=0)
@@ -655,7 +655,7 @@ def test_images_videos_and_tables_in_the_shapes_that_callbacks_use(tmp_path):
 
 
 def test_a_table_from_a_data_frame():
-    """Columns and rows are those of the frame."""
+    """The table has the columns and rows of the frame."""
     pandas = pytest.importorskip("pandas")
     destination = RecordingDestination()
 
@@ -721,7 +721,7 @@ def test_checkpoints_of_several_callbacks_keep_their_folders(tmp_path):
     ]
 
 
-def test_checkpoints_of_a_run_in_a_store_that_stay_here_are_said(tmp_path, caplog):
+def test_local_checkpoints_of_a_run_in_a_store_are_reported(tmp_path, caplog):
     """The run goes to its store, and the files of Lightning go where they are sent: once is enough to say so."""
     logger = LightningLogger(RunDirectory(f"file://{tmp_path}/bucket/mine"), raise_errors=True)
     trainer = make_trainer("lightning.pytorch", logger, tmp_path, max_epochs=2)
@@ -751,7 +751,7 @@ def test_logger_and_callback_can_be_pickled_while_they_are_open(tmp_path):
     assert [line.split(",")[0] for line in lines[1:]] == ["7", "8"]
 
 
-def test_registry_logger_takes_what_the_one_of_that_name_takes(tmp_path, sidecar):
+def test_registry_logger_has_the_original_arguments(tmp_path, sidecar):
     """A user of stable-pretraining's logger changes the import: id, tags and notes are kept, checkpoints are beside them."""
     logger = RegistryLogger(
         tmp_path / "run", "abc123", tags=["vit"], notes="first", flush_logs_every_n_steps=10

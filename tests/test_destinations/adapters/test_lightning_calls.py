@@ -140,7 +140,7 @@ def test_a_watched_model_has_histograms(tmp_path):
 
 
 def test_a_watched_model_without_events_is_reported(tmp_path, caplog):
-    """It is said once, with what to do."""
+    """One warning gives advice."""
     logger = LightningLogger(InMemory(), raise_errors=True)
     model = Tiny()
     logger.watch(model)
@@ -153,7 +153,7 @@ def test_a_watched_model_without_events_is_reported(tmp_path, caplog):
 
 
 @pytest.mark.parametrize(("log_model", "expected"), [("all", 3), (True, 1), (False, 0)])
-def test_log_model_uploads_what_the_wandb_logger_would(tmp_path, log_model, expected):
+def test_log_model_uploads_the_same_as_the_wandb_logger(tmp_path, log_model, expected):
     """Every checkpoint as it is saved, those that are kept at the end, or none."""
     from destinations import Artifacts
 
@@ -168,7 +168,7 @@ def test_log_model_uploads_what_the_wandb_logger_would(tmp_path, log_model, expe
 
 
 def test_a_cell_that_is_run_twice_keeps_the_second_run(tmp_path, sidecar, caplog):
-    """The first run is ended, and that is said; the rows of the second are in its folder."""
+    """The first run is ended with a message, and the second has its rows in its own folder."""
     folder = tmp_path / "run"
     for epochs in (1, 2):  # The names are bound again, as in a notebook; nothing is closed.
         logger = LightningLogger(RunDirectory(folder))

@@ -76,7 +76,7 @@ def test_the_root_logger_is_as_it_was(library):
     assert logging.getLogger().handlers == before
 
 
-def test_what_other_threads_log_waits_for_the_training_thread(library):
+def test_messages_of_other_threads_wait_for_the_training_thread(library):
     """Destinations are called in the thread that trains, at its next event; order is kept."""
     callers = []
 

@@ -278,7 +278,7 @@ class Lines(BaseLogger[LinesConfig]):
 
 
 def test_logger_written_for_ml_needs_another_import_only(tmp_path):
-    """It has a configuration with ml's intervals, and a folder in that of the run."""
+    """It has a configuration with ml's intervals, and a folder inside the run's."""
     logger = Lines(LinesConfig(name="lines", write_every_n_seconds=3600, precision=1))
     run_directory = RunDirectory(tmp_path / "run")
     with Run(loggers=[run_directory, FromMl(logger)], run_name="mine", raise_errors=True) as run:
@@ -304,7 +304,7 @@ def test_logger_written_for_ml_needs_another_import_only(tmp_path):
     ],
 )
 def test_interval_of_a_phase_is_the_nearest_that_is_given(options, expected):
-    """That of the phase, else that of all phases, else the default of the logger."""
+    """The phase's interval applies, or that of all phases, or the default."""
     logger = Lines(LinesConfig(**options))
 
     found = {

@@ -89,7 +89,7 @@ def test_files_are_found_and_downloaded_after_the_run(moto, tmp_path):
 
 
 def test_attempts_are_counted_where_ours_are(tmp_path, caplog):
-    """Failures of an unknown kind; that transient ones are retried on is said."""
+    """It limits unknown failures; a message says that transient ones are still retried."""
     uploader = RemoteUploaderDownloader(str(tmp_path), num_attempts=7)
 
     assert uploader._queue_options["policy"].unknown_tries == 7
@@ -111,7 +111,7 @@ def test_attempts_are_counted_where_ours_are(tmp_path, caplog):
         ("s3://bucket", {}, "must contain {remote_file_name}"),
     ],
 )
-def test_what_has_no_equivalent_is_refused(uri, backend, message):
+def test_arguments_without_an_equivalent_are_refused(uri, backend, message):
     """The constructor raises, and names it."""
     options = {"file_path_format_string": "x"} if not backend and uri.startswith("s3") else {}
 

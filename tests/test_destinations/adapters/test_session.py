@@ -34,14 +34,14 @@ def test_nothing_is_opened_or_made_before_it_is_needed(tmp_path):
     ],
     ids=["folder", "list", "class"],
 )
-def test_what_is_no_destination_is_refused_where_it_is_given(given, expected):
+def test_other_objects_than_destinations_are_refused_at_once(given, expected):
     """The error does not wait until a trainer has loaded its data."""
     with pytest.raises(TypeError, match=expected):
         Session([given], run_name="mine")
 
 
 def test_a_run_without_destinations_says_so(caplog):
-    """Such as that of a callback whose class was given to the trainer."""
+    """One example is the logger of a callback whose class was given to the trainer."""
     for name, destinations in (("mine", []), ("other", [InMemory()])):
         session = Session(destinations, run_name=name)
         session.logger.log_metrics({"loss": 1.0})
@@ -123,8 +123,8 @@ def test_success_leaves_it_open_and_a_failure_after_it_counts():
     assert [call.method for call in destination.calls[-3:]] == ["flush", "close", "post_close"]
 
 
-def test_what_comes_after_success_is_running_while_it_lasts():
-    """An evaluation and a prediction after fit; one that fails is told as what it is."""
+def test_a_stage_after_success_is_running():
+    """An evaluation and a prediction run after fit; a failing one is reported as failed."""
     session = Session([], run_name="mine")
     session.fit_start(Timestamp())
     session.eval_start()
@@ -265,9 +265,7 @@ else:
         ("exits", "failed", None),
     ],
 )
-def test_the_end_of_the_program_closes_what_was_left_open(
-    tmp_path, environment, sidecar, ending, status, exception
-):
+def test_the_end_of_the_program_closes_open_runs(tmp_path, environment, sidecar, ending, status, exception):
     """The run has the exception that ended it; `sys.exit` inside of fit is no good end, whatever its code."""
     subprocess.run(
         [sys.executable, "-c", PROGRAM, str(tmp_path / "run"), ending],

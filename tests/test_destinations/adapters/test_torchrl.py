@@ -149,7 +149,7 @@ def test_strings_build_a_folder(tmp_path, sidecar, by_position):
     assert sidecar(tmp_path / "cartpole")["status"] == "completed"
 
 
-def test_plain_dicts_may_be_nested_and_a_bad_value_costs_itself():
+def test_plain_dicts_may_be_nested_and_bad_values_are_dropped():
     """Names are joined; strings, arrays and what has no number arrive in their own way."""
     memory = InMemory()
     logger = TorchRLLogger(memory, raise_errors=True)
@@ -202,7 +202,7 @@ def test_host_metrics_have_a_separator():
 
 @pytest.mark.parametrize("kind", ["csv", "tensorboard", "wandb", "mlflow", "trackio", "InMemory", "", None])
 def test_get_logger_has_their_types(tmp_path, kind, sidecar):
-    """It takes their arguments; none gives none, and an unknown name is said."""
+    """It takes their arguments; no type gives no logger, and an unknown name raises."""
     name = generate_exp_name("dqn", "pong")
     more = {"wandb_kwargs": {"offline": True, "project": "p"}, "mlflow_kwargs": {"tags": {"a": "b"}}}
 
@@ -253,7 +253,7 @@ def test_how_a_program_ends_is_how_its_run_ends(tmp_path, environment, torch_ser
 
 
 def test_their_loggers_are_destinations_of_ours(tmp_path, caplog):
-    """Metrics, hyperparameters and videos arrive in torchrl's own files; what it lacks is said once."""
+    """Metrics, hyperparameters and videos arrive in torchrl's own files; unsupported records warn once."""
     from torchrl.record.loggers import CSVLogger
 
     theirs = CSVLogger("run", str(tmp_path))

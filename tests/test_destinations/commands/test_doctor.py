@@ -43,7 +43,7 @@ def test_a_healthy_machine_has_no_problem(examined):
     assert "aws configure" in found["s3"]["text"]
 
 
-def test_ranks_are_told_with_their_launcher(examined, monkeypatch):
+def test_ranks_are_shown_with_their_launcher(examined, monkeypatch):
     """In a task of srun, the doctor says which one it is, and which variable says so."""
     monkeypatch.setenv("SLURM_PROCID", "3")
     monkeypatch.setenv("SLURM_NTASKS", "8")
@@ -106,7 +106,7 @@ def without_packages(monkeypatch):
 
 
 def test_an_extra_that_nobody_installed_is_no_warning(examined, without_packages):
-    """One of which a part is missing, or too old, is one that somebody wanted."""
+    """An incomplete or outdated extra was wanted, so it is a warning."""
     _, found = examined()
 
     assert found["not installed"] == {

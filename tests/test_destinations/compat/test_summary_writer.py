@@ -91,7 +91,7 @@ def test_every_call_is_a_point_also_if_its_step_came_before(both, steps):
 
 
 def test_walltimes_are_those_given(both):
-    """A time that is given is that of the row and of the text, and no other row's."""
+    """A given time applies to its own row and text only."""
     theirs, ours = both(
         ("add_scalar", "loss", 1.0, 1, 1234.5),
         ("add_text", "note", "as it was", 1, 2345.5),
@@ -252,7 +252,7 @@ def test_videos_meshes_and_tensors_are_kept(tmp_path):
     assert box[19, 19].tolist() == [0, 0, 0]
 
 
-def test_hyperparameters_are_those_of_the_run_and_further_ones_of_runs_below(tmp_path):
+def test_further_hyperparameters_make_runs_in_subfolders(tmp_path):
     """Nothing is overwritten: the second call, and one with a name, make runs of their own."""
     with SummaryWriter(tmp_path / "sweep") as writer:
         writer.add_hparams({"lr": 0.1, "optimizer": "sgd"}, {"hparam/loss": 1.0})
@@ -313,7 +313,7 @@ def test_an_exception_ends_the_run_as_failed(tmp_path):
     assert Run.open(tmp_path / "run").status == "failed"
 
 
-def test_what_is_not_kept_is_said_once(tmp_path, caplog):
+def test_unsupported_calls_warn_once(tmp_path, caplog):
     """A graph, an embedding or a layout costs one line each, and the model is not traced."""
     with SummaryWriter(tmp_path / "run") as writer, caplog.at_level(logging.WARNING, "destinations"):
         for _ in range(2):
@@ -331,7 +331,7 @@ def test_what_is_not_kept_is_said_once(tmp_path, caplog):
     ]
 
 
-def test_a_bad_value_costs_itself(tmp_path, caplog):
+def test_a_bad_value_is_dropped(tmp_path, caplog):
     """A value that cannot be read raises nothing, is reported, and the others are kept."""
     with caplog.at_level(logging.ERROR), SummaryWriter(tmp_path / "run") as writer:
         writer.add_scalar("loss", "many", 1)

@@ -107,7 +107,7 @@ def _points(run):
 
 
 @pytest.mark.xdist_group("wandb")
-def test_steps_and_values_are_those_of_wandb(tmp_path):
+def test_steps_and_values_equal_wandbs(tmp_path):
     """Random calls with and without a step, with and without commit, nested, and with metrics of steps."""
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
     theirs.mkdir()
@@ -131,7 +131,7 @@ def test_steps_and_values_are_those_of_wandb(tmp_path):
 
 
 def test_a_step_ends_with_the_call_that_commits_it(caplog):
-    """Without a step, with one, and with one that comes too late, which is said and counted."""
+    """Calls have no step, a step, or an earlier step, which is reported and counted."""
     with wandb.init(project="p", name="run") as run:
         run.log({"a": 1.0})
         run.log({"b": 2.0}, commit=False)
@@ -143,13 +143,13 @@ def test_a_step_ends_with_the_call_that_commits_it(caplog):
         assert (run.step, run.summary.a, run.summary["b"]) == (11, 4.0, 5.0)
 
     assert [record.getMessage() for record in caplog.records] == [
-        "wandb: data of an earlier step is not kept in a run folder. Step 5 is before step 11. This is said once.",
+        "wandb: data of an earlier step is not kept in a run folder. Step 5 is before step 11. Further calls are not reported.",
         "wandb: 2 calls of log had earlier steps, and were ignored.",
     ]
     assert _points(Run.open("runs/p/run")) == {"a": {0: 1, 10: 4}, "b": {1: 2, 10: 5}, "c": {1: 3}}
 
 
-def test_an_epoch_that_is_logged_is_that_of_the_rows_after_it():
+def test_a_logged_epoch_applies_to_later_rows():
     """Rows that do not name it have it too."""
     with wandb.init(project="p", name="run") as run:
         for epoch in range(3):
@@ -159,7 +159,7 @@ def test_an_epoch_that_is_logged_is_that_of_the_rows_after_it():
     assert Run.open("runs/p/run").series("epoch").value.tolist() == [0, 0, 1, 1, 2, 2]
 
 
-def test_what_was_logged_survives_a_kill(tmp_path):
+def test_logged_records_survive_a_kill(tmp_path):
     """A step that has not ended is kept too."""
     program = """
         import os
@@ -242,7 +242,7 @@ PICTURES = {
 
 @pytest.mark.xdist_group("wandb")
 @pytest.mark.filterwarnings("ignore:Implicitly cleaning up <TemporaryDirectory:ResourceWarning")
-def test_pixels_are_those_of_wandb():
+def test_pixels_equal_wandbs():
     """Any shape becomes the same picture, and numbers are scaled as they were until W&B 0.30."""
     import wandb as original
 
@@ -347,7 +347,7 @@ class Settings:
     ids=lambda config: type(config).__name__,
 )
 def test_a_configuration_may_be_of_any_kind(config):
-    """A value of it that cannot be resolved costs itself."""
+    """An unresolvable value affects no other."""
     with wandb.init(project="p", name="run", config=config) as run:
         assert run.config.lr == 0.1
 
@@ -438,7 +438,7 @@ def test_watch_logs_gradients_and_parameters():
     )
 
 
-def test_a_run_has_what_init_was_given(monkeypatch):
+def test_a_run_has_the_arguments_of_init(monkeypatch):
     """Names lead to one folder, tags and notes to the run, and what is missing comes from the environment."""
     monkeypatch.setenv("WANDB_PROJECT", "../from/outside")
     run = wandb.init(name="a/b {rank}", tags=["x"], notes="why", group="sweep", mode="offline", entity="me")
@@ -514,7 +514,7 @@ def test_resume_from_continues_a_run_behind_a_step():
 
 
 def test_a_second_init_returns_the_run_unless_it_is_to_be_another():
-    """The functions of the module are those of the first run that is open."""
+    """The functions of the module belong to the first open run."""
     first = wandb.init(project="p", name="first")
 
     assert wandb.init(project="p", name="second") is first
@@ -554,7 +554,7 @@ def test_the_status_says_how_the_run_ended():
     ("ending", "status"), [("", "completed"), ("raise ValueError('diverged')", "failed")]
 )
 def test_a_program_that_does_not_finish_its_run_ends_it(tmp_path, ending, status):
-    """It does so with W&B too, and nothing is said of it."""
+    """W&B does the same, without a warning."""
     program = "from destinations.compat import wandb\nwandb.init(project='p', name='run').log({'a': 1})\n"
 
     finished = subprocess.run(
@@ -565,7 +565,7 @@ def test_a_program_that_does_not_finish_its_run_ends_it(tmp_path, ending, status
     assert "not closed" not in finished.stderr
 
 
-def test_what_has_no_counterpart_is_said_once_or_raises(caplog):
+def test_calls_without_a_counterpart_warn_once_or_raise(caplog):
     """A chart of W&B's page costs a line; what a program would need an answer of is an error."""
     with caplog.at_level(logging.WARNING), wandb.init(project="p", name="run", monitor_gym=True) as run:
         for _ in range(2):
@@ -607,7 +607,7 @@ def test_each_public_name_of_wandb_is_there_or_says_that_it_is_not(owner):
 
 
 def test_programs_may_ask_and_set_what_wandb_lets_them(caplog):
-    """Names of older programs are taken; a name, tags or notes that are set late are said not to be kept."""
+    """Names of older programs work; setting name, tags or notes late warns that they are not kept."""
     assert wandb.finish() is None
     log = wandb.log
     with pytest.raises(wandb.Error, match=r"call wandb\.init"):
@@ -677,7 +677,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_bad_value_costs_itself(name, caplog):
+def test_a_bad_value_is_dropped(name, caplog):
     """It is reported, no call raises, and what is beside it is logged."""
     with caplog.at_level(logging.ERROR), wandb.init(project="p", name="run") as run:
         run.log({"bad": BAD[name], "loss": 1.0})
@@ -686,7 +686,7 @@ def test_a_bad_value_costs_itself(name, caplog):
     assert caplog.records
 
 
-def test_a_bad_call_costs_itself(caplog):
+def test_a_bad_call_affects_no_other(caplog):
     """What is no mapping is not logged; with a step that is no number, the step stays."""
     with caplog.at_level(logging.ERROR), wandb.init(project="p", name="run") as run:
         run.log(["no", "mapping"])

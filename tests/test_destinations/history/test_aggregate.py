@@ -120,7 +120,7 @@ def test_entries_of_an_index_say_all_but_the_steps_of_last_values(pieces):
         )
 
 
-def test_the_epoch_is_no_metric():
+def test_epoch_is_not_a_metric():
     """Only its last value is kept; one that was logged stands for the run's own, also when later rows lack it."""
     found = Aggregate()
 

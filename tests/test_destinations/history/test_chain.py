@@ -47,7 +47,7 @@ class Program:
         return [line["number"] for line in Chain(self.sessions, end).records(lambda: self.lines)]
 
 
-def test_history_is_what_was_logged_before_each_checkpoint():
+def test_history_has_the_records_before_each_checkpoint():
     """It may be of any session, also one that was left; steps do not matter."""
     for seed in range(200):
         program = Program(seed)
@@ -74,7 +74,7 @@ def test_left_branch_ends_where_its_session_does():
         Chain(sessions, "d")
 
 
-def test_loop_that_names_a_batch_replaces_what_it_logs_again():
+def test_loop_that_names_a_batch_replaces_records_it_logs_again():
     """Earlier steps stay, later ones do not; of the same step stays what has another name."""
     sessions = [
         {"session": "a", "follows": None},
@@ -96,7 +96,7 @@ def test_loop_that_names_a_batch_replaces_what_it_logs_again():
     ]
 
 
-def test_deletion_counts_whichever_session_did_it():
+def test_deletion_counts_from_any_session():
     """A file that was deleted by what was left behind is gone all the same."""
     sessions = [{"session": "a", "follows": None}, {"session": "b", "follows": Follows("a", 1, 5).to_json()}]
     lines = [{"session": "a", "record": number, "is_deleted": number == 2} for number in range(3)]

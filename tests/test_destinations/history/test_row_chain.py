@@ -16,7 +16,7 @@ def part(number, session, rows):
     return SealedPart(number, session, rows, 100, 1, 200)
 
 
-def test_places_and_limits_say_which_rows_count():
+def test_places_and_limits_decide_which_rows_count():
     """A session follows so many rows of another one; a limit also cuts those before it, whatever their session."""
     chain = RowChain()
     chain.add(chain.session("a", None, 0))
@@ -42,7 +42,7 @@ LIMITS = [None, *((step, time) for step in (4, 5) for time in (None, 1.0, 2.0))]
 
 @pytest.mark.parametrize("first", LIMITS)
 @pytest.mark.parametrize("second", LIMITS)
-def test_one_limit_drops_what_either_of_two_drops(first, second):
+def test_tighter_limit_drops_the_rows_of_both(first, second):
     """So a session of which many later ones cut something needs one limit."""
     both = tighter(first, second)
 
@@ -70,7 +70,7 @@ def log(folder, steps, batch=None):
 
 
 @pytest.mark.parametrize("damage", ["cut", "changed"])
-def test_damaged_history_is_said_and_costs_no_part(tmp_path, caplog, damage):
+def test_damaged_history_is_reported_and_loses_no_part(tmp_path, caplog, damage):
     """A reader raises, and a writer keeps its rows in the journal: nobody takes what is not listed for nothing."""
     folder = tmp_path / "mine"
     log(folder, range(200))
@@ -94,7 +94,7 @@ def test_damaged_history_is_said_and_costs_no_part(tmp_path, caplog, damage):
         assert [row.step for row in read_rows(folder)] == list(range(225))
 
 
-def test_a_history_that_was_deleted_is_no_folder_of_format_2(tmp_path, caplog):
+def test_deleted_history_is_not_taken_for_format_2(tmp_path, caplog):
     """Closed parts may be of sessions that were left, so they are not all read; a writer leaves them alone."""
     folder = tmp_path / "mine"
     log(folder, range(200))
@@ -116,7 +116,7 @@ def test_a_history_that_was_deleted_is_no_folder_of_format_2(tmp_path, caplog):
     assert [row.step for row in read_rows(folder)] == list(range(125))
 
 
-def test_history_that_is_shorter_than_its_position_is_no_empty_one(tmp_path):
+def test_history_shorter_than_its_position_raises(tmp_path):
     """A session that was killed says in its position how many bytes count."""
     csv = tmp_path / "metrics.csv"
     line = RowChain().session("a", None, 0)
@@ -135,6 +135,6 @@ def test_history_that_is_shorter_than_its_position_is_no_empty_one(tmp_path):
     ("step", "time", "dropped"),
     [(4, 9.0, False), (5, 1.0, False), (5, 2.5, True), (6, 0.0, True), (math.nan, 9.0, False)],
 )
-def test_a_limit_drops_what_was_logged_after_it(step, time, dropped):
+def test_limit_drops_later_rows(step, time, dropped):
     """Larger steps are dropped, and the step itself from the time of the checkpoint on."""
     assert drops((5, 2.0), step, time) is dropped

@@ -108,7 +108,7 @@ def test_a_metric_named_epoch_has_a_row_of_its_own(tmp_path):
         ]
 
 
-def test_a_name_that_comes_late_shares_the_row_of_its_step(tmp_path):
+def test_late_name_shares_the_row_of_its_step(tmp_path):
     """The file gets a column while the row of the step waits for more."""
     run = Run(tmp_path / "run")
     run.journal.append({"loss": 1.0}, 0)

@@ -14,6 +14,7 @@ from destinations.history.sums import (
     summed_line,
     sums_path,
 )
+from tests.effort import times
 
 HEADER = b"step,epoch,time,loss\n"
 
@@ -50,7 +51,7 @@ def write(path, content, *others):
 
 def test_sums_do_not_depend_on_how_rows_come():
     """Any pieces of whole rows, and going back, give the blocks of the whole."""
-    for seed in range(50):
+    for seed in range(times(10, 50)):
         draw = random.Random(seed)
         rows = rows_of(draw, 2000)
         content = HEADER + rows
@@ -105,7 +106,7 @@ def test_any_changed_byte_costs_the_rows_of_its_block(tmp_path, caplog):
 
 
 @pytest.mark.parametrize("change", ["cut", "changed", "header", "longer", "none"])
-def test_a_file_that_another_program_changed_is_read_as_it_is(tmp_path, change):
+def test_file_changed_by_another_program_is_read_unchecked(tmp_path, change):
     """Only a file of the right size has damaged blocks; of another one, all that is there counts, and it is said."""
     path = tmp_path / "metrics.csv"
     content = HEADER + rows_of(random.Random(2), 1000)
@@ -130,7 +131,7 @@ def test_a_file_that_another_program_changed_is_read_as_it_is(tmp_path, change):
     assert checks.damage() == said.get(change)
 
 
-def test_sums_of_two_versions_are_those_that_fit(tmp_path):
+def test_sums_of_the_matching_version_are_used(tmp_path):
     """While a file is replaced there are both; a file without sums, or with damaged ones, is not compared."""
     path = tmp_path / "metrics.csv"
     draw = random.Random(3)

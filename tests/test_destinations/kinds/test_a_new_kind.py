@@ -1,4 +1,4 @@
-"""A kind of record is declared once: one that only this file knows is written, read, exported, sent and shown."""
+"""Declares a kind of record that only this file knows: it is written, read, exported, sent and shown."""
 
 import json
 from types import SimpleNamespace
@@ -32,14 +32,14 @@ class Molecule:
 
 
 def check(tools, atoms, **others):
-    """Checks what is logged, for `RECORD_KINDS`."""
+    """Checks the arguments of a call, for `RECORD_KINDS`."""
     if not isinstance(atoms, list | tuple):
         raise RecordError(f"molecule {others['name']!r} must have a list of atoms, got {atoms!r}.")
     return {"atoms": [str(atom) for atom in atoms], **others}
 
 
 def write(name, *, atoms):
-    """Copies what is logged; the rest is done in the background."""
+    """Copies the arguments; the background thread does the rest."""
     copied = list(atoms)
 
     def work(output):
@@ -64,7 +64,7 @@ MOLECULE = Kind(
 
 @pytest.fixture(autouse=True)
 def declared():
-    """The kind is declared during a test."""
+    """Declares the kind during a test."""
     KINDS.append(MOLECULE)
     RECORD_KINDS[MOLECULE.method] = RecordKind(check)
     yield
@@ -79,7 +79,7 @@ def water(step=3, atoms=("H", "H", "O")):
 
 @pytest.fixture
 def written(tmp_path):
-    """A run with two molecules, read again, and what other destinations got of it."""
+    """A run with two molecules, read again, and what other destinations received."""
     memory, text = InMemory(), TextFile(str(tmp_path / "log.txt"))
     folder = tmp_path / "runs" / "mine"
     with WritingRun([RunDirectory(folder), memory, text], run_name="mine", raise_errors=True) as run:
@@ -88,8 +88,8 @@ def written(tmp_path):
     return SimpleNamespace(memory=memory, text=tmp_path / "log.txt", folder=folder, run=Run.open(folder))
 
 
-def test_a_run_folder_has_a_line_for_each_record(written):
-    """`RunDirectory` appends what the kind writes to the index of the kind, and its files to the folder of the kind."""
+def test_run_folder_has_a_line_for_each_record(written):
+    """`RunDirectory` appends lines to the index of the kind, and files to the folder of the kind."""
     lines = [json.loads(line) for line in (written.folder / "molecules.jsonl").read_text().splitlines()]
 
     assert [(line["step"], line["name"], line["atoms"]) for line in lines] == [
@@ -99,8 +99,8 @@ def test_a_run_folder_has_a_line_for_each_record(written):
     assert [(written.folder / line["path"]).read_text() for line in lines] == ["H H O", "O H"]
 
 
-def test_the_reader_returns_the_records(written):
-    """`Run.records` parses them, and counts them as those of any kind."""
+def test_reader_returns_the_records(written):
+    """`Run.records` parses and counts them like any kind."""
     found = written.run.records("molecules", "water")
 
     assert [(one.step, one.atoms) for one in found] == [(3, ("H", "H", "O")), (7, ("O", "H"))]
@@ -108,8 +108,8 @@ def test_the_reader_returns_the_records(written):
     assert written.run.damaged_lines() == {}
 
 
-def test_a_damaged_line_of_it_is_counted(written):
-    """What the kind cannot parse is a damaged line of its index."""
+def test_damaged_line_is_counted(written):
+    """The kind raises for it, so it counts as a damaged line of the index."""
     with (written.folder / "molecules.jsonl").open("a") as file:
         file.write('{"name": "no atoms"}\n')
 
@@ -117,15 +117,15 @@ def test_a_damaged_line_of_it_is_counted(written):
     assert len(written.run.records("molecules")) == 2
 
 
-def test_memory_and_text_file_keep_it(written):
-    """`InMemory` and `TextFile` keep its one argument under its name and step."""
+def test_in_memory_and_text_file_keep_it(written):
+    """They keep its single argument under its name and step."""
     records = [(one.kind, one.name, one.step, one.value) for one in written.memory.records]
 
     assert records[0] == ("molecule", "water", 3, ["H", "H", "O"])
     assert '[molecule][batch=7]: water: ["O", "H"]\n' in written.text.read_text()
 
 
-def test_the_contract_of_destinations_logs_it(tmp_path):
+def test_destination_contract_logs_it(tmp_path):
     """`DestinationContract` logs the samples of the kind to each destination."""
     memory = InMemory()
 
@@ -144,8 +144,8 @@ def test_it_is_sent_to_another_destination(written):
     assert [(one.step, one.value) for one in memory.records] == [(3, ["H", "H", "O"]), (7, ["O", "H"])]
 
 
-def test_a_destination_that_does_not_know_it_is_spared(written, tmp_path):
-    """Neither a logger nor `replay` calls a destination without its method or `log_record`; a tracker ignores it."""
+def test_unaware_destination_is_not_called(written, tmp_path):
+    """Neither a logger nor `replay` calls it, and a tracker ignores the record."""
     seen = []
     board = TensorBoard(str(tmp_path / "board"))
 
@@ -159,8 +159,8 @@ def test_a_destination_that_does_not_know_it_is_spared(written, tmp_path):
     assert report.left_out["molecule"] == 2
 
 
-def test_the_page_shows_it(written, tmp_path):
-    """The API lists it, gives its fields, and says by which renderer it is shown."""
+def test_page_shows_it(written, tmp_path):
+    """The API lists it, gives its fields, and names its renderer."""
     with open_runs(tmp_path / "runs", cache=tmp_path / "cache") as runs:
         catalog = Catalog(runs)
         found = details(catalog, written.run)
@@ -172,16 +172,16 @@ def test_the_page_shows_it(written, tmp_path):
     assert {"name": "molecules", "shows": "text"} in kinds
 
 
-def test_the_page_has_a_renderer_for_each_kind():
-    """`shows` names one of `RENDERERS` of the page."""
+def test_page_has_a_renderer_for_each_kind():
+    """`shows` names one of the page's `RENDERERS`."""
     script = (STATIC / "media.js").read_text()
     renderers = script[script.index("const RENDERERS = {") :]
 
     assert [kind.name for kind in KINDS if kind.shows and f"\n  {kind.shows}: {{" not in renderers] == []
 
 
-def test_the_exported_site_has_it(written, tmp_path):
-    """The site has the answers of the API for it."""
+def test_exported_site_has_it(written, tmp_path):
+    """The site has the API's answers for it."""
     with open_runs(tmp_path / "runs", cache=tmp_path / "cache") as runs:
         report = export_site(Catalog(runs), tmp_path / "site")
 
@@ -191,7 +191,7 @@ def test_the_exported_site_has_it(written, tmp_path):
 
 
 def test_it_is_checked_at_the_call_and_limited_by_a_write_rate():
-    """Its check refuses it in the caller's thread; a rate for media holds it back."""
+    """Its check raises in the caller's thread, and a write rate for media limits it."""
     memory = InMemory(write_rate=WriteRate(every_steps=1000, media=True))
     logger = Logger(State("mine"), memory, strict=True)
 
@@ -205,8 +205,8 @@ def test_it_is_checked_at_the_call_and_limited_by_a_write_rate():
     assert [one.step for one in memory.records] == [0, 2]
 
 
-def test_a_kind_that_nobody_declared_is_refused():
-    """A name that is no kind is a bad value, and `log_metrics` is no kind of record."""
+def test_undeclared_kind_is_rejected():
+    """An unknown name is a bad value, and `log_metrics` is not a kind of record."""
     logger = Logger(State("mine"), InMemory())
 
     logger.log_record("molecul", water())

@@ -43,7 +43,7 @@ def read(copy):
 
 
 @pytest.mark.parametrize("is_same_reader", [True, False])
-def test_a_reader_shows_the_run_that_is_there(tmp_path, is_same_reader):
+def test_a_reader_shows_the_new_run(tmp_path, is_same_reader):
     """Also where sessions, pieces and files have the names that they had before."""
     store = tmp_path / "store"
     write(tmp_path / "one" / "run", store / "run", 10.0)
@@ -101,7 +101,7 @@ class LosesOnce:
         return getattr(self.store, name)
 
 
-def test_a_reader_that_is_interrupted_keeps_nothing_of_the_old_run(tmp_path):
+def test_an_interrupted_reader_keeps_nothing_of_the_old_run(tmp_path):
     """A piece of the new one was merged while it read: what it has done by then counts as done."""
     store = tmp_path / "store"
     with Mirrored(tmp_path / "one" / "run", store) as old:
@@ -125,7 +125,7 @@ def test_a_reader_that_is_interrupted_keeps_nothing_of_the_old_run(tmp_path):
     new.close()
 
 
-def test_a_deleted_run_that_nobody_begins_anew_is_gone(tmp_path):
+def test_a_deleted_run_is_gone(tmp_path):
     """Also for a reader that has not seen the store with it, and where it had never been closed."""
     store = tmp_path / "store"
     run = Mirrored(tmp_path / "one" / "run", store / "run")
@@ -143,7 +143,7 @@ def test_a_deleted_run_that_nobody_begins_anew_is_gone(tmp_path):
 
 
 @pytest.mark.parametrize("place", ["run", "."])
-def test_a_reader_that_lists_between_the_two_keeps_nothing_of_the_old_run(tmp_path, place):
+def test_a_reader_that_lists_between_two_runs_keeps_nothing_of_the_old_one(tmp_path, place):
     """The new one has said that it writes there, and has sent nothing yet."""
     store, other = tmp_path / "store" / place, tmp_path / "other"
     old = Mirrored(tmp_path / "one" / "run", store)

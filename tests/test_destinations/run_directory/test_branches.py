@@ -107,7 +107,7 @@ def test_training_that_goes_back_in_one_process_begins_a_session(tmp_path):
     assert lines[1]["follows"] == {"session": lines[0]["session"], "records": 9, "step": 2}
 
 
-def test_each_session_says_what_it_was_started_with(tmp_path):
+def test_each_session_keeps_its_own_configuration(tmp_path):
     """The run has the hyperparameters of the sessions that led to it; what was left keeps its own."""
     folder = tmp_path / "mine"
     first = Session(folder, lr=0.1, width=8)
@@ -227,7 +227,7 @@ def test_branch_is_the_run_as_its_session_had_it(tmp_path):
         Opened.open(folder).branch(3)
 
 
-def test_run_that_was_continued_at_its_end_left_nothing(tmp_path):
+def test_a_run_continued_at_its_end_has_no_branch(tmp_path):
     """It has no branches; each of its sessions can be read all the same."""
     folder = tmp_path / "mine"
     first = Session(folder, lr=0.1)
@@ -287,8 +287,8 @@ def test_listing_branches_reads_no_hyperparameters(tmp_path, monkeypatch):
     assert [one.hparams["lr"] for one in branches] == [0.1, 0.2, 0.2]
 
 
-def test_a_branch_has_the_rows_of_named_writers(tmp_path):
-    """They follow no session of the trainer: each branch has all of them, as the run does."""
+def test_a_branch_has_what_named_writers_logged_before_it_was_left(tmp_path):
+    """They follow no session of the trainer: what they log counts for the session that was the newest then."""
     folder = tmp_path / "mine"
     first = Session(folder)
     at_2 = first.log(1, 2)
@@ -298,12 +298,20 @@ def test_a_branch_has_the_rows_of_named_writers(tmp_path):
         run.log_metrics({"accuracy": 0.5}, step=3)
         run.log_text("half", "note", step=3)
     Session(folder, at_2, 3).close()
+    with Run(RunDirectory(folder, writer="eval"), run_name="mine") as run:
+        run.log_metrics({"accuracy": 0.75}, step=4)
+        run.log_text("better", "note", step=4)
 
-    (branch,) = Opened.open(folder).branches()
+    opened = Opened.open(folder)
+    (branch,) = opened.branches()
 
+    assert opened.series("accuracy").value.tolist() == [0.5, 0.75]
+    assert [one.text for one in opened.texts("note") if one.step in {3, 4}] == ["half", "better"]
     assert branch.writers == ["eval"]
     assert branch.series("accuracy").value.tolist() == [0.5]
     assert branch.series("loss").value.tolist() == [3.0]
     assert branch.metric_names() == ["loss", "accuracy"]
     assert branch.summary["accuracy"].last == 0.5
-    assert "half" in [one.text for one in branch.texts("note")]
+    notes = [one.text for one in branch.texts("note")]
+    assert "half" in notes
+    assert "better" not in notes

@@ -116,7 +116,7 @@ def test_the_clocks_of_machines_are_not_compared(tmp_path, shift, is_alive, monk
     ],
 )
 @pytest.mark.parametrize("own_seconds", [0.1, 1000.0])
-def test_a_session_is_watched_for_intervals_of_its_own(tmp_path, fields, seconds, own_seconds):
+def test_a_session_is_watched_for_its_own_interval(tmp_path, fields, seconds, own_seconds):
     """A challenger with short ones waits as long, and one with long ones no longer."""
     put_session(tmp_path / "store", **fields)
     second = Watched(tmp_path, seconds=own_seconds)
@@ -147,7 +147,7 @@ def test_a_session_that_wakes_while_its_rows_are_fetched_keeps_the_run(tmp_path)
         second.claim.take(second.folder)
 
 
-def test_of_two_that_looked_before_either_began_one_is_refused(tmp_path):
+def test_one_of_two_simultaneous_claims_is_refused(tmp_path):
     """A run that waits for a proof claims its store late, and then says that another process has it."""
     with Mirrored(tmp_path / "one" / "run", tmp_path / "store") as first:
         first.log({"loss": 1.0}, 0)
@@ -261,7 +261,7 @@ def test_a_superseded_session_touches_no_file_of_its_successor(tmp_path, caplog)
     assert "in live/rank0/0001/ there" in caplog.text
 
 
-def test_what_a_killed_process_left_arrives_when_its_folder_goes_on(tmp_path):
+def test_uploads_of_a_killed_process_arrive_when_its_folder_continues(tmp_path):
     """A checkpoint that was accepted goes to its name: no other machine has taken the run."""
     first = Mirrored(tmp_path / "run", tmp_path / "store")
     first.log({"loss": 0.0}, 0)
@@ -295,7 +295,7 @@ def test_pieces_of_another_machine_are_never_deleted(tmp_path):
     lost.close()
 
 
-def test_a_sign_is_sent_where_no_piece_is(tmp_path):
+def test_a_sign_is_sent_if_no_piece_is(tmp_path):
     """With an interval of an hour, and while a piece is on its way; none where pieces come as promised."""
     folder = Folder(tmp_path)
     folder.append("metrics.csv", "step\n")
@@ -318,7 +318,7 @@ def test_a_sign_is_sent_where_no_piece_is(tmp_path):
     assert len({*seen} - {""}) == 5
 
 
-def test_a_piece_that_could_not_be_written_is_made_up_for(tmp_path, monkeypatch):
+def test_the_next_piece_makes_up_for_one_that_failed(tmp_path, monkeypatch):
     """What was looked at for it counts as not sent: the next one has everything."""
     folder = Folder(tmp_path)
     folder.append("metrics.csv", "step\n")
@@ -339,7 +339,7 @@ def test_a_piece_that_could_not_be_written_is_made_up_for(tmp_path, monkeypatch)
     assert files_of(fetched(folder.store, tmp_path / "copy")) == files_of(folder.path)
 
 
-def test_a_file_that_the_spool_has_no_room_for_is_sent_later(tmp_path):
+def test_a_file_that_does_not_fit_into_the_spool_is_sent_later(tmp_path):
     """It is taken from the list when it was accepted, and not before."""
     folder = Folder(tmp_path)
     (folder.path / "media").mkdir()

@@ -60,7 +60,7 @@ READINGS = {
 }
 
 
-def test_damage_costs_a_block_for_every_reader_and_is_said(copy, caplog, capsys):
+def test_damage_loses_one_block_and_every_reader_reports_it(copy, caplog, capsys):
     """Rows before and after it are there; log, API, command line and page name the file and count the rows."""
     assert Run.open(copy).problems() == []
     assert [len(read(copy)) for read in READINGS.values()] == [STEPS] * len(READINGS)
@@ -123,7 +123,7 @@ def test_rows_of_a_killed_run_are_compared(tmp_path, caplog):
     assert "metrics.csv is cut: 1 of 20 rows are lost" in caplog.text
 
 
-def test_a_session_keeps_what_it_finds_damaged(copy, caplog):
+def test_a_session_keeps_the_damaged_file(copy, caplog):
     """Its rows are blank from then on, and said for ever; the file as it was is in `abandoned/`, and no other row moves."""
     path = copy / "metrics.csv"
     block = flip(copy, path.stat().st_size // 3)
@@ -162,7 +162,7 @@ def test_a_session_takes_rows_of_earlier_ones_from_their_parts(copy, caplog):
     assert Run.open(copy).problems() == []
 
 
-def test_a_file_without_sums_is_read_as_it_is(copy, caplog):
+def test_a_file_without_checksums_is_read_as_it_is(copy, caplog):
     """Who has changed a row on purpose deletes the checksums, as the warning says; the next session has new ones."""
     path = copy / "metrics.csv"
     content = path.read_bytes()
@@ -180,7 +180,7 @@ def test_a_file_without_sums_is_read_as_it_is(copy, caplog):
     assert sum(one.rows for one in read_sums(path).sections[0].blocks) == STEPS + 1
 
 
-def test_a_replaced_file_has_new_sums(tmp_path):
+def test_a_replaced_file_has_new_checksums(tmp_path):
     """New columns, a session that goes back, and a closed part: what is there is what the checksums are of."""
     writer = Writer(tmp_path, part_bytes=1 << 20)
     for step in range(0, 4000, 100):
@@ -201,7 +201,7 @@ def test_a_replaced_file_has_new_sums(tmp_path):
     assert len(read_rows(tmp_path)) < 3000
 
 
-def test_rows_that_are_written_again_after_an_error_have_new_sums(tmp_path):
+def test_rows_rewritten_after_an_error_have_new_checksums(tmp_path):
     """The last digit of a time may be another one then, and as many rows as before may have been written."""
     csv = MetricsCsv(tmp_path / "metrics.csv", Hasty())
     csv.begin(["loss"])
@@ -219,7 +219,7 @@ def test_rows_that_are_written_again_after_an_error_have_new_sums(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["sessions.jsonl", "metrics.history.jsonl"])
-def test_a_changed_digit_of_a_line_is_found(copy, caplog, name):
+def test_a_changed_digit_in_a_line_is_detected(copy, caplog, name):
     """What a line of sessions or of the history says is not believed; it stays in the file, and who reads it is told."""
     with Written(copy, batch=STEPS) as run:
         run.log({"loss": -1.0}, STEPS)

@@ -28,7 +28,7 @@ def strict(path):
 
 
 def test_the_sidecar_has_the_fields_of_stable_pretraining_and_ours(drive, tmp_path):
-    """It has schema version 1 with all fields, hyperparameters flat and dotted, and the receipt."""
+    """It has schema version 1 with all fields, flat hyperparameters with dotted names, and `overhead`."""
     clock = map(float, itertools.count(1000))
     run = drive(tags=["t"], notes="n", clock=clock.__next__).fit()
     run.logger.log_hyperparameters(
@@ -56,8 +56,8 @@ def test_the_sidecar_has_the_fields_of_stable_pretraining_and_ours(drive, tmp_pa
     assert receipt["csv_bytes"] == (tmp_path / "run" / "metrics.csv").stat().st_size
 
 
-def test_the_receipt_knows_what_a_call_takes(drive, tmp_path):
-    """Some calls are timed, and their median and 99th percentile are in the sidecar."""
+def test_the_sidecar_has_the_duration_of_a_call(drive, tmp_path):
+    """The sidecar has the median and 99th percentile of timed calls."""
     run = drive(flush_seconds=0.001).fit()
 
     for step in range(2000):
@@ -70,7 +70,7 @@ def test_the_receipt_knows_what_a_call_takes(drive, tmp_path):
     assert 0 < receipt["p50_us"] <= receipt["p99_us"]
 
 
-def test_the_receipt_of_a_run_without_metrics_counts_nothing(drive, tmp_path):
+def test_the_overhead_of_a_run_without_metrics_is_zero(drive, tmp_path):
     """It counts neither rows nor bytes."""
     drive().fit().close()
 
@@ -79,8 +79,8 @@ def test_the_receipt_of_a_run_without_metrics_counts_nothing(drive, tmp_path):
     assert (receipt["p50_us"], receipt["safe_on_disk_to_step"]) == (None, None)
 
 
-def test_a_summary_counts_what_is_not_finite_and_is_not_pinned_by_it(drive, tmp_path):
-    """A NaN that comes first leaves least, greatest and mean to the finite values."""
+def test_a_summary_counts_non_finite_values_apart(drive, tmp_path):
+    """After a leading NaN, min, max, and mean cover the finite values."""
     run = drive().fit()
 
     for step, value in enumerate([math.nan, 2.0, -1.0, math.inf, 5.0, -math.inf, 0.0]):
@@ -113,8 +113,8 @@ def test_a_summary_counts_what_is_not_finite_and_is_not_pinned_by_it(drive, tmp_
     assert (data["step"], data["epoch"]) == (6, 0)
 
 
-def test_statistics_of_blocks_are_those_of_single_values():
-    """Many rows at once, one at a time, and integers that no float holds give the same."""
+def test_statistics_of_blocks_equal_those_of_single_values():
+    """Blocks, single rows, and integers that no float holds give the same statistics."""
     rows = [
         (float(index % 7), 2**62 - index if index > 90 else index, math.nan if index % 5 == 0 else -index)
         for index in range(100)
@@ -215,8 +215,8 @@ def test_the_heartbeat_beats_while_nothing_is_logged(drive, tmp_path):
     assert path.stat().st_size == 0
 
 
-def test_files_are_readable_by_whom_the_umask_lets(drive, tmp_path):
-    """No file of a run is private to its owner because it was written aside and renamed."""
+def test_files_follow_the_umask(drive, tmp_path):
+    """Temporary files don't leave files of a run private to their owner."""
     old = os.umask(0o022)
     try:
         run = drive().fit()
@@ -231,8 +231,8 @@ def test_files_are_readable_by_whom_the_umask_lets(drive, tmp_path):
     assert set(modes.values()) == {0o644}
 
 
-def test_the_folder_holds_what_was_logged_and_nothing_else(drive, tmp_path):
-    """A run of metrics and hyperparameters leaves eight files and two of its session, none hidden, none half written."""
+def test_the_folder_contains_nothing_unexpected(drive, tmp_path):
+    """A run with metrics and hyperparameters leaves eight files and two for its session, none hidden or partial."""
     run = drive().fit()
     run.logger.log_hyperparameters({"lr": 0.1})
     run.log({"a": 1.0}, 0)
@@ -257,7 +257,7 @@ def test_the_folder_holds_what_was_logged_and_nothing_else(drive, tmp_path):
 
 
 def test_other_ranks_write_nothing_by_default(drive, tmp_path):
-    """Rank 1 makes no folder, and takes records without a word."""
+    """Rank 1 creates no folder, and accepts records silently."""
     run = drive(rank=1).fit()
 
     run.log({"a": 1.0}, 0)
@@ -268,8 +268,8 @@ def test_other_ranks_write_nothing_by_default(drive, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_metrics_that_another_rank_alone_has_are_said(drive, caplog):
-    """A rank of a pipeline that has the loss learns how to keep it; one that logs what rank 0 logs hears nothing."""
+def test_metrics_that_only_another_rank_has_are_reported(drive, caplog):
+    """A warning says how to keep a pipeline rank's loss; metrics that rank 0 logs too cause none."""
     first = drive().fit()
     alike, alone = drive(rank=1).fit(), drive(rank=2).fit()
     for step in range(3):
@@ -286,8 +286,8 @@ def test_metrics_that_another_rank_alone_has_are_said(drive, caplog):
     assert "all_ranks=True" in line
 
 
-def test_each_rank_has_a_csv_of_its_own_where_asked(drive, tmp_path):
-    """With all_ranks, ranks write side by side, and none into another's file."""
+def test_each_rank_has_its_own_csv_with_all_ranks(drive, tmp_path):
+    """With all_ranks, each rank writes only its own file."""
     first, second = drive(all_ranks=True).fit(), drive(rank=1, all_ranks=True).fit()
 
     first.log({"a": 1.0}, 0)
@@ -313,7 +313,7 @@ def test_each_rank_has_a_csv_of_its_own_where_asked(drive, tmp_path):
 
 
 def test_a_rank_that_begins_after_rank_0_has_completed_writes_its_rows(drive, tmp_path):
-    """Rank 0 alone looks whether a completed run is in the way: other ranks may be slow ones of that run."""
+    """Only rank 0 checks for a completed run, because other ranks may be slow ranks of that run."""
     first = drive(all_ranks=True, if_exists="auto").fit()
     first.log({"a": 1.0}, 0)
     first.close()
@@ -331,8 +331,8 @@ def test_a_rank_that_begins_after_rank_0_has_completed_writes_its_rows(drive, tm
 @pytest.mark.parametrize(
     "text", [f"a: 1{':1' * 5000}\n", f"a: {'[' * 5000}\n", "a: *b\n"], ids=["base 60", "nested", "alias"]
 )
-def test_hyperparameters_that_cannot_be_read_are_replaced(drive, tmp_path, text):
-    """A resumed run whose `hparams.yaml` is damaged, or would take minutes to read, writes those of this session."""
+def test_unreadable_hyperparameters_are_replaced(drive, tmp_path, text):
+    """A resumed run replaces a `hparams.yaml` that is damaged or would take minutes to read."""
     drive().fit().close()
     (tmp_path / "run" / "hparams.yaml").write_text(text)
 
@@ -344,7 +344,7 @@ def test_hyperparameters_that_cannot_be_read_are_replaced(drive, tmp_path, text)
 
 
 def test_long_lists_of_hyperparameters_stay_one_value():
-    """Ten thousand numbers are not ten thousand fields."""
+    """Ten thousand numbers don't become ten thousand fields."""
     flat = flat_hyperparameters({"a": list(range(101)), "b": [1, {"c": None}]})
 
     assert flat == {"a": json.dumps(list(range(101))), "b.0": 1, "b.1.c": None}
@@ -373,7 +373,7 @@ def test_files_are_kept_with_size_and_hash(drive, tmp_path):
 
 
 def test_files_are_left_to_a_destination_that_takes_them(drive, tmp_path):
-    """Where another destination takes files, none is kept here, unless asked for."""
+    """If another destination takes files, none is kept here unless requested."""
     source = tmp_path / "model.pt"
     source.write_bytes(b"weights")
     left = drive(others=[TakesFiles()]).fit()
@@ -398,7 +398,7 @@ def test_an_artifact_cannot_leave_the_folder(drive, tmp_path, name):
         run.logger.upload_file(name, source)
 
 
-def test_a_run_that_was_stopped_says_why(drive, tmp_path):
+def test_a_stopped_run_has_a_stop_reason(drive, tmp_path):
     """The status is "stopped", with the reason in the sidecar and in the line of the session; secrets are not."""
     run = drive().fit()
     run.state.stop_training("loss is below 0.1; password=hunter22")

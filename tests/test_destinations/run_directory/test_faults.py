@@ -308,7 +308,7 @@ CUTS = {cut, empty, rewrite}
 @pytest.mark.parametrize("change", [cut, empty, append, replace, rewrite, Path.unlink])
 @pytest.mark.parametrize("when", ["before more rows", "at the end"])
 @pytest.mark.parametrize("rank", [0, 1])
-def test_what_another_program_does_to_the_csv_is_undone_or_counted(drive, tmp_path, change, when, rank):
+def test_changes_of_the_csv_by_other_programs_are_undone_or_counted(drive, tmp_path, change, when, rank):
     """The open file still has the rows of one that was removed; rows that were cut or overwritten are a loss."""
     run = drive(flush_seconds=1000, rank=rank, all_ranks=True).fit()
     for step in range(100):
@@ -430,7 +430,7 @@ def test_lines_that_another_program_removes_from_an_index_are_counted(drive, tmp
     assert sidecar_of(tmp_path)["lost"] == {"media": 5 - left}
 
 
-def test_media_of_a_folder_that_is_deleted_are_counted(drive, tmp_path):
+def test_media_of_a_deleted_folder_are_counted(drive, tmp_path):
     """Only what is logged afterwards is in the new folder; the sidecar counts the rest as lost."""
     run = drive(flush_seconds=1000).fit()
     run.logger.log_text("t", name="t", step=0)
@@ -445,18 +445,6 @@ def test_media_of_a_folder_that_is_deleted_are_counted(drive, tmp_path):
     found = [json.loads(line)["step"] for line in (tmp_path / "run" / "texts.jsonl").read_text().splitlines()]
     assert found == [1]
     assert sidecar_of(tmp_path)["lost"] == {"media": 2}
-
-
-def test_a_csv_that_another_program_made_first_is_no_part_of_a_new_run(drive, tmp_path):
-    """It appears between the lock and the first row: it is kept aside."""
-    run = drive(flush_seconds=1000).fit()
-    (tmp_path / "run" / "metrics.csv").write_text("step,theirs\n1,2\n")
-
-    run.log({"a": 0.0}, 0)
-    run.close()
-
-    assert read_series(tmp_path / "run", "a") == [(0, 0.0)]
-    assert (tmp_path / "run" / "abandoned" / "metrics.foreign0.csv").read_text() == "step,theirs\n1,2\n"
 
 
 def test_a_folder_moved_while_it_is_written_keeps_its_rows(drive, tmp_path, caplog):
@@ -597,7 +585,7 @@ def test_an_error_of_the_writer_is_counted_reported_once_and_shown(drive, tmp_pa
     assert [row.step for row in read_rows(tmp_path / "run")] == list(range(20))
 
 
-def test_an_error_in_the_middle_of_a_turn_is_not_mended_by_that_turn(tmp_path, caplog):
+def test_an_error_in_a_turn_still_counts_after_that_turn(tmp_path, caplog):
     """What another thread could not write while the writer had its look at the disk is reported once, and mended by a later turn."""
     caplog.set_level(logging.WARNING)
     failures = [OSError(errno.ENOSPC, "No space left on device")]
@@ -650,7 +638,7 @@ def test_documents_that_cannot_be_written_are_reported_once(drive, tmp_path, cap
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
 @pytest.mark.skipif(shutil.which("setpriv") is None, reason="setpriv is not installed")
-def test_rights_that_are_taken_away_stop_nothing(tmp_path):
+def test_revoked_permissions_stop_nothing(tmp_path):
     """A folder that may not be written to any more is one message; rows come when it may be again."""
     code = """
 import logging, os, sys
@@ -754,7 +742,7 @@ def test_forked_workers_write_nothing_and_hang_nowhere(drive, tmp_path):
     assert not (tmp_path / "run" / "texts.jsonl").exists()
 
 
-def test_the_first_forked_worker_that_logs_says_that_it_writes_nothing(tmp_path):
+def test_the_first_forked_worker_that_logs_warns(tmp_path):
     """It says so once for the run: each epoch of a DataLoader forks workers of its own."""
     pytest.importorskip("torch")
     code = """
@@ -846,7 +834,7 @@ class WithoutMappings(RunDirectory):
         raise OSError(errno.ENODEV, "No such device")
 
 
-def test_a_file_system_without_mappings_says_so(drive, tmp_path, caplog):
+def test_a_file_system_without_mappings_is_reported(drive, tmp_path, caplog):
     """Where no file can be mapped, rows are appended, also over many segments, and one warning says what that costs."""
     run = drive(kind=WithoutMappings, flush_seconds=1000).fit()
     for step in range(20_000):

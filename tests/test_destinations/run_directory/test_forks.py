@@ -120,7 +120,7 @@ class Program:
 
 
 @pytest.mark.parametrize("seed", range(times(12, 400)))
-def test_fork_has_what_its_parent_had_there(tmp_path, seed):
+def test_a_fork_has_the_records_of_its_parent_up_to_its_place(tmp_path, seed):
     """Of runs that go back, go on and are forked from each other, each has what a list says, in any order of steps."""
     program = Program(tmp_path, seed)
     for _ in range(program.draw.randrange(8, 25)):
@@ -187,7 +187,7 @@ def test_readers_of_a_fork_have_the_rows_of_its_parent(digits, tmp_path, monkeyp
     assert Opened.open(digits).parent is None
 
 
-def test_what_the_parent_logs_later_is_none_of_the_fork(digits):
+def test_later_records_of_the_parent_do_not_belong_to_the_fork(digits):
     """A fork ends where it was made, also if its parent goes on or goes back."""
     run = write_fork(digits.parent / "fork", "digits")
     before = run.series("loss").value.tolist()
@@ -213,7 +213,7 @@ def test_parent_that_is_being_written_is_forked_at_a_place(digits):
         assert run.series("loss").value.tolist() == [4.0, 3.0, 2.0, 1.0, 0.5]
 
 
-def test_fork_of_what_is_not_there_is_refused(digits, tmp_path):
+def test_forking_a_missing_run_raises(digits, tmp_path):
     """The run is named by its path, or by the folder beside the new one; nothing else is written to that."""
     with pytest.raises(
         RunPathError, match=r"fork_from='digit@2' names no run: there is none at .*/runs/digit'"
@@ -230,7 +230,7 @@ def test_fork_needs_a_folder_of_its_own(options):
         RunDirectory(**options, fork_from="digits")
 
 
-def test_parent_that_is_not_there_any_more_is_said(digits, caplog):
+def test_a_missing_parent_is_reported(digits, caplog):
     """The fork has its own rows and records; what is at the path of the parent must be that run."""
     run = write_fork(digits.parent / "fork", "digits@2", loss=0.5)
 
@@ -253,7 +253,7 @@ def test_parent_that_is_not_there_any_more_is_said(digits, caplog):
     assert run.series("loss").value.tolist() == [4.0, 3.0, 0.5]
 
 
-def test_runs_that_are_forked_from_each_other_end(digits):
+def test_a_cycle_of_forks_ends(digits):
     """A circle, which no writer makes, is said after a hundred parents."""
     run = write_fork(digits.parent / "fork", "digits@2", loss=0.5)
     (line,) = read_sessions(run.path)
@@ -273,7 +273,7 @@ def test_index_of_a_root_knows_forks_as_other_runs(digits, tmp_path):
         assert [run.name for run in runs.query(sort_by="name")] == ["digits", "fork"]
 
 
-def test_page_shows_what_a_fork_has_of_its_parent(digits, tmp_path, monkeypatch):
+def test_the_page_shows_the_rows_that_a_fork_inherits(digits, tmp_path, monkeypatch):
     """It names the parent, draws its rows in front, and serves the files of its records; another run's are not served."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     with Run(RunDirectory(digits, if_exists="resume"), run_name="digits", raise_errors=True) as run:
@@ -295,12 +295,12 @@ def test_page_shows_what_a_fork_has_of_its_parent(digits, tmp_path, monkeypatch)
         assert page.request("GET", f"/api/runs/{fork}/files/@parents/other/sidecar.json").status == 404
 
 
-def test_run_that_was_forked_is_deleted_with_its_forks_or_by_force(digits, tmp_path, monkeypatch, capsys):
+def test_a_forked_run_is_deleted_only_with_its_forks_or_by_force(digits, tmp_path, monkeypatch, capsys):
     """Its forks would lose its rows; `rm` and `gc` say which they are."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     write_fork(digits.parent / "fork", "digits@2", loss=0.5)
 
-    why = "fork was forked from it, and has its rows from there"
+    why = "fork was forked from it and needs its rows"
     assert cli.main(["runs", "rm", str(digits), "--yes"]) == 2
     assert why in capsys.readouterr().err
     assert cli.main(["runs", "archive", "digits", "--root", str(digits.parent)]) == 0
@@ -313,7 +313,7 @@ def test_run_that_was_forked_is_deleted_with_its_forks_or_by_force(digits, tmp_p
     assert not digits.exists()
 
 
-def test_send_passes_on_what_a_fork_has_of_its_parent(digits):
+def test_send_includes_the_records_that_a_fork_inherits(digits):
     """Rows and records of both, each once, in the order of logging."""
     run = write_fork(digits.parent / "fork", "digits@ba2", loss=0.5)
     seen = InMemory()

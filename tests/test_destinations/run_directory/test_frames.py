@@ -107,7 +107,7 @@ def test_garbage_reads_as_nothing_or_ends(garbage):
     assert payloads(good + garbage)[:1] == [(0, 1, 0, 0.0, (1.0,))]
 
 
-def test_a_whole_frame_of_an_unknown_kind_is_passed_over():
+def test_a_frame_of_an_unknown_kind_is_skipped():
     """A later version may add kinds of frames."""
     data = encode_frame(("news", 1)) + encode_frame((0, 1, 0, 0.0, (1.0,)))
 
@@ -136,7 +136,7 @@ def test_an_integer_has_ten_thousand_digits_at_most():
     assert payloads(encode_frame((0, 1, 0, 0.0, (most * 2,)))) == [UnknownFrame()]
 
 
-def test_a_negative_length_is_no_length():
+def test_a_negative_length_is_refused():
     """A row of less than no values is none, also where the rest of the frame is right."""
     row = encode_frame((0, 1, None, 0.0, ()))[8:]
     assert row.endswith(b"(\0\0\0\0")

@@ -35,7 +35,7 @@ print(sidecar["status"], sidecar["lost"]["rows"] + found, found < 62_000)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a file system in a namespace of its own")
-def test_a_disk_that_is_full_until_the_end_loses_rows_aloud(tmp_path):
+def test_a_disk_that_is_full_until_the_end_reports_lost_rows(tmp_path):
     """The rows in the folder and the lost ones are all that were logged.
 
     The sidecar says `failed to write`.

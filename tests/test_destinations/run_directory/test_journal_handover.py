@@ -24,7 +24,6 @@ from destinations.run_directory import read_rows
 from destinations.run_directory import segments as segments_module
 from destinations.run_directory.drain import JournalDrain
 from destinations.run_directory.journal import Journal
-from destinations.run_directory.journal_files import sync_journal
 from destinations.run_directory.layout import journal_path, segment_path
 from destinations.run_directory.metrics_csv import MetricsCsv
 from destinations.run_directory.segments import AppendedSegment, MappedSegment
@@ -84,7 +83,7 @@ class PreparedInBetween(MappedSegment):
 
 
 def test_a_spare_prepared_during_the_change_leaves_the_one_in_use_alone(tmp_path):
-    """The writer thread may prepare a spare between two steps of the training thread: no row goes to an unlinked file."""
+    """The writer thread may prepare a spare between two steps of the training thread; no row is lost."""
     written = Written(tmp_path, make_segment=PreparedInBetween)
     PreparedInBetween.prepare = staticmethod(written.journal.files.prepare)
     written.journal.files.prepare()
@@ -100,7 +99,7 @@ def test_a_spare_prepared_during_the_change_leaves_the_one_in_use_alone(tmp_path
 
 
 def test_a_file_in_the_way_of_the_next_segment_is_left_alone(tmp_path):
-    """Where a number is taken, the next one is used, and no row is lost to readers."""
+    """If a number is taken, the journal uses the next one, and readers see every row."""
     written = Written(tmp_path)
     in_the_way = segment_path(written.folder, written.journal.files.segments[-1].number + 1)
     in_the_way.write_bytes(b"somebody's")
@@ -113,8 +112,8 @@ def test_a_file_in_the_way_of_the_next_segment_is_left_alone(tmp_path):
     assert written.close() == rows(range(100))
 
 
-def test_a_spare_that_was_prepared_spares_the_training_thread_a_file(tmp_path):
-    """It is the next segment; one that is too small for a wide row is discarded."""
+def test_the_training_thread_uses_the_prepared_spare(tmp_path):
+    """The spare becomes the next segment; a spare too small for a wide row is discarded."""
     made = []
     written = Written(tmp_path, make_segment=lambda *one: made.append(one) or MappedSegment(*one))
     written.journal.files.prepare()
@@ -136,7 +135,7 @@ def test_a_spare_that_was_prepared_spares_the_training_thread_a_file(tmp_path):
 
 
 def test_rows_with_known_names_are_written_by_the_fast_path(tmp_path):
-    """From the second on, and timed now and then; all else is left to the slow path, and nothing of it written."""
+    """The fast path takes the second row and later ones; it leaves anything else, unwritten, to the slow path."""
     journal = Written(tmp_path).journal
     assert not journal.try_append(row(0), 0)
     journal.append(row(0), 0)
@@ -153,8 +152,8 @@ def test_rows_with_known_names_are_written_by_the_fast_path(tmp_path):
     assert [one.step for one in read_rows(tmp_path)] == [0, 1, 2]
 
 
-def test_of_many_full_segments_the_newest_stay_open(tmp_path):
-    """Rows in them are not lost with a deleted folder, and descriptors are bounded; the others are read by name."""
+def test_only_the_newest_full_segments_stay_open(tmp_path):
+    """Open segments survive a deleted folder; the number of descriptors is bounded."""
     written = Written(tmp_path)
     step = 0
     while len(written.journal.files.segments) < 25:
@@ -171,32 +170,8 @@ def test_of_many_full_segments_the_newest_stay_open(tmp_path):
     assert written.close() == rows(range(step))
 
 
-class SyncsRecorded(Disk):
-    """Notes which folders it was asked to sync."""
-
-    def __init__(self):
-        self.synced = []
-
-    def sync_folder(self, path):
-        self.synced.append(path)
-
-
-def test_the_names_of_a_new_journal_are_synced_from_above(tmp_path):
-    """The run is synced in its folder, the journal in the run, and the segments in the journal."""
-    disk = SyncsRecorded()
-
-    sync_journal(tmp_path / "run/journal/rank0", tmp_path / "run", disk)
-
-    assert disk.synced == [
-        tmp_path,
-        tmp_path / "run",
-        tmp_path / "run/journal",
-        tmp_path / "run/journal/rank0",
-    ]
-
-
 def test_a_journal_that_stopped_accepting_counts_what_it_drops(tmp_path):
-    """Another run has the folder: nothing more is written, and none is lost in silence."""
+    """If another run has the folder, nothing more is written, and every dropped row is counted."""
     written = Written(tmp_path)
     written.log(range(3))
     written.journal.stop_accepting()
@@ -207,8 +182,8 @@ def test_a_journal_that_stopped_accepting_counts_what_it_drops(tmp_path):
 
 
 @pytest.mark.parametrize("end", ["stop_accepting", "close", "start_new_segment", "abandon_in_child"])
-def test_a_row_that_is_being_written_at_the_end_is_not_written_after_it(tmp_path, end):
-    """By another thread, which has looked up its names: what is drained, or another run's by now, stays as it is."""
+def test_a_row_is_not_written_after_the_journal_has_ended(tmp_path, end):
+    """Another thread may have looked up the names already; drained data stays as it is."""
     ends = []
 
     def clock():
@@ -226,8 +201,8 @@ def test_a_row_that_is_being_written_at_the_end_is_not_written_after_it(tmp_path
     assert written.on_disk() == rows(range(3))
 
 
-def test_values_that_cannot_be_written_are_counted_one_by_one(tmp_path):
-    """A name that no reader could take is refused; an integer beyond 64 bits is a float, and a step is none."""
+def test_unwritable_values_are_counted_one_by_one(tmp_path):
+    """Too long a name is refused, an integer beyond 64 bits becomes a float, and such a step is left out."""
     refused = []
     written = Written(tmp_path, on_refused=lambda kind, message: refused.append(kind))
 
@@ -247,7 +222,7 @@ def test_values_that_cannot_be_written_are_counted_one_by_one(tmp_path):
 
 
 def test_integers_and_names_at_their_limits_are_written(tmp_path):
-    """One letter more is refused, and one bit more makes a float."""
+    """One more letter is refused, and one more bit makes a float."""
     written = Written(tmp_path)
     written.journal.append({"a": (1 << 63) - 1, "b": 1 << 63}, (1 << 63) - 1)
     written.journal.append({"n" * 16_384: 1.0, "n" * 16_385: 1.0}, 2)
@@ -271,7 +246,7 @@ class LogsWhenMade(MappedSegment):
 
 
 def test_a_row_of_a_handler_is_on_disk_when_the_call_that_it_interrupted_returns(tmp_path):
-    """It need not wait for the next row: there may be none before the process is killed."""
+    """It doesn't wait for the next row, because the process may be killed before that."""
     written = Written(tmp_path, make_segment=LogsWhenMade)
     interrupted = []
 
@@ -315,7 +290,7 @@ def appended_to(disk):
 
 
 def test_a_row_of_a_handler_that_interrupts_a_write_is_held_until_the_next_call(tmp_path):
-    """Of the fast path, too, which takes no lock: neither row is lost, and the second is counted meanwhile."""
+    """Neither row is lost, and the second counts as pending meanwhile, even in the lock-free fast path."""
     disk = InterruptedDisk()
     written = Written(tmp_path, make_segment=appended_to(disk))
     written.log(range(3))
@@ -334,7 +309,7 @@ def test_a_row_of_a_handler_that_interrupts_a_write_is_held_until_the_next_call(
 def test_a_row_does_not_overtake_one_that_a_failing_disk_refused(
     tmp_path, monkeypatch, failures, retry_seconds
 ):
-    """Though the disk would take it by now: it works again when it was reported, once or again by the next row."""
+    """This holds even if the disk works again in the meantime."""
     monkeypatch.setattr(journal_module, "_RETRY_SECONDS", retry_seconds)
     disk, reported = InterruptedDisk(), []
 
@@ -367,7 +342,7 @@ class NoneOnFullDisk:
 
 
 def test_rows_that_a_full_disk_cannot_take_are_held_counted_and_written_first(tmp_path):
-    """In the order in which they were logged, and by the writer thread if nothing more is logged."""
+    """They keep their order, and the writer thread writes them if nothing more is logged."""
     make, full = NoneOnFullDisk(), []
     written = Written(tmp_path, make_segment=make, on_full=full.append)
     make.is_full = True
@@ -385,8 +360,8 @@ def test_rows_that_a_full_disk_cannot_take_are_held_counted_and_written_first(tm
     assert written.close() == rows(range(101))
 
 
-def test_of_rows_that_do_not_fit_into_memory_the_last_are_dropped_and_counted(tmp_path, monkeypatch):
-    """Those that are held stay; once written, there is as much room as before."""
+def test_rows_that_do_not_fit_into_memory_are_dropped_and_counted(tmp_path, monkeypatch):
+    """Held rows stay; once they are written, there is as much room as before."""
     monkeypatch.setattr(journal_module, "PENDING_BYTES", 10 * (100 + 32 * 2))
     make = NoneOnFullDisk()
     written = Written(tmp_path, make_segment=make)
@@ -475,7 +450,7 @@ def at_the_end_of_a_segment(run_dir: Path, kind: str) -> tuple[Written, int]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_ctrl_c_anywhere_in_a_change_of_segments_loses_no_row(tmp_path, kind):
-    """Ctrl-C at any place, caught: all rows whose call returned are there once, and the journal still works."""
+    """After a caught Ctrl-C anywhere, each row whose call returned is there once, and the journal works."""
     when, is_done = 1, False
     while not is_done:
         written, step = at_the_end_of_a_segment(tmp_path / str(when), kind)
@@ -503,7 +478,7 @@ def test_a_ctrl_c_anywhere_in_a_change_of_segments_loses_no_row(tmp_path, kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_handler_that_logs_anywhere_in_a_change_of_segments_loses_no_row(tmp_path, kind):
-    """A signal handler logs in the middle of a call: both rows are there, and nothing waits for itself."""
+    """A signal handler logs in the middle of a call; both rows are there, and nothing deadlocks."""
     when, is_done = 1, False
     while not is_done:
         written, step = at_the_end_of_a_segment(tmp_path / str(when), kind)
@@ -526,7 +501,7 @@ def test_a_handler_that_logs_anywhere_in_a_change_of_segments_loses_no_row(tmp_p
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_threads_that_log_at_once_lose_nothing(tmp_path, kind):
-    """Threads with names of their own, while segments change and rows are drained: each row is there once, with its values."""
+    """Each row is there once with its values, while segments change and rows are drained."""
     written = Written(tmp_path, make_segment=KINDS[kind], segment_bytes=4096)
     begin = threading.Barrier(5)
     expected = []
@@ -612,7 +587,7 @@ def test_a_fork_in_the_middle_of_a_change_writes_nothing(tmp_path):
 
 
 def test_a_child_leaves_the_spare_of_its_parent(tmp_path):
-    """Also when it closes what it inherited."""
+    """This holds even if the child closes what it inherited."""
     written = Written(tmp_path)
     written.journal.files.prepare()
     (spare,) = written.folder.glob(".*")
@@ -625,7 +600,7 @@ def test_a_child_leaves_the_spare_of_its_parent(tmp_path):
 
 @pytest.mark.filterwarnings("ignore:This process")
 def test_a_child_does_not_wait_for_a_thread_that_it_does_not_have(tmp_path):
-    """One that was in the middle of a call when the process was forked; its parent loses nothing."""
+    """A thread was in the middle of a call when the process forked; the parent loses nothing."""
     is_inside, may_leave = threading.Event(), threading.Event()
     may_leave.set()
 

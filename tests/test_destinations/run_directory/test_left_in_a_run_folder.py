@@ -25,7 +25,7 @@ def test_temporaries_of_a_rank_are_removed_by_that_rank(drive, tmp_path):
     assert after_rank_0 == {OF_EDITS}
 
 
-def test_rows_that_do_not_count_any_more_are_announced(drive, tmp_path, caplog):
+def test_rows_that_no_longer_count_are_reported(drive, tmp_path, caplog):
     """Training continues from step 10 of 30: a warning says how many rows are left behind."""
     caplog.set_level(logging.WARNING)
     run = drive().fit()
@@ -38,4 +38,4 @@ def test_rows_that_do_not_count_any_more_are_announced(drive, tmp_path, caplog):
     again.close()
 
     assert steps_left(tmp_path / "run") == [[*range(10, 30)]]
-    assert "training continues from an earlier place; 20 rows beyond it stay on disk" in caplog.text
+    assert "training continues from an earlier place; 20 later rows stay on disk as a branch" in caplog.text

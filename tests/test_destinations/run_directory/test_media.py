@@ -187,7 +187,7 @@ def test_other_colours_become_rgba(picture, pixel):
 @pytest.mark.parametrize(
     "image", [np.zeros((2, 5, 6)), np.zeros((5,)), np.array([["a"]]), np.zeros((0, 3)), b"no image"]
 )
-def test_what_is_no_image_is_refused(image):
+def test_values_that_are_not_images_raise(image):
     """Arrays of other shapes or types, and bytes that no image format has, are errors that say so."""
     with pytest.raises(RecordError, match="image must"):
         list(media.iter_images(image))
@@ -274,7 +274,7 @@ def test_pixels_to_ignore_keep_their_mask(dtype):
 
 
 @pytest.mark.parametrize("mask", [np.array([[0.5]]), np.array([[-2]]), np.array([[70_000]])])
-def test_what_is_no_mask_is_refused(mask):
+def test_values_that_are_not_masks_raise(mask):
     """Fractions, negative and huge classes are errors."""
     with pytest.raises(RecordError, match="mask must hold class indices"):
         list(media.iter_masks(mask))
@@ -452,7 +452,7 @@ def test_any_other_name_has_a_folder(drive, tmp_path, name):
         (lambda log: log.log_histogram(np.array(["a"])), "needs numbers"),
     ],
 )
-def test_bad_media_are_refused_at_the_call(drive, call, message):
+def test_bad_media_raise_at_the_call(drive, call, message):
     """What cannot be written is an error in the caller's thread."""
     run = drive().fit()
 
@@ -460,7 +460,7 @@ def test_bad_media_are_refused_at_the_call(drive, call, message):
         call(run.logger)
 
 
-def test_a_bad_image_costs_itself(tmp_path, caplog):
+def test_a_bad_image_is_dropped_alone(tmp_path, caplog):
     """In a list: a file that is missing, no image or cut is left out, with its caption and mask; the others stay."""
     whole, cut, no_image = (tmp_path / name for name in ("whole.png", "cut.png", "text.png"))
     Image.fromarray(np.random.default_rng(0).integers(0, 255, (40, 30), np.uint8)).save(whole)
@@ -482,7 +482,7 @@ def test_a_bad_image_costs_itself(tmp_path, caplog):
     assert sum("image 1 of 'x' was left out" in message for message in caplog.messages) == 1
 
 
-def test_clipping_is_said_once():
+def test_clipping_is_reported_once():
     """Of a program that logs many images and videos beyond [0, 1], in one line, with their range."""
     program = (
         "import numpy as np\n"
@@ -560,7 +560,7 @@ def test_a_lane_waits_no_longer_than_it_may():
     assert lane.put(lambda: None) is False
 
 
-def test_four_grey_pictures_that_are_taken_for_one_are_said_once():
+def test_four_grey_pictures_taken_for_one_are_reported_once():
     """The shape of one picture with opacity is that of four grey ones without channels."""
     code = (
         "import numpy as np\n"

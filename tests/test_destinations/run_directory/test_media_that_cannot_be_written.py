@@ -95,7 +95,7 @@ def test_media_that_could_not_be_written_are_in_the_sidecar_and_the_last_line(tm
     assert len(read_series(tmp_path / "run", "loss")) == 5
 
 
-def test_nothing_is_reported_to_be_lost_where_nothing_is(tmp_path, caplog):
+def test_no_loss_is_reported_without_a_loss(tmp_path, caplog):
     """An empty table writes no line."""
     with Run(RunDirectory(tmp_path / "run"), run_name="r") as run:
         run.log_images(IMAGE)
@@ -104,7 +104,7 @@ def test_nothing_is_reported_to_be_lost_where_nothing_is(tmp_path, caplog):
     assert "lost" not in caplog.text
 
 
-def test_cells_and_traces_without_a_text_cost_themselves(tmp_path):
+def test_cells_and_traces_without_a_text_are_dropped_alone(tmp_path):
     """The other cells, columns and traces are written."""
 
     class Bad:

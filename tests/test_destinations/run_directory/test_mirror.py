@@ -137,7 +137,7 @@ def test_at_the_end_the_store_has_the_same_plain_files(tmp_path):
     assert read_series(tmp_path / "copy", "loss") == read_series(tmp_path / "run", "loss")
 
 
-def test_what_a_session_was_given_is_sent_whatever_its_id(tmp_path, monkeypatch):
+def test_the_configuration_of_a_session_is_sent_whatever_its_id(tmp_path, monkeypatch):
     """One in some 300 ids has digits alone, as the number of a rank has."""
     digits = SimpleNamespace(hex="481205637754" * 3)
     monkeypatch.setattr(documents, "uuid", SimpleNamespace(uuid4=lambda: digits))
@@ -430,7 +430,7 @@ def test_a_branch_of_several_parts_is_whole(tmp_path):
     assert read_series(tmp_path / "cache", "loss") == expected
 
 
-def test_what_a_killed_session_left_is_no_branch_of_what_its_own_machine_continued(tmp_path):
+def test_a_killed_session_is_not_a_branch_after_its_own_machine_continued(tmp_path):
     """Its pieces are still there if the next session was killed before it could delete them."""
     for step in range(2):
         killed = Mirrored(tmp_path / "one" / "run", tmp_path / "store", if_exists="resume")
@@ -450,7 +450,7 @@ def test_what_a_killed_session_left_is_no_branch_of_what_its_own_machine_continu
     assert read_series(tmp_path / "copy", "loss") == [(0, 0.0), (1, 1.0), (2, 2.0)]
 
 
-def test_a_run_that_another_machine_writes_is_refused(tmp_path):
+def test_a_run_that_another_machine_is_writing_is_refused(tmp_path):
     """It is watched for some intervals: clocks of machines differ."""
     with Mirrored(tmp_path / "one" / "run", tmp_path / "store") as first:
         first.log({"loss": 1.0}, 0)
@@ -486,7 +486,7 @@ def test_a_session_that_is_read_damaged_is_read_again(tmp_path, monkeypatch):
     assert read_series(tmp_path / "machine" / "run", "loss") == [(0, 0.0), (1, 1.0)]
 
 
-def test_a_newest_piece_that_stays_damaged_is_as_one_that_did_not_come(tmp_path, caplog):
+def test_a_newest_piece_that_stays_damaged_is_ignored(tmp_path, caplog):
     """Its machine was lost before it could put it again: another one continues with what was there before."""
     lost = Mirrored(tmp_path / "one" / "run", tmp_path / "store")
     for step in range(4):
@@ -522,7 +522,7 @@ def test_an_earlier_piece_that_is_damaged_is_an_error(tmp_path):
     run.close()
 
 
-def test_a_number_whose_session_is_damaged_is_nobodys(tmp_path, monkeypatch):
+def test_a_damaged_session_number_belongs_to_nobody(tmp_path, monkeypatch):
     """Its object was damaged on its way, and keeps its place; the next number is free."""
     monkeypatch.setattr("destinations.run_directory.claim._FIRST_PAUSE_SECONDS", 0.0)
     original = put_new
@@ -538,7 +538,7 @@ def test_a_number_whose_session_is_damaged_is_nobodys(tmp_path, monkeypatch):
     assert json.loads((tmp_path / "run" / ".mirror.json").read_text())["session"] == 2
 
 
-def test_a_claim_that_comes_after_the_end_of_its_process_is_nobodys(tmp_path, monkeypatch):
+def test_a_late_claim_of_an_ended_process_belongs_to_nobody(tmp_path, monkeypatch):
     """It was on its way when the process was killed, and the next one did not find it in the list.
 
     The process had noted it in the folder before.
@@ -561,7 +561,7 @@ def test_a_claim_that_comes_after_the_end_of_its_process_is_nobodys(tmp_path, mo
 
 
 @pytest.mark.parametrize("is_at_the_end", [False, True])
-def test_a_claim_that_is_nobodys_stops_no_session(tmp_path, caplog, is_at_the_end):
+def test_a_claim_of_nobody_stops_no_session(tmp_path, caplog, is_at_the_end):
     """It was damaged on its way, or its process ended at once: what it forbade is sent again."""
     run = Mirrored(tmp_path / "run", tmp_path / "store")
     run.log({"loss": 0.0}, 0)
@@ -612,7 +612,7 @@ def test_a_process_that_was_killed_when_it_had_just_claimed_leaves_the_folder(tm
     first.close()
 
 
-def test_of_two_machines_that_begin_at_once_one_writes(tmp_path):
+def test_one_of_two_machines_that_begin_at_once_writes(tmp_path):
     """The number of a session is taken by a put that only one can make."""
     claims = [Claim(str(tmp_path / "store"), 0, 10.0, wait=lambda _: None) for _ in range(8)]
     folders = [tmp_path / str(number) for number in range(8)]
@@ -764,7 +764,7 @@ def test_a_folder_on_another_disk_than_the_spool_is_sent(tmp_path):
     folder.queue.close(LIMIT_SECONDS)
 
 
-def test_what_a_piece_had_that_never_arrives_comes_with_the_next(tmp_path):
+def test_the_next_piece_has_the_content_of_one_that_never_arrives(tmp_path):
     """Those after it would need it; the next one has everything."""
     gate = threading.Event()
     gate.set()
@@ -786,7 +786,7 @@ def test_what_a_piece_had_that_never_arrives_comes_with_the_next(tmp_path):
     folder.queue.close(LIMIT_SECONDS)
 
 
-def test_a_run_may_live_in_a_store_alone(tmp_path):
+def test_a_run_may_live_only_in_a_store(tmp_path):
     """Its folder here is below the state of the user, and is named after it."""
     uri = (tmp_path / "store").as_uri() + "/runs/{run_name}"
     with Run(loggers=[RunDirectory(uri, mirror_seconds=0.01)], run_name="digits") as run:
@@ -847,7 +847,7 @@ def test_each_rank_has_its_own_pieces(tmp_path):
         ("runs", 3, TypeError, "mirror must be a path, got 3"),
     ],
 )
-def test_a_bad_place_is_said_at_once(tmp_path, monkeypatch, run_dir, mirror, error, words):
+def test_a_bad_place_raises_at_once(tmp_path, monkeypatch, run_dir, mirror, error, words):
     """In the constructor, before training."""
     monkeypatch.chdir(tmp_path)
 
@@ -855,7 +855,7 @@ def test_a_bad_place_is_said_at_once(tmp_path, monkeypatch, run_dir, mirror, err
         RunDirectory(run_dir, mirror=mirror)
 
 
-def test_a_store_that_cannot_be_read_is_said_before_training(tmp_path, monkeypatch):
+def test_an_unreadable_store_raises_before_training(tmp_path, monkeypatch):
     """A run might be there that this one would hide."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")

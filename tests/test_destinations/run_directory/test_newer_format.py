@@ -124,7 +124,7 @@ def test_a_release_that_knows_the_format_reads_it(newer, monkeypatch):
         assert list(run.series("loss").value) == [0.5]
 
 
-def test_a_hyperparameter_of_that_name_is_no_format(tmp_path):
+def test_a_hyperparameter_named_format_version_is_harmless(tmp_path):
     """A run whose own hyperparameter is called `format_version` stays readable."""
     with Run(loggers=[RunDirectory(tmp_path / "run")], run_name="run") as run:
         run.log_hyperparameters({"format_version": 99})
@@ -133,7 +133,7 @@ def test_a_hyperparameter_of_that_name_is_no_format(tmp_path):
     assert len(read_rows(tmp_path / "run")) == 1
 
 
-def test_a_newer_writer_costs_its_own_rows(tmp_path, caplog):
+def test_a_newer_writer_loses_only_its_own_rows(tmp_path, caplog):
     """A named writer of a newer release is left out and reported; the trainer's rows are read."""
     write(tmp_path / "run")
     write(tmp_path / "run", writer="eval")

@@ -95,7 +95,7 @@ def rows_of_a_group(request, monkeypatch):
 
 
 @pytest.mark.usefixtures("rows_of_a_group")
-def test_every_number_is_the_one_of_the_csv(tmp_path_factory):
+def test_every_number_equals_the_number_in_the_csv(tmp_path_factory):
     """Rows, columns and lines are those of the CSV, bit by bit; integers beside floats are floats."""
     folder = tmp_path_factory.mktemp("parts")
 
@@ -163,7 +163,7 @@ ODD = {
 
 
 @pytest.mark.parametrize("line", ODD.values(), ids=ODD)
-def test_odd_lines_are_what_the_reader_of_rows_makes_of_them(tmp_path, line):
+def test_odd_lines_are_read_like_rows(tmp_path, line):
     """Texts, lines of another length and large integers are in a part as readers of the CSV see them."""
     csv, found = converted(b"step,epoch,time,loss\n", b"0,0,1.0,0.5\n" + line.encode(), tmp_path / "part.csv")
     with contextlib.closing(csv), contextlib.closing(found):
@@ -215,7 +215,7 @@ def test_an_index_is_read_by_column(tmp_path):
     assert list(one.spans(np.array([True, False, True]))) == [(0, 1024), (2048, 3072)]
 
 
-def test_statistics_of_parquet_are_those_of_the_values(tmp_path):
+def test_statistics_of_parquet_equal_those_of_the_values(tmp_path):
     """Other programs skip row groups by them."""
     lines = "".join(f"{step},0,{step / 8},{step / 4}\n" for step in range(10_000)).encode()
     for one in converted(b"step,epoch,time,loss\n", lines, tmp_path / "part.csv"):
@@ -227,7 +227,7 @@ def test_statistics_of_parquet_are_those_of_the_values(tmp_path):
     assert [(one.min, one.max) for one in found] == [(0.0, 8191 / 4), (8192 / 4, 9999 / 4)]
 
 
-def test_damage_costs_its_row_group(tmp_path, caplog):
+def test_damage_loses_one_row_group(tmp_path, caplog):
     """Rows of the other groups are read; how many are lost is counted, and said once."""
     lines = "".join(f"{step},0,{step / 8},{step / 3}\n" for step in range(20_000)).encode()
     for one in converted(b"step,epoch,time,loss\n", lines, tmp_path / "part.csv"):
@@ -336,7 +336,7 @@ FOREIGN = {
 
 
 @pytest.mark.parametrize("foreign", FOREIGN.values(), ids=FOREIGN)
-def test_a_file_that_is_none_of_ours_is_refused(tmp_path, foreign):
+def test_a_foreign_file_is_refused(tmp_path, foreign):
     """Other types, other metadata and larger groups than ours are an error that says so."""
     table, metadata, *options = foreign
     path = tmp_path / "foreign.parquet"

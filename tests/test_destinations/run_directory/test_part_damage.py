@@ -106,7 +106,7 @@ def test_damage_of_a_part_is_a_problem_of_the_run(copy, caplog, damage):
     assert text in Run.open(copy).record.problem
 
 
-def test_damage_of_a_metric_costs_no_other(copy):
+def test_damage_of_a_metric_leaves_other_metrics_readable(copy):
     """Who asks for another column reads no damaged page."""
     changed(file_of(copy, 2))
 
@@ -201,7 +201,7 @@ def _polled(run_dir):
 
 
 @pytest.mark.parametrize("name", READINGS)
-def test_a_reader_sees_what_was_there_where_a_resume_comes_between(tmp_path, monkeypatch, name):
+def test_a_resume_does_not_change_what_a_reader_sees(tmp_path, monkeypatch, name):
     """Between its look at the folder and the first part that it opens, training goes back: no part is changed by that."""
     writer = Writer(tmp_path)
     writer.log_and_drain(range(300))

@@ -48,7 +48,7 @@ from uploads.disk import Disk
 
 
 class Rolling(RunDirectory):
-    """Closes a part of some kilobytes."""
+    """Closes parts of a few kilobytes."""
 
     _part_bytes = 4000
 
@@ -225,16 +225,16 @@ READERS = [
 ]
 
 
-@pytest.mark.parametrize("name", ["parts", "csv", "mixed"])
 @pytest.mark.parametrize("read", READERS)
-def test_a_reader_sees_the_rows_of_all_parts(written, read, name):
-    """Rows, columns, last rows, summaries and charts are those of a run in one file."""
-    np.testing.assert_equal(read(written / name), read(written / "whole"))
+def test_every_reader_sees_the_rows_of_all_parts(written, read):
+    """Rows, columns, last rows, summaries and charts equal those of the same run in a single file."""
+    for name in ("parts", "csv", "mixed"):
+        np.testing.assert_equal(read(written / name), read(written / "whole"))
 
 
 @pytest.mark.parametrize("name", ["parts", "csv"])
 def test_a_summary_is_computed_from_the_indexes(written, name):
-    """What summary.json says is what the indexes and the last file say."""
+    """The summary equals the statistics of the indexes and the last file."""
     kept = computed_summary(written / "whole", 0)
 
     found = computed_summary(written / name, 0)
@@ -254,8 +254,8 @@ NUMBERS = [1.5, float("nan"), float("inf"), True, -0.0, 7, 2**53 + 1, 1 / 3, 10*
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_an_index_is_that_of_the_rows_of_its_part(tmp_path, seed):
-    """Whatever rows there are, merged, late, without a step or of any numbers, each entry is that of its rows."""
+def test_an_index_matches_the_rows_of_its_part(tmp_path, seed):
+    """Each entry matches its rows, even if rows are merged, late, or have no step."""
     source = random.Random(seed)
     writer = Writer(tmp_path, part_bytes=120_000)
     for step in range(6000):
@@ -306,14 +306,13 @@ CONDITIONS = [
 ]
 
 
-@pytest.mark.parametrize("name", ["parts", "mixed"])
 @pytest.mark.parametrize("condition", CONDITIONS)
-def test_a_condition_finds_its_values_by_the_index(written, condition, name):
-    """What a condition finds in parts is what it finds in all rows, for metrics that are there now and then too."""
+def test_a_condition_finds_its_values_by_the_index(written, condition):
+    """A condition finds the same values in parts as in all rows, also for metrics that only some rows have."""
     where = Where.parse(condition)
     names = {"value": 0.0, "step": 0}
     python = condition.replace("== nan", "!= value").replace("value != nan and", "")
-    for metric in ("acc", "late"):
+    for metric, name in itertools.product(("acc", "late"), ("parts", "mixed")):
         expected = [
             row.step
             for row in read_rows(written / "whole")
@@ -326,7 +325,7 @@ def test_a_condition_finds_its_values_by_the_index(written, condition, name):
 
 
 def test_a_condition_reads_only_what_may_hold(written):
-    """Where no entry of an index may have such a value, its rows are not read."""
+    """Rows are only read if an entry of the index may contain the value."""
     with take_snapshot(written / "parts", 0) as snapshot:
         may = [
             bool(Where.parse("value > 99").may_hold(index, "acc").any())
@@ -338,28 +337,9 @@ def test_a_condition_reads_only_what_may_hold(written):
         Where.parse("value is large")
 
 
-def test_a_run_in_parts_is_continued(tmp_path):
-    """A session that resumes writes behind the parts, and its summary covers them."""
-    with WrittenInParts(tmp_path / "run") as run:
-        for step in range(200):
-            run.log({"loss": float(step)}, step)
-            if step % 50 == 49:
-                run.flush()
-    before = numbers(tmp_path / "run")
-
-    with WrittenInParts(tmp_path / "run", batch=200) as run:
-        run.log({"loss": 1000.0}, 200)
-
-    assert numbers(tmp_path / "run")[: len(before)] == before
-    assert [row.step for row in read_rows(tmp_path / "run")] == list(range(201))
-    summary = json.loads((tmp_path / "run" / "summary.json").read_bytes())
-    assert (summary["metrics"]["loss"]["count"], summary["metrics"]["loss"]["max"]) == (201, 1000.0)
-    assert summary["metrics"]["loss"]["min"] == 0.0
-
-
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
 def test_a_resume_leaves_parts_as_they_are(tmp_path, suffix):
-    """Rows beyond the checkpoint do not count any more; no part changes."""
+    """Rows beyond the checkpoint no longer count, but no part changes."""
     with WrittenInParts(tmp_path / "run") as run:
         for step in range(400):
             run.log({"loss": float(step)}, step)
@@ -387,7 +367,7 @@ def test_a_resume_leaves_parts_as_they_are(tmp_path, suffix):
 
 @pytest.mark.parametrize("batch", [400, 350, 5])
 def test_folder_of_format_2_is_read_and_continued(tmp_path, batch):
-    """It has no history: all of its parts count, in order, and those of the session that continues it come after."""
+    """Without a history, all parts count in order, followed by those of the continuing session."""
     run_dir = tmp_path / "run"
     with WrittenInParts(run_dir) as run:
         for step in range(400):
@@ -418,7 +398,7 @@ def rows_left(run_dir):
 
 
 def test_an_early_row_of_a_late_step_changes_no_part(tmp_path):
-    """The session that goes back has the rows behind it again."""
+    """The session that goes back rewrites the rows after it."""
     writer = Writer(tmp_path, part_bytes=3000)
     writer.log([10_000])
     writer.log_and_drain(range(1, 1500))
@@ -439,42 +419,8 @@ def test_an_early_row_of_a_late_step_changes_no_part(tmp_path):
     assert len(calls) >= 3
 
 
-def test_a_follower_sees_each_row_once_while_parts_are_closed(tmp_path):
-    """A follower that looks now and then, or missed several parts, gets every row once, in order."""
-    writer = Writer(tmp_path)
-    with Follower(tmp_path) as often, Follower(tmp_path) as rarely:
-        seen, seldom = [], []
-        for start in range(0, 800, 40):
-            writer.log_and_drain(range(start, start + 40))
-            seen += [row.step for row in often.poll()]
-            if start in {40, 400}:
-                seldom += [row.step for row in rarely.poll()]
-        seldom += [row.step for row in rarely.poll()]
-    writer.die()
-
-    assert len(numbers(tmp_path)) > 10
-    assert seen == seldom == list(range(800))
-
-
-def test_a_follower_that_missed_a_cut_yields_what_is_new(tmp_path):
-    """Where a resume took parts away between two looks, only rows that were logged since are new."""
-    writer = Writer(tmp_path)
-    with Follower(tmp_path) as follower:
-        writer.log_and_drain(range(300))
-        first = [row.step for row in follower.poll()]
-        closed = numbers(tmp_path)
-        writer.go_back(150)
-        writer.log_and_drain(range(150, 400))
-        second = [row.step for row in follower.poll()]
-    writer.die()
-
-    assert len(closed) > 3
-    assert first == list(range(300))
-    assert second == list(range(150, 400))
-
-
 def test_only_rows_of_a_new_part_are_new_to_a_look(tmp_path):
-    """A look after a part was closed begins where the last one ended, within the part."""
+    """A look after a part was closed starts where the previous look ended, within the part."""
     writer = Writer(tmp_path, part_bytes=2000)
     reader = RankReader(tmp_path, 0)
     writer.log_and_drain(range(25))
@@ -495,7 +441,7 @@ def test_only_rows_of_a_new_part_are_new_to_a_look(tmp_path):
 
 
 def test_a_part_that_is_there_twice_counts_once(tmp_path):
-    """Where an earlier version was killed between two steps, its CSV counts, whatever the Parquet has."""
+    """If an earlier version was killed between two steps, the CSV counts, whatever the Parquet contains."""
     writer = Writer(tmp_path)
     writer.log_and_drain(range(100))
     writer.die()
@@ -506,7 +452,7 @@ def test_a_part_that_is_there_twice_counts_once(tmp_path):
 
 
 def test_parts_of_earlier_versions_are_converted(tmp_path, written):
-    """`pack` replaces a CSV, its index, and Parquet without an index; it leaves what is damaged, and the rows."""
+    """`pack` replaces CSV and old Parquet, keeps the rows, and leaves damaged parts alone."""
     run_dir = shutil.copytree(written / "csv", tmp_path / "run")
     folder = parts_path(run_dir / "metrics.csv")
     (folder / "00000001.npy").touch()
@@ -531,8 +477,8 @@ def test_parts_of_earlier_versions_are_converted(tmp_path, written):
         assert rows.version == 2
 
 
-def test_names_that_are_not_used_any_more_are_not_columns_of_the_next_part(tmp_path):
-    """The file that follows a part has the columns that several rows of the part had."""
+def test_unused_names_are_not_columns_of_the_next_part(tmp_path):
+    """The next file has the columns that several rows of the part had."""
     writer = Writer(tmp_path, part_bytes=1500)
     writer.log([0], once=1.0)
     writer.log(range(1, 100))
@@ -547,7 +493,7 @@ def test_names_that_are_not_used_any_more_are_not_columns_of_the_next_part(tmp_p
 
 
 def test_values_of_names_that_the_next_part_lacks_are_written(tmp_path):
-    """The last row of a part brought a name, which the next file begins without: the rows that follow have it."""
+    """The last row of a part introduced a name that the next file lacks at first."""
     with WrittenInParts(tmp_path / "run", flush_seconds=1000) as run:
         for step in range(150):
             run.log({"loss": step / 8}, step)
@@ -566,7 +512,7 @@ def test_values_of_names_that_the_next_part_lacks_are_written(tmp_path):
 
 
 def test_a_session_that_closes_the_file_of_an_earlier_one_writes_its_values(tmp_path):
-    """A file that is past its limit when it is opened becomes a part after one row, of which all names are used again."""
+    """A file that exceeds the limit when opened becomes a part after one row, whose names are used again."""
     with Written(tmp_path / "run") as run:
         for step in range(400):
             run.log({f"m{number}": step / 8 for number in range(5)}, step)
@@ -583,7 +529,7 @@ def test_a_session_that_closes_the_file_of_an_earlier_one_writes_its_values(tmp_
 
 
 def test_a_row_without_columns_for_its_values_is_not_written():
-    """A line with fewer cells than values would be a silent loss."""
+    """A line with fewer cells than values would lose values silently."""
     formatter = RowFormatter(("loss", "acc"), {"step": 0, "epoch": 1, "time": 2, "loss": 3})
 
     assert formatter.missing == ["acc"]
@@ -592,7 +538,7 @@ def test_a_row_without_columns_for_its_values_is_not_written():
 
 
 def test_two_names_with_one_column_keep_their_values(tmp_path):
-    """`step` is written as `metrics/step`: a second call of the step gets a line of its own, a second name of the call is refused."""
+    """A second call at the step gets its own line; a second name in the same call is refused."""
     with WrittenInParts(tmp_path / "run") as run:
         run.log({"step": 1.0}, 1)
         run.log({"metrics/step": 2.0}, 1)
@@ -603,7 +549,7 @@ def test_two_names_with_one_column_keep_their_values(tmp_path):
 
 
 def test_a_call_with_the_epoch_as_a_metric_is_a_line_of_its_own(tmp_path):
-    """It is of another epoch than the calls of its step, for the file as for who reads the journal."""
+    """It has another epoch than the other calls of its step, in the file and in the journal."""
     writer = Writer(tmp_path)
     with Follower(tmp_path) as follower:
         writer.journal.append({"loss": 0.5}, 3)
@@ -619,32 +565,6 @@ def test_a_call_with_the_epoch_as_a_metric_is_a_line_of_its_own(tmp_path):
     assert seen == [{"loss": 0.5}, {"acc": 1.0}, {"lr": 0.1}]
 
 
-@pytest.mark.parametrize("name", ["position.json", "metrics.csv"])
-@pytest.mark.parametrize("fault", ["fails_to_replace", "fails_to_sync"])
-@pytest.mark.parametrize("before", [0, 5])
-def test_rows_are_there_once_after_an_error_and_a_kill(tmp_path, name, fault, before):
-    """Where a file could not be renamed, or its folder not be synced, the next turn goes on; a kill within it doubles no row."""
-    disk = Failing()
-    writer = Writer(tmp_path, 1 << 20, disk)
-    writer.log(range(before))
-    writer.drain.run()
-    writer.log(range(before, 10), acc=0.5)
-    setattr(disk, fault, name)
-    with pytest.raises(OSError, match=r"full|not synced"):
-        writer.drain.run()
-    # Killed when all rows are appended, and the position that covers them is not there yet.
-    disk.killed_at_lines = 11
-    with pytest.raises(KeyboardInterrupt):
-        writer.drain.run()
-    writer.die()
-
-    assert [row.step for row in read_rows(tmp_path)] == list(range(10))
-    again = Writer(tmp_path)
-    again.drain.run()
-    again.die()
-    assert [row.step for row in read_rows(tmp_path)] == list(range(10))
-
-
 class KilledAtTruncate(Failing):
     """Is killed after it has cut a file."""
 
@@ -654,8 +574,8 @@ class KilledAtTruncate(Failing):
         raise KeyboardInterrupt
 
 
-def test_what_a_position_covers_is_not_written_again(tmp_path):
-    """Where the folder cannot be synced after position.json has its name, its rows count: they are not cut off."""
+def test_rows_that_a_position_covers_are_not_written_again(tmp_path):
+    """If the folder can't be synced after position.json was renamed, its rows still count."""
     disk = KilledAtTruncate()
     writer = Writer(tmp_path, 1 << 20, disk)
     writer.log(range(5))
@@ -673,7 +593,7 @@ def test_what_a_position_covers_is_not_written_again(tmp_path):
 
 
 def test_a_part_that_could_not_be_closed_does_not_count_when_the_journal_is_gone(tmp_path):
-    """What was made of it when the disk was full is removed by the next turn, which closes it later and larger."""
+    """The next turn removes the unfinished part, and closes a larger one later."""
     disk = Failing()
     writer = Writer(tmp_path, disk=disk)
     writer.log(range(40))
@@ -696,8 +616,8 @@ class OfNoSize(RunDirectory):
     _part_bytes = None
 
 
-def test_an_error_of_ours_in_the_writer_thread_is_said_at_the_end(tmp_path):
-    """The status and the error are in the sidecar, and the rows in the journal."""
+def test_our_own_error_in_the_writer_thread_is_reported_at_the_end(tmp_path):
+    """The sidecar has the status and the error, and the journal has the rows."""
     run = Run([OfNoSize(tmp_path / "run")], run_name="x")
     run.log_metrics({"loss": 0.5}, 0)
     run.close()
@@ -709,7 +629,7 @@ def test_an_error_of_ours_in_the_writer_thread_is_said_at_the_end(tmp_path):
 
 
 def test_rows_come_once_to_a_reader_while_parts_are_closed(tmp_path):
-    """A reader that reads all the time while files become parts sees each row once, in order, and ever more of them."""
+    """A reader that reads continuously while files become parts sees each row once and in order."""
     seen = []
     with WrittenInParts(tmp_path / "run", flush_seconds=0.001) as run:
         for step in range(1500):
@@ -726,8 +646,8 @@ def test_rows_come_once_to_a_reader_while_parts_are_closed(tmp_path):
         assert steps == list(range(count))
 
 
-def test_a_part_that_is_deleted_during_the_run_is_a_loss_that_is_said(tmp_path, caplog):
-    """Rows of a part that another program removed are counted, and the run says so at its end."""
+def test_a_part_deleted_during_the_run_is_reported_as_lost(tmp_path, caplog):
+    """The run counts the rows of a removed part and reports them at its end."""
     with WrittenInParts(tmp_path / "run", flush_seconds=1000) as run:
         for step in range(300):
             run.log({"loss": 1 / (step + 1)}, step)
@@ -744,7 +664,7 @@ def test_a_part_that_is_deleted_during_the_run_is_a_loss_that_is_said(tmp_path, 
 
 
 def test_a_part_that_is_the_file_itself_does_not_count(tmp_path):
-    """Where a run was killed while it closed a part, and its journal was removed by hand, no row is there twice."""
+    """If a run was killed while closing a part and its journal was deleted, no row appears twice."""
     writer = Writer(tmp_path)
     writer.log_and_drain(range(100))
     writer.die()
@@ -798,8 +718,8 @@ def test_a_copy_whose_parts_were_copied_later_has_each_row_once(tmp_path, suffix
 
 
 @pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
-def test_what_is_no_file_is_no_part(tmp_path, make):
-    """A folder, a FIFO or a link with the name of a later part is left alone."""
+def test_only_a_regular_file_is_a_part(tmp_path, make):
+    """A folder, a FIFO, or a link with the name of a later part is left alone."""
     writer = Writer(tmp_path)
     writer.log_and_drain(range(100))
     writer.die()
@@ -815,14 +735,14 @@ def test_what_is_no_file_is_no_part(tmp_path, make):
 
 
 def test_the_epoch_is_a_metric_that_a_condition_finds(written):
-    """As `series` of a run, a condition takes the epoch of each row."""
+    """Like `series`, a condition accepts the epoch of each row."""
     found = [one.step.tolist() for one in values_where(written / "parts", "epoch", Where.parse("step > 395"))]
 
     assert list(itertools.chain.from_iterable(found)) == [396, 397, 398, 399]
 
 
-def test_a_folder_of_the_version_before_is_continued(tmp_path):
-    """A position without a number of parts is that of a run in one file."""
+def test_a_folder_of_the_previous_version_is_continued(tmp_path):
+    """A position without a number of parts belongs to a run in a single file."""
     writer = Writer(tmp_path)
     writer.log(range(5))
     writer.drain.run()
@@ -843,7 +763,7 @@ def test_a_folder_of_the_version_before_is_continued(tmp_path):
 
 
 def test_the_header_of_a_part_is_read_once(tmp_path, monkeypatch):
-    """A run of a month has 440 parts: who asks for its names, or for one metric, does not open all each time."""
+    """A run of a month has 440 parts; asking for names or one metric doesn't open all of them each time."""
     writer = Writer(tmp_path, part_bytes=1000)
     writer.log_and_drain(range(400))
     writer.journal.append({"late": 1.0}, 400)

@@ -125,7 +125,7 @@ def test_a_file_that_is_gone_is_removed(tmp_path):
     assert [path.name for path in folder.rglob("*") if path.is_file()] == ["a.json"]
 
 
-def test_what_a_killed_reader_has_written_too_much_is_cut(tmp_path):
+def test_excess_bytes_of_a_killed_reader_are_cut(tmp_path):
     """It appends first, and notes it then."""
     folder, state = tmp_path / "copy", FolderState(1)
     take(folder, state, put_piece(tmp_path / "1", {"metrics.csv": b"step\n1\n"}))
@@ -178,7 +178,7 @@ def test_a_piece_that_does_not_continue_is_refused(tmp_path, first, session, sta
         "a\0b",
     ],
 )
-def test_no_name_leads_out_of_the_folder_or_to_what_is_no_file_of_a_run(tmp_path, name):
+def test_names_lead_only_to_files_of_the_run(tmp_path, name):
     """The store may be anybody's."""
     about = {
         "format": 1,
@@ -302,7 +302,7 @@ def test_a_piece_of_a_newer_format_says_so(tmp_path):
         take(tmp_path / "copy", FolderState(1), tmp_path / "piece")
 
 
-def test_a_damaged_state_begins_again(tmp_path):
+def test_a_damaged_state_starts_over(tmp_path):
     """What the copy says of itself may be anything."""
     for content in ("{", "[]", '{"rank0": 3}', '{"rank0": {"session": 1, "last": 1, "files": {"a": 5}}}'):
         (tmp_path / ".pieces.json").write_text(content)

@@ -1,4 +1,4 @@
-"""A run that is opened again."""
+"""Tests of opening a run again."""
 
 import json
 import os
@@ -38,7 +38,7 @@ def log_steps(run, steps, value):
 
 
 def test_steps_that_are_trained_again_are_seen_once(drive, tmp_path):
-    """Rows from the resume step on do not count any more, once and a second time; each session keeps its own."""
+    """Rows from the resume step on no longer count, the first and the second time; each session keeps its own."""
     first = drive().fit()
     log_steps(first, range(100), 0.0)
     first.close()
@@ -61,7 +61,7 @@ def test_steps_that_are_trained_again_are_seen_once(drive, tmp_path):
 
 
 def test_statistics_follow_the_branch_that_counts(drive, tmp_path):
-    """Least, greatest, mean and count are those of the rows in the CSV, and survive a session that adds nothing."""
+    """Min, max, mean, and count cover the rows in the CSV, and survive a session that adds nothing."""
     first = drive().fit()
     log_steps(first, range(10), 0.0)
     first.close()
@@ -87,8 +87,8 @@ def test_statistics_follow_the_branch_that_counts(drive, tmp_path):
     }
 
 
-def test_statistics_that_are_gone_are_those_of_all_rows_again(drive, tmp_path):
-    """Without `summary.json`, or with one that is not of this file; also of a file that is read in pieces."""
+def test_missing_statistics_are_computed_from_all_rows(drive, tmp_path):
+    """This holds if `summary.json` is missing or belongs to another file, also for a file read in pieces."""
     first = drive().fit()
     # Each row has the greatest value of one metric, so that none is read wrongly unseen.
     for step in range(300):
@@ -112,7 +112,7 @@ def test_statistics_that_are_gone_are_those_of_all_rows_again(drive, tmp_path):
 
 
 def test_rows_logged_before_the_checkpoint_belong_to_it(drive, tmp_path):
-    """What was logged at the step of the checkpoint before it was saved, such as an evaluation, is kept."""
+    """Records at the step of the checkpoint that were logged before it, such as an evaluation, are kept."""
     first = drive().fit()
     log_steps(first, range(10), 0.0)
     first.log({"eval/acc": 0.5}, 10)
@@ -134,7 +134,7 @@ def test_rows_logged_before_the_checkpoint_belong_to_it(drive, tmp_path):
 
 @pytest.mark.parametrize("logs_after_the_batch", [False, True])
 def test_a_loop_of_ones_own_keeps_the_evaluation_of_its_last_epoch(tmp_path, logs_after_the_batch):
-    """Of the step that it continues from, only what training logs again is taken back; without a checkpoint's time."""
+    """At the step that it continues from, only metrics that training logs again are replaced."""
 
     def train(first_epoch, epochs=6, fails_in=None):
         folder = RunDirectory(tmp_path / "run")
@@ -170,7 +170,7 @@ def test_a_loop_of_ones_own_keeps_the_evaluation_of_its_last_epoch(tmp_path, log
 
 
 def test_a_loop_that_evaluates_before_it_trains_logs_it_anew(drive, tmp_path):
-    """What is logged again at the step is replaced, in whatever order and by however many calls."""
+    """Metrics that are logged again at the step are replaced, in any order and by any number of calls."""
     first = drive().fit()
     log_steps(first, range(4), 0.0)
     first.log({"val/acc": 0.1, "val/once": 7.0}, 4)
@@ -194,25 +194,8 @@ def test_a_loop_that_evaluates_before_it_trains_logs_it_anew(drive, tmp_path):
     ]
 
 
-def test_what_is_logged_before_training_begins_stays(drive, tmp_path):
-    """A row of this session is no earlier one, whatever its step."""
-    first = drive().fit()
-    log_steps(first, range(6), 0.0)
-    first.close()
-
-    second = drive(batch=3)
-    for step in (2, 3, 9):
-        second.log({"test/acc": float(step)}, step)
-    second.fit()
-    log_steps(second, range(3, 5), 100.0)
-    second.close()
-
-    assert sorted(read_series(tmp_path / "run", "test/acc")) == [(2, 2.0), (3, 3.0), (9, 9.0)]
-    assert [value for _, value in read_series(tmp_path / "run", "loss")] == [0.0, 1.0, 2.0, 103.0, 104.0]
-
-
 def test_a_session_that_ends_in_its_first_step_replaces_what_it_logged(drive, tmp_path):
-    """The decision is taken at its end, and the next session sees each step once."""
+    """The session decides at its end, and the next session sees each step once."""
     first = drive().fit()
     log_steps(first, range(6), 0.0)
     first.close()
@@ -224,8 +207,8 @@ def test_a_session_that_ends_in_its_first_step_replaces_what_it_logged(drive, tm
     assert [value for _, value in read_series(tmp_path / "run", "loss")] == [0.0, 1.0, 2.0, 3.0, 104.0]
 
 
-def test_training_that_says_no_place_adds_to_the_end(drive, tmp_path, caplog):
-    """Nothing is left behind, also where steps come twice; one line names the call that leaves them."""
+def test_training_without_a_place_appends(drive, tmp_path, caplog):
+    """Nothing is left behind, even if steps repeat; one log line names the call that would replace them."""
     first = drive().fit()
     log_steps(first, range(10), 0.0)
     first.close()
@@ -244,7 +227,7 @@ def test_training_that_says_no_place_adds_to_the_end(drive, tmp_path, caplog):
 
 @pytest.mark.parametrize("kind", ["rows", "records"])
 def test_training_from_the_beginning_again_abandons_everything(drive, tmp_path, kind):
-    """A run that its trainer continues at batch 0 keeps nothing of the first attempt, which is a branch."""
+    """If the trainer continues a run at batch 0, the first attempt becomes a branch."""
 
     def log(run, steps):
         if kind == "rows":
@@ -270,22 +253,8 @@ def test_training_from_the_beginning_again_abandons_everything(drive, tmp_path, 
         assert steps_left(tmp_path / "run") == [[*range(10)]]
 
 
-def test_an_evaluation_afterwards_abandons_nothing(drive, tmp_path):
-    """A session without training adds rows and takes none away."""
-    first = drive().fit()
-    log_steps(first, range(5), 0.0)
-    first.close()
-
-    second = drive()
-    second.log({"test/acc": 0.75}, 0)
-    second.close()
-
-    assert [step for step, _ in read_series(tmp_path / "run", "loss")] == [0, 1, 2, 3, 4]
-    assert read_series(tmp_path / "run", "test/acc") == [(0, 0.75)]
-
-
-def test_what_users_and_viewers_wrote_survives(drive, tmp_path):
-    """Creation time, id, tags, notes, hyperparameters and a viewer's own fields outlive a session, and a live edit too."""
+def test_edits_by_users_and_viewers_survive(drive, tmp_path):
+    """Creation time, id, tags, notes, hyperparameters, unknown fields, and live edits survive a session."""
     first = drive(tags=["a"], notes="first", run_id="mine")
     first.logger.log_hyperparameters({"model": {"width": 4}})
     first.close()
@@ -319,7 +288,7 @@ def test_what_users_and_viewers_wrote_survives(drive, tmp_path):
 
 
 def test_a_second_writer_is_told_who_the_first_is(drive, tmp_path):
-    """A folder in use is refused with pid and host; afterwards it may be had. The first run is unharmed."""
+    """The error names pid and host of the first run, which is unharmed; afterwards the folder is free."""
     first = drive()
 
     with pytest.raises(RunInUseError, match=rf"process {os.getpid()} on \S+ writes to it"):
@@ -333,7 +302,7 @@ def test_a_second_writer_is_told_who_the_first_is(drive, tmp_path):
 
 
 def test_a_second_run_of_one_process_is_kept_beside_the_first(tmp_path, caplog):
-    """As where the cell of a notebook is run again; the log says where it is."""
+    """This happens if a notebook cell is run again; the log says where the second run is."""
     runs = []
     for value in (1.0, 2.0):
         runs.append(Run(RunDirectory(tmp_path / "run"), run_name="cell"))
@@ -349,8 +318,8 @@ def test_a_second_run_of_one_process_is_kept_beside_the_first(tmp_path, caplog):
     ]
 
 
-def test_what_is_done_with_a_folder_that_holds_a_completed_run(tmp_path, caplog):
-    """It is refused, continued, or left alone, as asked; by default, a name beside it is taken."""
+def test_if_exists_decides_about_a_completed_run(tmp_path, caplog):
+    """The run is refused, continued, or left alone as requested; by default, the new run gets a name beside it."""
 
     def log(value, **options):
         with Run(RunDirectory(tmp_path / "run", **options), run_name="mine") as run:
@@ -376,7 +345,7 @@ def test_what_is_done_with_a_folder_that_holds_a_completed_run(tmp_path, caplog)
 
 
 def test_a_second_trainer_of_a_process_leaves_the_rows_of_the_first(tmp_path):
-    """As in another process, a completed run keeps its rows and hyperparameters; the second is beside it."""
+    """As with another process, the completed run keeps its rows and hyperparameters, and the second is beside it."""
     torch = pytest.importorskip("torch")
     for lr in (0.1, 0.2):
         net = torch.nn.Linear(1, 1)
@@ -419,7 +388,7 @@ def log_in_another_process(folder, *more):
 
 
 def test_a_script_that_is_run_again_writes_beside_the_run_that_it_completed(tmp_path):
-    """The first stays as it is; a warning says where the second is, and how to continue the first instead."""
+    """The first run is unchanged; a warning says where the second is, and how to continue the first instead."""
     folder = tmp_path / "run"
     assert log_in_another_process(folder).returncode == 0
 
@@ -449,7 +418,7 @@ PROOFS = {
 
 @pytest.mark.parametrize("proof", PROOFS)
 def test_failed_run_is_continued_with_a_proof_alone(tmp_path, monkeypatch, proof):
-    """Hyperparameters, a text, a file and a row that are logged before the proof go where the run goes."""
+    """Hyperparameters, a text, a file, and a row logged before the proof go to the folder of the run."""
     folder = tmp_path / "run"
     options, environment, position = PROOFS[proof]
     assert log_in_another_process(folder, "fail").returncode == 3
@@ -486,7 +455,7 @@ def test_failed_run_is_continued_with_a_proof_alone(tmp_path, monkeypatch, proof
 
 @pytest.mark.parametrize("batch", [0, 1])
 def test_loop_that_names_batch_0_leaves_a_completed_run_alone(tmp_path, batch):
-    """Only a later batch says that the run which was completed goes on."""
+    """Only a later batch proves that the completed run continues."""
     folder = tmp_path / "run"
     assert log_in_another_process(folder).returncode == 0
 
@@ -502,7 +471,7 @@ def test_loop_that_names_batch_0_leaves_a_completed_run_alone(tmp_path, batch):
 
 
 def test_restarted_job_leaves_the_runs_that_it_has_begun_itself(tmp_path, monkeypatch):
-    """A sweep in a job that Slurm has queued again: the first run that failed is not continued by the second."""
+    """In a sweep that Slurm has requeued, the second run doesn't continue the first one, which failed."""
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
     for value in (1.0, 2.0):
         run = Run(RunDirectory(tmp_path / "run"), run_name="mine")
@@ -514,7 +483,7 @@ def test_restarted_job_leaves_the_runs_that_it_has_begun_itself(tmp_path, monkey
 
 
 def test_ranks_that_all_write_refuse_a_run_without_a_proof(tmp_path):
-    """They cannot agree on a name beside it; one rank alone takes one."""
+    """Several ranks can't agree on a name beside it; a single rank takes one."""
     folder = tmp_path / "run"
     assert log_in_another_process(folder, "fail").returncode == 3
     with Run(RunDirectory(folder, all_ranks=True), run_name="mine") as run:
@@ -527,21 +496,8 @@ def test_ranks_that_all_write_refuse_a_run_without_a_proof(tmp_path):
         run.run_event("init")
 
 
-def test_row_that_repeats_a_step_of_an_earlier_session_is_said_once(tmp_path, caplog):
-    """A loop that gives its own steps never says where it begins; the line names the call that does."""
-    for begin, value in ((0, 1.0), (1, 2.0)):
-        with Run(RunDirectory(tmp_path / "run", if_exists="resume"), run_name="mine") as run:
-            for step in range(begin, 3):
-                run.log_metrics({"loss": value}, step)
-
-    (said,) = [message for message in caplog.messages if "earlier session" in message]
-    assert "'loss' at step 1 was logged by an earlier session too, which went on to step 2" in said
-    assert "run.fit_start(batch=1)" in said
-    assert len(read_rows(tmp_path / "run")) == 5
-
-
 def test_run_that_lost_records_is_not_completed(tmp_path, monkeypatch):
-    """A text that cannot be written costs the status, and the sidecar says what was lost."""
+    """A lost record changes the status, and the sidecar counts what was lost."""
     with Run(RunDirectory(tmp_path / "run"), run_name="mine") as run:
         run.log_metrics({"loss": 1.0}, 0)
         run.logger.destinations[0]._early.lost = 8  # as many as did not fit before `init`
@@ -553,7 +509,7 @@ def test_run_that_lost_records_is_not_completed(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("options", [{"autoresume": True}, {"if_exists": "resume"}])
 def test_a_completed_run_of_another_process_is_continued_as_asked(tmp_path, options):
-    """The caller asks by `autoresume`, or by the choice of the folder."""
+    """The caller asks with `autoresume` or `if_exists`."""
     torch = pytest.importorskip("torch")
     folder = tmp_path / "run"
     assert log_in_another_process(folder).returncode == 0
@@ -574,7 +530,7 @@ def test_a_completed_run_of_another_process_is_continued_as_asked(tmp_path, opti
 
 
 def test_a_folder_that_is_used_without_a_run_is_an_error(tmp_path):
-    """What was logged to it is lost, and said when the program ends."""
+    """The error is logged when the program ends."""
     program = (
         "import sys; from destinations import RunDirectory\n"
         "destination = RunDirectory(sys.argv[1])\n"
@@ -593,7 +549,7 @@ def test_a_folder_that_is_used_without_a_run_is_an_error(tmp_path):
 
 
 def test_a_run_that_is_never_closed_is_completed_at_exit(tmp_path):
-    """Nothing that was logged is lost, and one line says so."""
+    """No record is lost, and one log line reports it."""
     program = (
         "import sys; from destinations import RunDirectory; from events import Run\n"
         "run = Run(RunDirectory(sys.argv[1]), run_name='mine')\n"
@@ -617,7 +573,7 @@ def test_a_run_that_is_never_closed_is_completed_at_exit(tmp_path):
 
 
 def test_a_lock_of_a_dead_process_is_taken_over_without_flock(tmp_path):
-    """Where there is no flock, a lock file whose process is gone is stale, and one whose process lives is not."""
+    """Without flock, a lock file is stale if and only if its process is gone."""
     # Larger than Linux gives out, proc(5): that of a process that has just ended may be given to another at
     # once.
     nobody = (1 << 22) + 1
@@ -635,7 +591,7 @@ def test_a_lock_of_a_dead_process_is_taken_over_without_flock(tmp_path):
 
 @pytest.mark.parametrize("seconds", [-3600, 3600])
 def test_a_lock_of_another_host_is_stale_when_the_heartbeat_is_far_from_the_present(tmp_path, seconds):
-    """A living writer sets it each second by the clock of the file system: before or beyond is of a dead one."""
+    """A live writer touches the heartbeat every second by the file system's clock."""
     WriterLock(tmp_path / ".lock", use_flock=False).acquire()
     owner = json.loads((tmp_path / ".lock").read_text())
     (tmp_path / ".lock").write_text(json.dumps({**owner, "host": "another"}))
@@ -652,7 +608,7 @@ def test_a_lock_of_another_host_is_stale_when_the_heartbeat_is_far_from_the_pres
 
 
 def test_a_process_with_the_id_of_a_dead_one_takes_its_lock_without_flock(tmp_path):
-    """In a container that is started again, training has the same id as before."""
+    """In a restarted container, training has the same process id as before."""
     WriterLock(tmp_path / ".lock", use_flock=False).acquire()
     owner = json.loads((tmp_path / ".lock").read_text())
     (tmp_path / ".lock").write_text(json.dumps({**owner, "process": f"{owner['process']}0", "since": 1.0}))
@@ -663,7 +619,7 @@ def test_a_process_with_the_id_of_a_dead_one_takes_its_lock_without_flock(tmp_pa
 
 
 def test_a_run_whose_files_got_a_byte_order_mark_is_continued(drive, tmp_path):
-    """An editor puts one in front of a text; steps, sessions and metrics stay what they are."""
+    """Editors may add one; steps, sessions, and metrics are still read correctly."""
     first = drive().fit()
     log_steps(first, range(3), 0.0)
     first.logger.log_table(["a"], [[1]], name="tab", step=1)
@@ -682,7 +638,7 @@ def test_a_run_whose_files_got_a_byte_order_mark_is_continued(drive, tmp_path):
 
 
 def test_a_run_of_an_earlier_version_is_continued_and_its_rows_are_counted(drive, tmp_path):
-    """Its summary does not say how many rows the CSV has, and its lock not when its process began."""
+    """Its summary lacks the number of rows, and its lock lacks the start time of the process."""
     first = drive().fit()
     log_steps(first, range(5), 0.0)
     first.close()
@@ -704,14 +660,6 @@ def test_a_run_of_an_earlier_version_is_continued_and_its_rows_are_counted(drive
     assert (sidecar(tmp_path)["status"], sidecar(tmp_path)["lost"]) == ("completed", {})
 
 
-def test_error_refuses_a_run_that_is_there(drive):
-    """`if_exists="error"` takes a new folder, and refuses the same folder afterwards."""
-    drive(if_exists="error").close()
-
-    with pytest.raises(RunExistsError, match="holds a run already"):
-        drive(if_exists="error")
-
-
 def test_a_moved_run_continues_where_it_is(drive, tmp_path):
     """A folder that was moved is read and continued at its new place."""
     run = drive().fit()
@@ -728,7 +676,7 @@ def test_a_moved_run_continues_where_it_is(drive, tmp_path):
 
 
 def test_a_copy_of_a_live_run_has_its_rows(drive, tmp_path):
-    """A folder that is copied while its writer lives is a run like any other: rows in the CSV and rows in the journal."""
+    """A copy made during writing has the rows in the CSV and those in the journal."""
     run = drive(flush_seconds=1000).fit()
     log_steps(run, range(3), 0.0)
     run.stand_still()
@@ -742,7 +690,7 @@ def test_a_copy_of_a_live_run_has_its_rows(drive, tmp_path):
 
 
 def test_a_killed_session_is_named_by_the_next(tmp_path):
-    """The line of a process that ended without a word says "killed", when the next one has come."""
+    """The next session sets the status of a session that ended without closing to "killed"."""
     code = (
         "import os, sys, signal\nfrom destinations import RunDirectory\nfrom events import Engine, Logger, State\n"
         "s = State('x'); l = Logger(s, [RunDirectory(sys.argv[1])]); e = Engine(s, l); e.run_event('init')\n"
@@ -766,7 +714,7 @@ def test_a_killed_session_is_named_by_the_next(tmp_path):
 
 
 def test_a_csv_that_lightning_wrote_is_continued(drive, tmp_path):
-    """Other people's columns stay, ours are added, and its torn last line is left out."""
+    """Foreign columns stay, ours are added, and the torn last line is dropped."""
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / "metrics.csv").write_bytes(b"epoch,loss,step\r\n0,0.5,0\r\n0,0.25,1\r\n0,0.1")
@@ -783,7 +731,7 @@ def test_a_csv_that_lightning_wrote_is_continued(drive, tmp_path):
 
 @pytest.mark.parametrize("content", [b"", b"step,epoch,time,lo", b"\0" * 100], ids=["empty", "torn", "zeros"])
 def test_a_csv_without_a_first_line_is_begun_again(drive, tmp_path, content):
-    """As a power loss may leave one: its rows, if there were any, are in the journal."""
+    """A power loss may leave such a file; its rows, if any, are in the journal."""
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / "metrics.csv").write_bytes(content)
@@ -798,8 +746,8 @@ def test_a_csv_without_a_first_line_is_begun_again(drive, tmp_path, content):
 
 
 @pytest.mark.parametrize("name", ["file", "file/below"])
-def test_a_path_that_is_a_file_is_refused_at_once(tmp_path, name):
-    """The constructor refuses a path at which no folder can be."""
+def test_a_path_that_is_a_file_raises_at_once(tmp_path, name):
+    """The constructor raises for a path that can't be a folder."""
     (tmp_path / "file").write_text("x")
 
     with pytest.raises(RunPathError, match="is a file"):
@@ -833,14 +781,14 @@ def test_a_folder_that_another_rank_makes_meanwhile_is_not_refused(tmp_path, mon
         ({"flush_seconds": 0}, "flush_seconds must be more than 0"),
     ],
 )
-def test_an_argument_that_is_none_is_refused(tmp_path, options, message):
+def test_invalid_arguments_raise(tmp_path, options, message):
     """Bad arguments raise in the constructor."""
     with pytest.raises(ValueError, match=message):
         RunDirectory(tmp_path / "run", **options)
 
 
-def test_tags_that_are_one_string_are_refused(tmp_path):
-    """A string is not taken for a list of letters."""
+def test_a_string_as_tags_raises(tmp_path):
+    """A string isn't mistaken for a list of letters."""
     with pytest.raises(TypeError, match=r"Write tags=\['a'\]"):
         RunDirectory(tmp_path / "run", tags="a")
 
@@ -874,7 +822,7 @@ def test_rows_logged_before_training_begins_are_kept(tmp_path, restored):
 
 @pytest.mark.parametrize("loaded", [0, 5])
 def test_a_new_run_keeps_what_was_logged_before_its_checkpoint_was_loaded(tmp_path, loaded):
-    """Its rows are all of this session: training repeats none of them, wherever it continues from."""
+    """All rows belong to this session, so training repeats none of them, wherever it continues."""
     with Run(RunDirectory(tmp_path / "run"), run_name="mine", raise_errors=True) as run:
         run.log_metrics({"accuracy": 0.5}, 7)
         run.state.timestamp = Timestamp(batch=loaded)
@@ -887,7 +835,7 @@ def test_a_new_run_keeps_what_was_logged_before_its_checkpoint_was_loaded(tmp_pa
 
 
 def test_temporary_files_of_a_killed_session_are_removed(drive, tmp_path):
-    """Each is as large as a segment: they go when the next session begins, and do not keep the folder at its end."""
+    """The next session removes them when it begins and when it ends."""
     folder = tmp_path / "run" / "journal" / "rank0"
     folder.mkdir(parents=True)
     left = folder / ".segment.1-0.tmp"

@@ -34,7 +34,7 @@ def parse_rows(data, offset=0, most=64):
     return [(block.schema, *rest, tuple(values)) for *rest, values in columns], offset + block.size
 
 
-def test_a_block_has_the_rows_that_frames_have():
+def test_a_block_has_the_same_rows_as_single_frames():
     """Rows of floats with one schema come out as `frames` reads them, from any offset, up to a limit."""
     source = random.Random(3)
     written = [row(step, [source.random() for _ in range(7)], time=source.random()) for step in range(-5, 50)]
@@ -78,7 +78,7 @@ def test_a_block_has_the_rows_that_frames_have():
         "end",
     ],
 )
-def test_a_block_ends_before_what_is_another_kind(other):
+def test_a_block_ends_before_another_kind_of_frame(other):
     """Whatever is no row of floats of the same schema ends the block, and is left to be read by itself."""
     alike = b"".join(row(step, [1.0, 2.0]) for step in range(6))
 
@@ -124,7 +124,7 @@ def test_four_rows_of_one_metric_are_a_block():
     assert [step for _, step, *_ in found] == [0, 1, 2, 3]
 
 
-def test_the_values_of_a_row_are_where_the_constants_say():
+def test_the_constants_match_the_layout_of_a_row():
     """The tag of each value can be looked at without decoding the row."""
     payload = row(1, [1.0, 2.0, 3.0])[HEADER.size :]
 

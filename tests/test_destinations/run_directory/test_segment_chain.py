@@ -22,7 +22,6 @@ from destinations.run_directory.segments import (
     journal_extent,
     journal_records,
 )
-from uploads.disk import Disk
 
 START = (0, len(MAGIC))
 
@@ -59,7 +58,7 @@ def steps_in(folder, place=START):
 
 
 def test_segments_that_follow_each_other_count(tmp_path):
-    """Each says where the one before ended."""
+    """Each segment says where the previous one ended."""
     one = segment(1, 2, place=START)
     two = segment(3, place=(1, len(one)))
     write(tmp_path, s1=one, s2=two)
@@ -68,7 +67,7 @@ def test_segments_that_follow_each_other_count(tmp_path):
     assert end_of_journal(tmp_path) == (2, len(two))
 
 
-def test_what_comes_after_a_gap_is_left_out_until_a_segment_follows(tmp_path):
+def test_segments_after_a_gap_are_skipped_until_one_follows(tmp_path):
     """The second is of rows that came after lost ones.
 
     The third is of a session that found the first one's end.
@@ -85,8 +84,8 @@ def test_what_comes_after_a_gap_is_left_out_until_a_segment_follows(tmp_path):
     assert steps_in(tmp_path) == ([1, 2, 3], (3, len(three)))
 
 
-def test_what_is_left_out_is_counted_as_damage_once(tmp_path):
-    """In bytes, however often it is met; the rows before it are in the CSV."""
+def test_skipped_segments_are_counted_as_damage_once(tmp_path):
+    """The bytes are counted once, however often they are met; earlier rows are in the CSV."""
     one = segment(1, 2, place=START)
     two = segment(4, place=(1, len(one)))
     write(tmp_path / "journal", s1=one[: -len(row(2))], s2=two)
@@ -97,7 +96,7 @@ def test_what_is_left_out_is_counted_as_damage_once(tmp_path):
 
 
 def test_a_segment_that_does_not_say_what_it_follows_counts(tmp_path):
-    """As versions wrote them that knew no such frame."""
+    """Earlier versions wrote segments without this frame."""
     two = segment(3)
     write(tmp_path, s1=segment(1, 2), s2=two)
 
@@ -105,7 +104,7 @@ def test_a_segment_that_does_not_say_what_it_follows_counts(tmp_path):
 
 
 def test_a_segment_ends_at_a_row_whose_names_were_lost(tmp_path):
-    """And the next one, which follows its true end, is left out."""
+    """The next segment, which follows the true end, is skipped."""
     one = segment(1, place=START) + row(2, schema=1) + row(3)
     write(tmp_path, s1=one, s2=segment(4, place=(1, len(one))))
 
@@ -113,7 +112,7 @@ def test_a_segment_ends_at_a_row_whose_names_were_lost(tmp_path):
 
 
 def test_reading_continues_inside_a_segment(tmp_path):
-    """From an offset, with the names that were given before it."""
+    """It starts at an offset, with the names that were defined before it."""
     one = segment(1, 2, place=START)
     write(tmp_path, s1=one)
 
@@ -122,8 +121,8 @@ def test_reading_continues_inside_a_segment(tmp_path):
 
 
 @pytest.mark.parametrize("data", [b"", b"\0" * 100, MAGIC[:-1]])
-def test_what_is_no_segment_follows_nothing(tmp_path, data):
-    """One example is a segment whose beginning the disk never got."""
+def test_a_file_that_is_not_a_segment_follows_nothing(tmp_path, data):
+    """One example is a segment whose beginning never reached the disk."""
     write(tmp_path, s1=data)
 
     assert not continues_from(data, START)
@@ -131,7 +130,7 @@ def test_what_is_no_segment_follows_nothing(tmp_path, data):
 
 
 def test_the_end_of_a_segment_is_read_without_its_beginning(tmp_path, monkeypatch):
-    """A reader that comes back decodes names and new rows only, however many rows were drained before."""
+    """A returning reader decodes only names and new rows, however many rows were drained."""
     one = segment(*range(5000)) + keys_frame(1, ("b",)) + row(5001, 1)
     start = len(one) - len(row(5001, 1))
     folder = tmp_path
@@ -148,7 +147,7 @@ def test_the_end_of_a_segment_is_read_without_its_beginning(tmp_path, monkeypatc
 
 
 def test_a_reader_that_looks_again_decodes_only_new_frames(tmp_path, monkeypatch):
-    """It has all rows each time, whether the writer drained some of them meanwhile or not."""
+    """It returns all rows each time, whether or not the writer has drained some."""
     one = segment(*range(1000))
     write(tmp_path, s1=one)
     known = {}
@@ -179,21 +178,8 @@ def test_another_segment_of_the_same_name_is_decoded_anew(tmp_path):
     assert [record.step for record in records] == [4, 5]
 
 
-def test_few_decoded_segments_are_kept(tmp_path):
-    """A reader of a journal that is not drained for long decodes old segments again instead."""
-    write(tmp_path, **{f"s{number}": segment(number) for number in range(1, 50)})
-    known = {}
-
-    found = [len(journal_records(tmp_path, START, known)[0]) for _ in range(2)]
-
-    assert found == [97, 97]
-    assert sorted(known) == [*range(18, 50)]
-    journal_records(tmp_path, (40, len(MAGIC)), known)
-    assert sorted(known) == [*range(40, 50)]
-
-
 def test_the_extent_of_a_journal_changes_with_each_row(tmp_path):
-    """Without reading the rows, and without keeping a file open; it is the same for any place before."""
+    """It reads no rows, keeps no file open, and is the same for any earlier place."""
     one = segment(1, 2)
     write(tmp_path, s1=one)
     before = journal_extent(tmp_path, START)
@@ -225,7 +211,7 @@ def replace_folder(path):
 
 @pytest.mark.parametrize("remove", [remove_file, replace_folder])
 def test_a_segment_that_goes_while_it_is_looked_for_is_no_error(tmp_path, monkeypatch, remove):
-    """The writer may drain and remove it between the two looks of a reader."""
+    """The writer may drain and remove the segment between two looks of a reader."""
     folder = tmp_path / "journal"
 
     def listed(path):
@@ -244,14 +230,6 @@ def test_a_segment_that_goes_while_it_is_looked_for_is_no_error(tmp_path, monkey
     assert journal_records(folder, START) == ([], START, False)
 
 
-@pytest.mark.parametrize("rest", range(len(row(1))))
-def test_the_extent_of_a_segment_that_is_full_is_that_of_its_frames(tmp_path, rest):
-    """With less room left than a frame or its header takes."""
-    segment_path(tmp_path, 1).write_bytes(segment(1, 2) + bytes(rest))
-
-    assert journal_extent(tmp_path, START) == (1, len(segment(1, 2)))
-
-
 @pytest.fixture(params=[MappedSegment, AppendedSegment], ids=["mapped", "appended"])
 def fresh(request, tmp_path):
     """A new segment of each kind, of 256 bytes."""
@@ -261,7 +239,7 @@ def fresh(request, tmp_path):
 
 
 def test_a_segment_takes_whole_frames_until_it_is_full(fresh):
-    """What does not fit is not begun; what fits exactly is taken."""
+    """Data that doesn't fit isn't started; data that fits exactly is taken."""
     rest = 256 - len(MAGIC)
     assert fresh.end() == len(MAGIC)
     fresh.write(row(1))
@@ -276,7 +254,7 @@ def test_a_segment_takes_whole_frames_until_it_is_full(fresh):
 
 
 def test_a_sealed_segment_takes_nothing_more(fresh):
-    """Its end is that of its frames, however often it is asked."""
+    """Its end is the end of its frames, for every call."""
     fresh.write(row(1))
     end = len(MAGIC) + len(row(1))
 
@@ -289,7 +267,7 @@ def test_a_sealed_segment_takes_nothing_more(fresh):
 
 
 def test_rows_that_are_written_while_a_segment_is_sealed_count(tmp_path, monkeypatch):
-    """As another thread does it, between the look at the end and the seal."""
+    """Another thread may write between reading the end and sealing."""
 
     class InBetween(mmap.mmap):
         rows = ()
@@ -311,90 +289,9 @@ def test_rows_that_are_written_while_a_segment_is_sealed_count(tmp_path, monkeyp
     made.close()
 
 
-class Interrupting(Disk):
-    """Calls a function in the middle of each write, as a signal handler."""
-
-    handler = staticmethod(lambda: None)
-
-    def write(self, fd, data, offset):
-        super().write(fd, data[:5], offset)
-        self.handler()
-        super().write(fd, data[5:], offset + 5)
-
-
-def test_a_write_that_interrupts_another_is_refused_and_harms_none(tmp_path):
-    """The same thread cannot wait for itself; the journal holds the row until the first one is written."""
-    disk, refused = Interrupting(), []
-    made = AppendedSegment(tmp_path / "new", 1, 256, disk)
-
-    def handler():
-        with pytest.raises(BlockingIOError):
-            made.write(row(9))
-        refused.append(1)
-
-    disk.handler = handler
-    made.write(row(1))
-    made.write(row(2))
-
-    assert len(refused) == 2
-    assert os.pread(made.fileno(), 256, 0) == MAGIC + row(1) + row(2)
-    made.close()
-
-
-@pytest.mark.parametrize("error", [OSError, ValueError, AttributeError])
-def test_a_segment_that_cannot_be_populated_is_written_all_the_same(tmp_path, monkeypatch, error):
-    """As with a Linux before 5.14, or a system that knows no such advice."""
-
-    class Unadvised(mmap.mmap):
-        def madvise(self, *_):
-            raise error
-
-    monkeypatch.setattr(mmap, "mmap", Unadvised)
-    made = MappedSegment(tmp_path / "new", 1, 4096)
-    made.populate()
-    made.write(row(1))
-
-    assert made.end() == len(MAGIC) + len(row(1))
-    made.close()
-
-
-def test_a_segment_is_moved_once_and_discarded_where_it_is(fresh, tmp_path):
-    """Moving it again changes nothing; another file in its place is left alone."""
-    for _ in range(2):
-        fresh.move(tmp_path / "named", 7)
-    assert (fresh.number, fresh.path) == (7, tmp_path / "named")
-    assert fresh.is_at(tmp_path / "named")
-    assert not fresh.is_at(tmp_path / "new")
-    assert [path.name for path in tmp_path.iterdir()] == ["named"]
-
-    (tmp_path / "named").unlink()
-    (tmp_path / "named").write_text("another's")
-    fresh.discard()
-    assert (tmp_path / "named").read_text() == "another's"
-    assert not fresh.is_at(tmp_path / "named")
-
-
-def test_a_discarded_segment_is_gone(fresh, tmp_path):
-    """Its file is removed and its descriptor is closed."""
-    fresh.discard()
-
-    assert not list(tmp_path.iterdir())
-    assert fresh.fileno() == -1
-
-
-@pytest.mark.parametrize("kind", [MappedSegment, AppendedSegment])
-def test_a_segment_never_replaces_a_file(tmp_path, kind):
-    """Another process may have taken the name."""
-    (tmp_path / "taken").write_text("another's")
-
-    with pytest.raises(FileExistsError):
-        kind(tmp_path / "taken", 0, 256)
-    assert (tmp_path / "taken").read_text() == "another's"
-
-
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs /proc")
 def test_a_segment_that_is_unmapped_can_be_read_and_takes_no_address_space(tmp_path):
-    """As the journal keeps full ones until they are drained."""
+    """The journal keeps full segments this way until they are drained."""
     made = MappedSegment(tmp_path / "new", 0, 4096)
     made.write(row(1))
     before = Path("/proc/self/maps").read_text()
@@ -424,7 +321,7 @@ def test_a_segment_without_space_is_an_error_and_leaves_nothing(tmp_path, monkey
 
 @pytest.mark.parametrize("most", [1 << 20, 10_000], ids=["whole writes", "a nearly full disk"])
 def test_space_is_allocated_where_the_file_system_cannot_do_it(tmp_path, monkeypatch, most):
-    """By writing zeros, to the exact size, also where a write takes a part; a full disk is an error."""
+    """Zeros are written to the exact size, even with partial writes; a full disk is an error."""
     pwrite = os.pwrite
     monkeypatch.setattr(os, "pwrite", lambda fd, data, offset: pwrite(fd, data[:most], offset))
 

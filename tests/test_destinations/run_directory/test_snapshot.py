@@ -62,7 +62,7 @@ def test_a_segment_that_is_drained_and_taken_away_is_not_passed_over(tmp_path, w
     assert read_series(tmp_path, "m0") == [(step, float(step)) for step in range(5001 + more)]
 
 
-def test_a_journal_that_is_taken_away_at_the_end_is_not_taken_for_an_empty_one(tmp_path, written):
+def test_a_journal_removed_at_the_end_is_not_mistaken_for_an_empty_one(tmp_path, written):
     """Where the last segment goes between the two looks, its rows are in lines that the first look did not know."""
     journal, drain = written
     log(journal, range(100))

@@ -72,7 +72,7 @@ def test_a_moved_folder_keeps_its_rows_and_another_run_its_own(drive, tmp_path, 
         assert (sidecar["status"], sidecar["run_dir"]) == ("completed", str(tmp_path / name))
 
 
-def test_a_deleted_folder_whose_path_is_taken_loses_its_rows_aloud(drive, tmp_path, caplog):
+def test_a_deleted_folder_whose_path_is_taken_reports_its_lost_rows(drive, tmp_path, caplog):
     """A folder is deleted and a second process starts at its path: that run is left alone, and the loss is counted and said."""
     run = drive(flush_seconds=1000).fit()
     log(run, range(100))

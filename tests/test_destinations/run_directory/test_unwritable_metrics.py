@@ -15,7 +15,7 @@ UNWRITABLE = {
 
 
 @pytest.mark.parametrize("kind", UNWRITABLE)
-def test_an_unwritable_metric_costs_itself(drive, tmp_path, caplog, kind):
+def test_an_unwritable_metric_is_dropped_alone(drive, tmp_path, caplog, kind):
     """Other metrics of the call, and all later rows, are in the CSV.
 
     One warning says what is not, and it is counted.
@@ -58,7 +58,7 @@ def test_an_integer_beyond_64_bits_is_a_float(drive, tmp_path, caplog, kind, fir
         assert caplog.text.count("beyond 64 bits") == 1
 
 
-def test_a_step_beyond_64_bits_is_none(drive, tmp_path, caplog):
+def test_a_step_beyond_64_bits_is_left_out(drive, tmp_path, caplog):
     """Its row has no step; the rows around it are as they were."""
     run = drive(flush_seconds=1000).fit()
 

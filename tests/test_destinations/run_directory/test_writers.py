@@ -59,14 +59,14 @@ def test_trainer_and_writers_write_side_by_side(drive, tmp_path):
 @pytest.mark.parametrize(
     "name", ["", ".", "..", ".eval", "a/b", "../eval", "a b", "ä", "{rank}", "a\0", "a\n", "a" * 101]
 )
-def test_a_name_that_is_no_safe_path_component_is_refused(tmp_path, name):
+def test_a_writer_name_must_be_a_safe_path_component(tmp_path, name):
     """The message says what a name may have."""
     with pytest.raises(ValueError, match="writer must be a name of letters"):
         RunDirectory(tmp_path / "run", writer=name)
     assert not (tmp_path / "run").exists()
 
 
-def test_a_writer_that_is_no_text_is_refused(tmp_path):
+def test_a_writer_name_that_is_not_text_raises(tmp_path):
     """As the other arguments are."""
     with pytest.raises(TypeError, match='Write writer="eval"'):
         RunDirectory(tmp_path / "run", writer=3)
@@ -197,20 +197,6 @@ def test_a_second_process_of_the_same_name_is_refused(drive, tmp_path):
     assert "choose another name" in said
 
 
-def test_a_second_run_of_the_same_process_gets_a_name_beside_it(tmp_path, caplog):
-    """As of a trainer: a notebook cell was run again."""
-    first = Run(RunDirectory(tmp_path / "run", writer="eval"), run_name="first")
-    with first:
-        first.log_metrics({"loss": 1.0}, step=1)
-        with Run(RunDirectory(tmp_path / "run", writer="eval"), run_name="second") as second:
-            second.log_metrics({"loss": 2.0}, step=1)
-
-    folder = tmp_path / "run" / "writers"
-    assert sorted(path.name for path in folder.iterdir()) == ["eval", "eval-2"]
-    assert sidecar(folder / "eval-2")["writer"] == "eval-2"
-    assert "is taken" in caplog.text
-
-
 def test_a_completed_writer_is_refused_where_that_is_asked_for(tmp_path):
     """`if_exists` of a writer is of its own folder."""
     for _ in range(2):
@@ -231,7 +217,7 @@ def test_a_trainer_begins_after_its_writers(tmp_path):
     assert read_series(tmp_path / "run", "loss") == [(1, 2.0)]
 
 
-def test_the_last_value_of_a_writer_is_that_of_its_greatest_step(drive, tmp_path):
+def test_the_last_value_of_a_writer_has_the_greatest_step(drive, tmp_path):
     """Whatever the order, also over sessions, and where the statistics are those of all rows again."""
     folder = tmp_path / "run" / "writers" / "eval"
     for steps in ((300, 500, 500, 400), (100, 200)):
@@ -283,14 +269,3 @@ def test_a_session_of_another_trainer_is_called_as_the_run(tmp_path):
 
     assert session.first_name == "digits"
     assert session.folder == tmp_path / "digits" / "writers" / "eval"
-
-
-def test_a_second_writer_of_ranks_has_them_too(drive, tmp_path):
-    """`all_ranks` and `writer` go together."""
-    for rank in range(2):
-        one = drive(writer="eval", rank=rank, all_ranks=True)
-        one.log({"loss": float(rank)}, 1)
-        one.close()
-
-    folder = tmp_path / "run" / "writers" / "eval"
-    assert [read_series(folder, "loss", rank) for rank in range(2)] == [[(1, 0.0)], [(1, 1.0)]]

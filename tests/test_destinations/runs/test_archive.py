@@ -1,4 +1,4 @@
-"""A dataset as the archive of runs: wide rows, records, edits and deletions, and what a change rewrites."""
+"""Uses a dataset as the archive of runs: wide rows, records, edits, deletions, and small rewrites."""
 
 import os
 import shutil
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.xdist_group("duckdb")
 
 
 def write_run(root, name, steps=5, **hparams):
-    """A run that has ended, with metrics, a text, a table and a picture."""
+    """Writes a finished run with metrics, a text, a table and a picture."""
     with Written(root / name, tags=["own"]) as run:
         run.logger.log_hyperparameters({"lr": 0.1, **hparams})
         for step in range(steps):
@@ -39,7 +39,7 @@ def write_run(root, name, steps=5, **hparams):
 
 @pytest.fixture
 def root(tmp_path):
-    """Three runs; the last one has a hyperparameter that the others lack."""
+    """Three runs; only the last one has a certain hyperparameter."""
     for name in ("a", "b"):
         write_run(tmp_path / "runs", name)
     write_run(tmp_path / "runs", "c", optim="adam", seed=(1 << 60) + 1)
@@ -47,12 +47,12 @@ def root(tmp_path):
 
 
 def runs_of(root):
-    """All runs below a folder."""
+    """Returns all runs below a folder."""
     return [Run.open(path) for path in sorted(root.iterdir())]
 
 
 def files_of(place):
-    """The files of each table of the newest version, with their sizes."""
+    """Returns the files of each table of the newest version, with their sizes."""
     with open_dataset(place) as dataset:
         names = dataset.versions
         return {name: {one: Path(one).stat().st_size for one in dataset.files(name)} for name in names}
@@ -61,8 +61,8 @@ def files_of(place):
 # One row for each run.
 
 
-def test_a_run_has_hyperparameters_and_metrics_as_columns(root, tmp_path):
-    """A name that a later run brings is a new column, empty for the runs before it."""
+def test_runs_have_hyperparameters_and_metrics_as_columns(root, tmp_path):
+    """A new name is a new column, which is empty for earlier runs."""
     compact(runs_of(root)[:2], tmp_path / "data")
     compact(runs_of(root), tmp_path / "data")
 
@@ -76,8 +76,8 @@ def test_a_run_has_hyperparameters_and_metrics_as_columns(root, tmp_path):
     )
 
 
-def test_values_of_another_type_have_a_column_of_their_own():
-    """No value is dropped or turned into another one, and an integer that no float has is a text."""
+def test_values_of_another_type_get_another_column():
+    """No value is dropped or converted; an integer that no float represents is a text."""
     wide = WideColumns(arrow_schema("runs"))
 
     first = wide.cells({"a": 1, "b": "x", "c": True, "d": None, "e": float("nan")}, {})
@@ -98,8 +98,8 @@ def test_values_of_another_type_have_a_column_of_their_own():
     assert wide.left_out == set()
 
 
-def test_names_that_cannot_be_columns_are_reported(tmp_path):
-    """Engines do not tell `LR` from `lr`: the second is in the long table alone, and the report says so."""
+def test_names_unusable_as_columns_are_reported(tmp_path):
+    """Engines don't tell `LR` from `lr`, so the second one is only in the long table and in the report."""
     with Written(tmp_path / "runs" / "one") as run:
         run.logger.log_hyperparameters({"lr": 0.1, "LR": 0.2})
 
@@ -113,8 +113,8 @@ def test_names_that_cannot_be_columns_are_reported(tmp_path):
     assert sql(tmp_path / "data", 'SELECT "hparams.lr" FROM runs').rows == ((0.1,),)
 
 
-def test_a_changed_record_keeps_the_columns_of_its_metrics(root, tmp_path):
-    """Notes that are edited in the folder come to the dataset; the report tells them from new values."""
+def test_changed_notes_keep_the_columns_of_the_metrics(root, tmp_path):
+    """Notes edited in the folder reach the dataset; the report counts them as an update."""
     compact(runs_of(root), tmp_path / "data")
     change_sidecar(root / "a", notes="later")
 
@@ -129,7 +129,7 @@ def test_a_changed_record_keeps_the_columns_of_its_metrics(root, tmp_path):
 
 
 def test_texts_tables_and_links_survive_the_folder(root, tmp_path):
-    """A run whose folder is gone still has its texts and tables, and says where its media were."""
+    """A run whose folder is gone has its texts and tables, and the former paths of its media."""
     runs = runs_of(root)
     wanted = [
         (run.texts(), run.table("wrong"), run.images(), run.record_counts(), run.tables()) for run in runs
@@ -158,7 +158,7 @@ def test_texts_tables_and_links_survive_the_folder(root, tmp_path):
 
 
 def test_records_of_named_writers_and_deleted_files(tmp_path):
-    """They are in the order of logging, and an artifact that was deleted later is none."""
+    """Records are in the order of logging; a file that was deleted later is not among them."""
     run = Run.open(write_shared(tmp_path / "shared"))
     compact([run], tmp_path / "data")
 
@@ -170,8 +170,8 @@ def test_records_of_named_writers_and_deleted_files(tmp_path):
 # Edits and deletions.
 
 
-def test_a_run_is_edited_in_the_dataset(root, tmp_path):
-    """Its folder, which may be gone, stays as it is; the next compaction keeps the edit."""
+def test_run_is_edited_in_the_dataset(root, tmp_path):
+    """Its folder is not changed and may be gone; the next compaction keeps the edit."""
     compact(runs_of(root), tmp_path / "data")
     shutil.rmtree(root / "c")
     before = (root / "a" / "sidecar.json").read_bytes()
@@ -198,8 +198,8 @@ def test_a_run_is_edited_in_the_dataset(root, tmp_path):
     )
 
 
-def test_what_the_run_says_later_replaces_a_text_of_the_dataset(root, tmp_path):
-    """The newer of the two counts, and no clock decides which that is."""
+def test_later_text_of_the_run_replaces_an_edit(root, tmp_path):
+    """The newer one counts, without comparing clocks."""
     compact(runs_of(root), tmp_path / "data")
     with open_dataset(tmp_path / "data") as dataset:
         dataset.edit("a", notes="of the dataset", display_name="nice")
@@ -213,8 +213,8 @@ def test_what_the_run_says_later_replaces_a_text_of_the_dataset(root, tmp_path):
     assert sql(tmp_path / "data", query).rows == (("of the run", "nice"),)
 
 
-def test_a_deleted_run_stays_deleted(root, tmp_path):
-    """It is in no table, its folder stays, and a compaction adds it again only when it is told to."""
+def test_deleted_run_stays_deleted(root, tmp_path):
+    """It is in no table, its folder is kept, and a compaction adds it again only on request."""
     place = tmp_path / "data"
     compact(runs_of(root), place)
     with open_dataset(place) as dataset:
@@ -241,8 +241,8 @@ def test_a_deleted_run_stays_deleted(root, tmp_path):
 # What a change rewrites.
 
 
-def test_one_changed_run_rewrites_one_small_file_of_a_table(tmp_path):
-    """Runs of about one size share a file; a long run has its own, and no short one rewrites it."""
+def test_changed_run_rewrites_one_small_file_per_table(tmp_path):
+    """Runs of a similar size share a file; a long run has its own."""
     root, place = tmp_path / "runs", tmp_path / "data"
     for number in range(40):
         rows = 20_000 if number < 2 else 400
@@ -271,8 +271,8 @@ def test_one_changed_run_rewrites_one_small_file_of_a_table(tmp_path):
         assert dataset.sql("SELECT count(*) FROM metrics").rows == ((2 * (2 * 20_000 + 38 * 400 + 1),),)
 
 
-def test_a_file_has_its_values_by_metric(root, tmp_path):
-    """Also before it is optimized, and those of a run and a metric in the order of logging."""
+def test_files_are_sorted_by_metric(root, tmp_path):
+    """This holds before `optimize` too. Values of a run and metric keep the order of logging."""
     import pyarrow.parquet as pq
 
     compact(runs_of(root), tmp_path / "data")
@@ -283,8 +283,8 @@ def test_a_file_has_its_values_by_metric(root, tmp_path):
     assert keys == sorted(keys)
 
 
-def test_places_of_runs():
-    """Runs of one size share a part up to a bound; one that grows leaves it, and a shelf has thousands."""
+def test_placement_of_runs():
+    """Runs of one size share a part up to a limit; a run that grows leaves it; a shelf holds thousands."""
     places = Placement([])
     small = [places.place(1000) for _ in range(200)]
     large = places.place(1 << 30)
@@ -300,8 +300,8 @@ def test_places_of_runs():
     assert many.place(1000)[1] == 1
 
 
-def test_optimizing_again_writes_nothing(root, tmp_path):
-    """Files that are in order stay, so that a daily `optimize` costs what has changed."""
+def test_second_optimize_writes_nothing(root, tmp_path):
+    """Files in order are kept, so a daily `optimize` costs only what has changed."""
     for run in runs_of(root):
         compact([run], tmp_path / "data")
     compact(runs_of(root), tmp_path / "data", optimize=True)
@@ -324,8 +324,8 @@ def test_optimizing_again_writes_nothing(root, tmp_path):
 # What counts as a change.
 
 
-def test_other_times_of_the_files_are_no_change(root, tmp_path):
-    """A copy of the folder on another machine has other times and inodes, and the same content."""
+def test_copied_folder_is_unchanged(root, tmp_path):
+    """On another machine, its files have other times and inodes and the same content."""
     compact(runs_of(root), tmp_path / "data")
     for path in root.rglob("*"):
         os.utime(path, (1e9, 1e9))
@@ -339,8 +339,8 @@ def test_other_times_of_the_files_are_no_change(root, tmp_path):
     assert (report.changed, report.updated, report.unchanged) == (0, 0, 3)
 
 
-def test_other_content_of_the_same_size_and_time_is_a_change(tmp_path):
-    """Nobody has to trust the clock of a machine."""
+def test_content_of_the_same_size_and_time_is_compared(tmp_path):
+    """No clock of a machine is trusted."""
     write_csv(tmp_path / "runs" / "one", ["step,loss", "0,0.5"])
     path = tmp_path / "runs" / "one" / "metrics.csv"
     compact(runs_of(tmp_path / "runs"), tmp_path / "data")
@@ -354,8 +354,8 @@ def test_other_content_of_the_same_size_and_time_is_a_change(tmp_path):
     assert report.changed == 1
 
 
-def test_a_text_that_is_added_is_a_change(root, tmp_path):
-    """Records are part of what a run is."""
+def test_added_text_is_a_change(root, tmp_path):
+    """Records are part of a run."""
     compact(runs_of(root), tmp_path / "data")
     with Written(root / "a", writer="eval") as late:
         late.logger.log_text("late", "note")
@@ -365,8 +365,8 @@ def test_a_text_that_is_added_is_a_change(root, tmp_path):
         assert [text.text for text in dataset["a"].texts()] == ["about a", "late"]
 
 
-def test_metrics_that_are_gone_stay_in_the_dataset(root, tmp_path):
-    """Whoever prunes folders keeps the archive, and the report says that it has more than the folder."""
+def test_deleted_metrics_are_kept_in_the_dataset(root, tmp_path):
+    """The report names such runs."""
     write_stable_pretraining(root / "spt", ["epoch,loss,step", "0,0.5,0", "0,0.25,1"])
     compact(runs_of(root), tmp_path / "data")
     (root / "spt" / "metrics.csv").unlink()
@@ -374,7 +374,7 @@ def test_metrics_that_are_gone_stay_in_the_dataset(root, tmp_path):
     report = compact(runs_of(root), tmp_path / "data")
 
     assert [(path.name, problem) for path, problem in report.damaged] == [
-        ("spt", "its metrics are gone. The dataset keeps what it has of it.")
+        ("spt", "its metrics are gone. The dataset keeps its earlier values.")
     ]
     with open_dataset(tmp_path / "data") as dataset:
         assert len(dataset["spt"].series("loss")) == 2
@@ -385,7 +385,7 @@ def test_metrics_that_are_gone_stay_in_the_dataset(root, tmp_path):
 
 @pytest.fixture
 def bucket(root, tmp_path, monkeypatch):
-    """A bucket with the runs as plain files, and what it was asked for."""
+    """A bucket with the runs as plain files, and a log of its requests."""
     for name, value in s3_servers.ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
     with s3_servers.moto() as server:
@@ -397,8 +397,8 @@ def bucket(root, tmp_path, monkeypatch):
         yield server
 
 
-def test_a_bucket_is_compacted_without_a_copy_of_its_rows(root, bucket, tmp_path, monkeypatch):
-    """Another machine finds nothing to do, and neither of them keeps what it has read."""
+def test_bucket_is_compacted_without_a_copy_of_its_rows(root, bucket, tmp_path, monkeypatch):
+    """Another machine finds nothing to do, and neither keeps what it has read."""
     uri = bucket.uri("runs")
     reports = []
     for machine in ("one", "two"):
@@ -427,7 +427,7 @@ def test_a_bucket_is_compacted_without_a_copy_of_its_rows(root, bucket, tmp_path
 
 @pytest.mark.parametrize("is_dataset", [True, False])
 def test_series_of_many_runs_in_one_read(root, tmp_path, monkeypatch, is_dataset):
-    """A dataset asks its tables once; the runs of a folder give the same."""
+    """A dataset runs one query; run folders give the same series."""
     compact([*runs_of(root), Run.open(write_shared(tmp_path / "shared"))], tmp_path / "data")
     with open_runs(tmp_path / "data" if is_dataset else root, cache=tmp_path / "cache") as runs:
         runs.records()

@@ -223,7 +223,7 @@ def test_a_file_with_other_content(whole, root, name):
 
 
 @pytest.mark.parametrize("name", [*JSON_FILES, *LINE_FILES, *OTHER_FILES])
-def test_a_name_that_is_no_regular_file(whole, root, name):
+def test_irregular_file_is_reported(whole, root, name):
     """A folder, a FIFO, a device, a socket, a link in the place of a file is not read, and nothing waits for it."""
     secret = root.parent / "secret.json"
     secret.write_text('{"run_id": "secret"}\n')

@@ -1,4 +1,4 @@
-"""Runs as Delta tables, in a folder and in a bucket."""
+"""Compacts runs to Delta tables, in a folder and in a bucket, and reads them back."""
 
 import os
 import shutil
@@ -41,7 +41,7 @@ pytestmark = pytest.mark.xdist_group("duckdb")
 
 @pytest.fixture(scope="module")
 def template(tmp_path_factory):
-    """A run that has ended, of two ranks, with a metric that goes back in steps and one with values that are no numbers."""
+    """A finished run with two ranks, a metric that goes back in steps, and one with NaN and infinities."""
     run_dir = tmp_path_factory.mktemp("template") / "run"
     with (
         Written(run_dir, tags=["sweep:7"], notes="notes") as zero,
@@ -62,7 +62,7 @@ def template(tmp_path_factory):
 
 @pytest.fixture
 def root(template, tmp_path):
-    """Three runs that have ended, and one of stable-pretraining."""
+    """Three finished runs, and one of stable-pretraining."""
     root = tmp_path / "runs"
     for index, name in enumerate("abc"):
         copy_as(template, root / name, f"id-{name}")
@@ -76,12 +76,12 @@ def root(template, tmp_path):
 
 
 def runs_of(root):
-    """All runs below a folder."""
+    """Returns all runs below a folder."""
     return [Run.open(path) for path in sorted(root.iterdir())]
 
 
 def assert_same_metrics(dataset, runs):
-    """Every series of every run is in the dataset, exactly and in its order."""
+    """Asserts that the dataset has every series of every run, exactly and in order."""
     for run in runs:
         there = dataset[run.run_id]
         assert there.ranks() == run.ranks()
@@ -95,12 +95,12 @@ def assert_same_metrics(dataset, runs):
 
 
 def files(place):
-    """Every file below a folder."""
+    """Returns every file below a folder."""
     return sorted(path.relative_to(place).as_posix() for path in place.rglob("*") if path.is_file())
 
 
-def test_a_dataset_has_what_the_runs_have(root, tmp_path):
-    """Series, hyperparameters with their types, summaries and fields come back."""
+def test_dataset_has_the_content_of_the_runs(root, tmp_path):
+    """Series, typed hyperparameters, summaries and fields are equal."""
     runs = runs_of(root)
 
     report = compact(runs, str(tmp_path / "data #1's"))
@@ -118,8 +118,8 @@ def test_a_dataset_has_what_the_runs_have(root, tmp_path):
         assert dataset.sql("SELECT count(*) AS n FROM runs").to_dicts() == [{"n": 4}]
 
 
-def test_a_dataset_is_queried_as_folders_are(root, tmp_path):
-    """Filters, sorting, names and errors are those of `open_runs` on the folders."""
+def test_dataset_is_queried_like_folders(root, tmp_path):
+    """Filters, sorting, names and errors are the same as with `open_runs` on the folders."""
     compact(runs_of(root), str(tmp_path / "data"))
 
     with open_runs(tmp_path / "data") as dataset, open_runs(root, cache=tmp_path / "cache") as folders:
@@ -149,7 +149,7 @@ def test_a_dataset_is_queried_as_folders_are(root, tmp_path):
 
 
 def test_sql_over_all_points(root, tmp_path):
-    """Any query of DuckDB runs over the tables; a wrong one is an error that says what is wrong."""
+    """Any query of DuckDB runs over the tables; an invalid one raises a helpful error."""
     compact(runs_of(root), str(tmp_path / "data"))
 
     found = sql(
@@ -172,7 +172,7 @@ def test_sql_over_all_points(root, tmp_path):
 
 
 def test_another_engine_reads_the_files(root, tmp_path):
-    """Pyarrow reads the files that the dataset names, and has the same points; also below a folder with blanks."""
+    """Pyarrow reads the same points from the named files, also below a folder with blanks."""
     arrow = pytest.importorskip("pyarrow.dataset")
     compute = pytest.importorskip("pyarrow.compute")
     compact(runs_of(root), str(tmp_path / "data 1 #2 100%"))
@@ -191,7 +191,7 @@ def test_another_engine_reads_the_files(root, tmp_path):
 
 
 def test_files_of_a_folder_are_read_without_python(root, tmp_path):
-    """A thread of pyarrow that closes a file by Python, when the process ends, aborts it."""
+    """If a pyarrow thread closes a file through Python at exit, the process aborts."""
     fs = pytest.importorskip("pyarrow.fs")
     compact(runs_of(root), str(tmp_path / "data #1 ü"))
 
@@ -203,8 +203,8 @@ def test_files_of_a_folder_are_read_without_python(root, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["it's 100% ü {a,b} #1", "a*b", "a?b", "a=b"])
-def test_a_folder_of_any_name_is_queried(root, tmp_path, name):
-    """DuckDB takes the name of a file for a pattern: what is one is read by another way."""
+def test_folder_with_any_name_is_queried(root, tmp_path, name):
+    """DuckDB takes file names for patterns, so such a folder is read through Arrow."""
     compact([Run.open(root / "a")], str(tmp_path / name))
     compact([Run.open(root / "b")], str(tmp_path / name.replace("*", "-").replace("?", "-")))
 
@@ -213,8 +213,8 @@ def test_a_folder_of_any_name_is_queried(root, tmp_path, name):
         assert ("id-a",) in dataset.sql("SELECT DISTINCT run_id FROM metrics").rows
 
 
-def test_nothing_new_is_nothing_written(root, tmp_path):
-    """A second compaction of the same runs changes no file."""
+def test_second_compaction_writes_nothing(root, tmp_path):
+    """Compacting the same runs again changes no file."""
     compact(runs_of(root), str(tmp_path / "data"))
     before = files(tmp_path / "data")
 
@@ -224,8 +224,8 @@ def test_nothing_new_is_nothing_written(root, tmp_path):
     assert files(tmp_path / "data") == before
 
 
-def test_only_what_changed_is_read_again(root, template, tmp_path):
-    """New runs are added, changed ones replaced, notes updated without reading points, and runs that are gone stay."""
+def test_only_changed_runs_are_read_again(root, template, tmp_path):
+    """New runs are added, changed ones replaced, notes updated without reading values, and gone runs kept."""
     compact(runs_of(root), str(tmp_path / "data"))
     with (root / "a" / "metrics.csv").open("a") as file:
         file.write(
@@ -254,8 +254,8 @@ def test_only_what_changed_is_read_again(root, template, tmp_path):
         assert [run_id for (run_id,) in rows] == ["id-a", "id-b", "id-c", "id-d", "spt"]
 
 
-def test_an_open_dataset_and_earlier_versions_stay_readable(root, tmp_path):
-    """A reader keeps its version while others compact; `open_runs` opens an earlier one, or says there is none."""
+def test_open_dataset_and_earlier_versions_stay_readable(root, tmp_path):
+    """A reader keeps its version while others compact, and `open_runs` opens earlier versions."""
     place = tmp_path / "data"
     first = compact([Run.open(root / "a")], str(place))
     with open_dataset(place) as dataset:
@@ -276,8 +276,8 @@ def test_an_open_dataset_and_earlier_versions_stay_readable(root, tmp_path):
         open_runs(root, version=1)
 
 
-def test_a_version_that_was_vacuumed_is_an_error(root, tmp_path):
-    """A reader that still has it open is told so."""
+def test_vacuumed_version_raises(root, tmp_path):
+    """The error tells a reader that still has it open."""
     place = str(tmp_path / "data")
     compact([Run.open(root / "a")], place)
     with open_dataset(place) as dataset:
@@ -291,8 +291,8 @@ def test_a_version_that_was_vacuumed_is_an_error(root, tmp_path):
         open_runs(place, version=1)
 
 
-def test_a_dataset_that_cannot_be_opened_leaves_nothing_open(root, tmp_path, monkeypatch):
-    """The index in memory is closed, and so is DuckDB's connection."""
+def test_failed_open_leaves_nothing_open(root, tmp_path, monkeypatch):
+    """The index in memory and DuckDB's connection are closed."""
     import duckdb
 
     place = tmp_path / "data"
@@ -320,8 +320,8 @@ def test_a_dataset_that_cannot_be_opened_leaves_nothing_open(root, tmp_path, mon
         connection.execute("SELECT 1")
 
 
-def test_runs_that_are_alive_are_left_out(root, tmp_path):
-    """A run that is being written waits for its end; one that was killed has ended."""
+def test_live_runs_are_left_out(root, tmp_path):
+    """A run is compacted after its end; a killed run has ended."""
     with Written(root / "live") as written:
         written.log({"loss": 1.0}, 0)
         written.flush()
@@ -336,8 +336,8 @@ def test_runs_that_are_alive_are_left_out(root, tmp_path):
     assert (after.runs, after.alive) == (2, 0)
 
 
-def test_a_run_id_that_occurs_twice(root, template, tmp_path):
-    """The newer of two runs with one id is taken, and the other is named."""
+def test_newer_run_of_an_id_is_compacted(root, template, tmp_path):
+    """The older one is named."""
     copy_as(template, root / "copy", "id-a")
     change_sidecar(root / "copy", updated_at=5e9, notes="newer")
 
@@ -348,7 +348,7 @@ def test_a_run_id_that_occurs_twice(root, template, tmp_path):
         assert dataset["id-a"].record.notes == "newer"
 
 
-def test_an_older_run_of_another_folder_replaces_nothing(root, template, tmp_path):
+def test_older_run_in_another_folder_replaces_nothing(root, template, tmp_path):
     """Two roots that are compacted one after the other have a run with the same id."""
     place = str(tmp_path / "data")
     copy_as(template, root / "copy", "id-a")
@@ -365,8 +365,8 @@ def test_an_older_run_of_another_folder_replaces_nothing(root, template, tmp_pat
         assert (dataset["id-a"].record.notes, dataset["id-a"].path) == ("newest", root / "a")
 
 
-def test_an_older_run_takes_the_place_of_a_gone_one_with_its_id(root, template, tmp_path):
-    """Of two runs with one id the newer was deleted: `remove_gone` keeps the living one, with its own values."""
+def test_older_run_replaces_a_gone_one_with_its_id(root, template, tmp_path):
+    """With `remove_gone`, the remaining run is kept with its own values."""
     place = str(tmp_path / "data")
     copy_as(template, root / "copy", "id-a")
     change_sidecar(root / "copy", updated_at=5e9, notes="newer")
@@ -388,14 +388,14 @@ def test_an_older_run_takes_the_place_of_a_gone_one_with_its_id(root, template, 
         assert_same_metrics(dataset, runs_of(root))
 
 
-def test_rows_that_come_while_only_the_record_is_written_are_in_no_table(root, tmp_path):
-    """A tag was edited, and the run is resumed meanwhile: the summary stays that of the values."""
+def test_rows_added_during_a_metadata_update_are_not_compacted(root, tmp_path):
+    """A tag was edited and the run resumed meanwhile, so the summary still matches the values."""
     place = str(tmp_path / "data")
     compact([Run.open(root / "a")], place)
     change_sidecar(root / "a", tags=["edited"])
 
     class ResumedRun(Run):
-        """A row comes after its values were read."""
+        """A row is added after its values were read."""
 
         @property
         def summary(self):
@@ -413,8 +413,8 @@ def test_rows_that_come_while_only_the_record_is_written_are_in_no_table(root, t
         assert dataset["id-a"].summary["loss"].last == dataset["id-a"].series("loss").value[-1]
 
 
-def test_the_summary_of_a_killed_run_is_that_of_its_values(root, tmp_path):
-    """Its file was written some seconds before the last rows."""
+def test_summary_of_a_killed_run_matches_its_values(root, tmp_path):
+    """Its summary file is older than its last rows."""
     place = str(tmp_path / "data")
     columns = (root / "a" / "metrics.csv").read_text().split("\n")[0].split(",")
     with (root / "a" / "metrics.csv").open("a") as file:
@@ -428,8 +428,8 @@ def test_the_summary_of_a_killed_run_is_that_of_its_values(root, tmp_path):
         assert (summary.last, summary.min, summary.min_step, summary.count) == (-7.0, -7.0, 60, 51)
 
 
-def test_a_killed_run_lasted_as_long_in_a_dataset(root, tmp_path):
-    """Until its last heartbeat, which is later than what its sidecar says."""
+def test_killed_run_has_the_same_duration_in_a_dataset(root, tmp_path):
+    """It lasts until the last heartbeat, which is later than its sidecar says."""
     change_sidecar(root / "a", status="running", created_at=1e9, ended_at=None, updated_at=1e9 + 5)
     os.utime(root / "a" / "heartbeat", (1e9 + 9, 1e9 + 9))
 
@@ -442,8 +442,8 @@ def test_a_killed_run_lasted_as_long_in_a_dataset(root, tmp_path):
     assert (shown, value_of(record, "duration", 4e9), status_of(record, 4e9)) == (9.0, 9.0, "killed")
 
 
-def test_integers_beyond_53_bits_are_the_nearest_floats(tmp_path):
-    """Values and statistics of a metric such as a count of bytes."""
+def test_integers_beyond_53_bits_become_the_nearest_floats(tmp_path):
+    """This affects values and statistics of metrics such as byte counts."""
     with Written(tmp_path / "runs" / "a", run_id="a") as written:
         for step in range(3):
             written.log({"count": (1 << 60) + 1 - step}, step)
@@ -458,7 +458,7 @@ def test_integers_beyond_53_bits_are_the_nearest_floats(tmp_path):
 
 
 def test_names_and_ids_with_any_character(tmp_path):
-    """Quotes, line feeds, patterns and other alphabets, in names of metrics, runs and hyperparameters."""
+    """Metrics, runs and hyperparameters may have quotes, line feeds, patterns and any alphabet."""
     names = ["it's", 'q"x', "ü/é", "a,b", "new\nline", "a\\b", "*?[", " lead", "\U0001f600", "--"]
     ids = ["id'; DROP TABLE runs --\n\"x\\", "id\\' OR 1=1 --"]
     for folder, run_id in zip(('it\'s a "run"\nü', "two"), ids, strict=True):
@@ -480,8 +480,8 @@ def test_names_and_ids_with_any_character(tmp_path):
         assert dataset.sql("SELECT count(*) FROM metrics").rows == ((2 * len(names),),)
 
 
-def test_a_run_without_metrics(tmp_path):
-    """A run that logged nothing is in the dataset, which has no points."""
+def test_run_without_metrics_is_compacted(tmp_path):
+    """The dataset has the run and no points."""
     with Written(tmp_path / "run"):
         pass
 
@@ -493,8 +493,8 @@ def test_a_run_without_metrics(tmp_path):
         assert [run.status for run in dataset.query()] == ["completed"]
 
 
-def test_a_dataset_that_is_damaged_or_closed_says_so(root, tmp_path):
-    """A file that is cut off, and a query after the end."""
+def test_damaged_or_closed_dataset_raises(root, tmp_path):
+    """A file is cut off, or a query comes after the end."""
     compact(runs_of(root)[:2], str(tmp_path / "data"))
     compact(runs_of(root), str(tmp_path / "data"))
     with open_dataset(tmp_path / "data") as dataset:
@@ -515,8 +515,8 @@ def test_a_dataset_that_is_damaged_or_closed_says_so(root, tmp_path):
             closed.sql("SELECT 1")
 
 
-def test_many_small_files_become_few(tmp_path):
-    """After many small compactions, `optimize` leaves one file, and `vacuum_days` removes the others."""
+def test_optimize_joins_small_files(tmp_path):
+    """After many small compactions, one file is left, and `vacuum_days` deletes the others."""
     runs = []
     for index in range(6):
         folder = tmp_path / "many" / f"r{index}"
@@ -538,7 +538,7 @@ def test_many_small_files_become_few(tmp_path):
     assert (again.version, again.unchanged) == (report.version, 6)
 
 
-def test_two_compactions_at_once_lose_nothing_and_write_nothing_twice(root, template, tmp_path):
+def test_concurrent_compactions_write_each_run_once(root, template, tmp_path):
     """While one reads its runs, another writes the same ones and more; the first starts over."""
     place = tmp_path / "data"
     copy_as(template, root / "d", "id-d")
@@ -567,8 +567,8 @@ def test_two_compactions_at_once_lose_nothing_and_write_nothing_twice(root, temp
         assert dataset.sql("SELECT count(*) FROM runs").rows == ((4,),)
 
 
-def test_a_compaction_while_another_optimizes_loses_nothing(root, tmp_path, monkeypatch):
-    """One that begins and ends between the sorting and its last commit: the sorting starts over."""
+def test_compaction_during_optimize_loses_nothing(root, tmp_path, monkeypatch):
+    """It begins and ends before the last commit of the sorting, which starts over."""
     place = str(tmp_path / "data")
     compact([Run.open(root / "a")], place)
     compact([Run.open(root / "c")], place)
@@ -590,8 +590,8 @@ def test_a_compaction_while_another_optimizes_loses_nothing(root, tmp_path, monk
 
 
 @pytest.mark.parametrize("table", ["metrics", "hparams", "summary"])
-def test_a_compaction_that_ended_between_two_tables_changes_nothing(root, tmp_path, monkeypatch, table):
-    """What it left in a table is not seen, also where its runs are gone when the next one begins."""
+def test_compaction_killed_between_two_tables_changes_nothing(root, tmp_path, monkeypatch, table):
+    """Its remains are invisible, even if its runs are gone when the next one begins."""
     place = tmp_path / "data"
     compact([Run.open(root / "a")], str(place))
     write = writing.DatasetWriter.write
@@ -618,8 +618,8 @@ def test_a_compaction_that_ended_between_two_tables_changes_nothing(root, tmp_pa
             assert rows == (("id-a",), ("id-c",))
 
 
-def test_damaged_runs_are_reported_and_the_others_taken(root, tmp_path):
-    """A sidecar and a file of metrics that cannot be read cost their own runs."""
+def test_damaged_runs_do_not_stop_the_others(root, tmp_path):
+    """The report names runs with an unreadable sidecar or metrics file."""
     (root / "a" / "sidecar.json").write_text("{")
     (root / "b" / "metrics.csv").unlink()
     (root / "b" / "metrics.csv").mkdir()
@@ -633,8 +633,8 @@ def test_damaged_runs_are_reported_and_the_others_taken(root, tmp_path):
         assert_same_metrics(dataset, [Run.open(root / "c"), Run.open(root / "spt")])
 
 
-def test_a_run_that_is_deleted_meanwhile_keeps_what_the_dataset_has(root, tmp_path):
-    """It goes before its turn or while it is read; a new one is reported, and is not in the dataset without values."""
+def test_run_deleted_during_compaction_keeps_its_earlier_values(root, tmp_path):
+    """It is reported. A new run that is deleted meanwhile is not added."""
     place = str(tmp_path / "data")
     compact([Run.open(root / "a"), Run.open(root / "b")], place)
     for name in "ab":
@@ -665,8 +665,8 @@ def test_a_run_that_is_deleted_meanwhile_keeps_what_the_dataset_has(root, tmp_pa
         assert dataset.sql("SELECT count(*) FROM metrics").rows == ((2 * 107,),)
 
 
-def test_a_run_that_is_written_meanwhile_keeps_what_the_dataset_has(root, tmp_path):
-    """It is reported, and taken by the next compaction."""
+def test_run_written_during_compaction_keeps_its_earlier_values(root, tmp_path):
+    """It is reported, and compacted the next time."""
     place = str(tmp_path / "data")
 
     class WrittenRun(Run):
@@ -703,8 +703,8 @@ def commit_as_compact(place):
     )
 
 
-def test_a_dataset_of_another_version_of_the_package(root, tmp_path):
-    """A field that it lacks has its default until its run changes; columns that it has more stay."""
+def test_dataset_of_another_version_of_the_package(root, tmp_path):
+    """A missing field has its default until its run changes; extra columns are kept."""
     from deltalake import DeltaTable, Field, write_deltalake
 
     place = tmp_path / "data"
@@ -730,7 +730,7 @@ def test_a_dataset_of_another_version_of_the_package(root, tmp_path):
 
 
 def test_rows_of_all_writers_are_in_the_dataset(root, tmp_path):
-    """Merged by step as in the folder, with the name of each; and changed where a writer has more."""
+    """They are merged by step, with the name of each writer, and a run changes if a writer adds rows."""
     run = Run.open(write_shared(root / "shared"))
     place = str(tmp_path / "data")
     compact([run, Run.open(root / "a")], place)
@@ -762,8 +762,8 @@ def test_rows_of_all_writers_are_in_the_dataset(root, tmp_path):
         assert_same_metrics(dataset, [run])
 
 
-def test_a_run_whose_writer_is_alive_is_left_out(root, tmp_path):
-    """Until it has ended, as a run that is alive."""
+def test_run_with_a_live_writer_is_left_out(root, tmp_path):
+    """It is compacted once the writer has ended."""
     with Written(root / "a", writer="eval") as late:
         late.log({"acc": 0.5}, 9)
         late.flush()
@@ -774,8 +774,8 @@ def test_a_run_whose_writer_is_alive_is_left_out(root, tmp_path):
     assert (again.alive, again.runs) == (0, 1)
 
 
-def test_a_table_with_a_feature_that_is_not_read_is_refused(root, tmp_path):
-    """Values that another engine has marked as deleted would be read otherwise."""
+def test_table_with_an_unsupported_feature_is_refused(root, tmp_path):
+    """Otherwise values that another engine marked as deleted would be read."""
     from deltalake import DeltaTable, TableFeatures
 
     place = tmp_path / "data"
@@ -789,8 +789,8 @@ def test_a_table_with_a_feature_that_is_not_read_is_refused(root, tmp_path):
         open_dataset(place)
 
 
-def test_any_thread_may_read_a_dataset(root, tmp_path):
-    """At once, also when the first query of the runs fills the index."""
+def test_threads_read_a_dataset_concurrently(root, tmp_path):
+    """This includes the first query for runs, which fills the index."""
     compact(runs_of(root), str(tmp_path / "data"))
 
     with open_dataset(tmp_path / "data") as dataset, ThreadPoolExecutor(8) as pool:
@@ -807,7 +807,7 @@ def test_any_thread_may_read_a_dataset(root, tmp_path):
 
 
 def test_queries_spill_to_the_temporary_folder(root, tmp_path):
-    """They do not use the current one, as DuckDB does by itself."""
+    """By default, DuckDB would use the current folder."""
     compact(runs_of(root), str(tmp_path / "data"))
 
     with open_dataset(tmp_path / "data") as dataset:
@@ -817,14 +817,14 @@ def test_queries_spill_to_the_temporary_folder(root, tmp_path):
     assert not Path(folder).exists()
 
 
-def test_what_is_no_dataset_is_refused(root, tmp_path):
-    """A folder without one, one with other files, a table of others, and a path that Delta cannot write to."""
+def test_other_places_are_refused(root, tmp_path):
+    """These are a folder without a dataset, other files, other tables, and a path that Delta can't write."""
     import pyarrow as pa
     from deltalake import write_deltalake
 
     with pytest.raises(DatasetError, match="destinations runs compact"):
         open_dataset(tmp_path / "none")
-    with pytest.raises(DatasetError, match="something else than a dataset: a, b, c"):
+    with pytest.raises(DatasetError, match="contains other files: a, b, c"):
         compact(runs_of(root), str(root))
     assert not (root / "metrics").exists()
     for name in ("metrics", "hparams", "summary", "runs"):
@@ -847,18 +847,18 @@ def test_what_is_no_dataset_is_refused(root, tmp_path):
         open_dataset("s3://bucket?profile=absent")
 
 
-def test_a_folder_whose_tables_would_be_among_files_of_the_user_is_refused(root, tmp_path):
-    """A table in `runs/` beside runs would have them vacuumed: nothing is written, nothing removed."""
+def test_folder_with_the_users_files_is_refused(root, tmp_path):
+    """A table in `runs/` beside run folders would have them vacuumed. Nothing is written or removed."""
     before = files(tmp_path)
 
-    with pytest.raises(DatasetError, match="something else than a dataset: runs/a, runs/b, runs/c"):
+    with pytest.raises(DatasetError, match="contains other files: runs/a, runs/b, runs/c"):
         compact(runs_of(root), str(tmp_path), vacuum_days=0)
 
     assert files(tmp_path) == before
 
 
-def test_one_table_of_somebody_else_is_refused(root, tmp_path):
-    """No table is made beside it."""
+def test_foreign_table_is_refused(root, tmp_path):
+    """No table is created beside it."""
     import pyarrow as pa
     from deltalake import write_deltalake
 
@@ -872,7 +872,7 @@ def test_one_table_of_somebody_else_is_refused(root, tmp_path):
 
 
 def test_runs_of_a_dataset_are_not_compacted(root, tmp_path):
-    """They have no files to read from; nothing is written."""
+    """They have no files to read, so nothing is written."""
     compact(runs_of(root), str(tmp_path / "data"))
 
     with open_runs(tmp_path / "data") as runs, pytest.raises(DatasetError, match="Compact folders of runs"):
@@ -882,7 +882,7 @@ def test_runs_of_a_dataset_are_not_compacted(root, tmp_path):
 
 
 @pytest.mark.parametrize("days", [-1, float("nan"), float("inf")])
-def test_a_wrong_number_of_days_is_refused(root, tmp_path, days):
+def test_negative_vacuum_days_raise(root, tmp_path, days):
     """The error comes before anything is written."""
     with pytest.raises(ValueError, match="vacuum_days must be 0 or more"):
         compact(runs_of(root), str(tmp_path / "data"), vacuum_days=days)
@@ -890,8 +890,8 @@ def test_a_wrong_number_of_days_is_refused(root, tmp_path, days):
     assert not (tmp_path / "data").exists()
 
 
-def test_runs_that_are_gone_are_removed_when_asked(root, tmp_path):
-    """Those that are damaged or alive are not gone; an earlier version still has what was removed."""
+def test_gone_runs_are_removed_on_request(root, tmp_path):
+    """Damaged and live runs are not gone; an earlier version still has removed ones."""
     place = str(tmp_path / "data")
     before = compact(runs_of(root), place)
     shutil.rmtree(root / "b")
@@ -914,8 +914,8 @@ def test_runs_that_are_gone_are_removed_when_asked(root, tmp_path):
         assert len(dataset["id-b"].series("loss")) == 50
 
 
-def test_a_folder_without_runs_does_not_empty_a_dataset(root, tmp_path):
-    """Such as one that is not mounted."""
+def test_empty_folder_does_not_empty_a_dataset(root, tmp_path):
+    """It may just not be mounted."""
     compact(runs_of(root), str(tmp_path / "data"))
 
     with pytest.raises(DatasetError, match="remove_gone would remove all 4"):
@@ -925,8 +925,8 @@ def test_a_folder_without_runs_does_not_empty_a_dataset(root, tmp_path):
         assert_same_metrics(dataset, runs_of(root))
 
 
-def test_values_that_are_no_numbers_come_back(tmp_path):
-    """NaN and infinities are themselves, and no value is none."""
+def test_nan_and_infinities_are_kept(tmp_path):
+    """A missing value stays missing."""
     write_csv(tmp_path / "run", ["step,a,b", "0,nan,1", "1,inf,", "2,-inf,2"])
 
     compact([Run.open(tmp_path / "run")], str(tmp_path / "data"))
@@ -938,8 +938,8 @@ def test_values_that_are_no_numbers_come_back(tmp_path):
         assert dataset.sql("SELECT count(*) FROM metrics WHERE value IS NULL").rows == ((0,),)
 
 
-def test_polars_and_duckdb_have_the_same_answer(root, tmp_path):
-    """Polars reads the tables as Delta Lake at the version of the dataset; so may any engine that knows it."""
+def test_polars_and_duckdb_agree(root, tmp_path):
+    """Polars reads the Delta tables at the version of the dataset, as any engine can."""
     polars = pytest.importorskip("polars")
     compact(runs_of(root), str(tmp_path / "data"))
 
@@ -970,7 +970,7 @@ def _credentials():
 
 @pytest.fixture(scope="module")
 def moto(_credentials):
-    """A server that knows conditional puts."""
+    """A server with conditional puts."""
     with s3_servers.moto() as server:
         yield server
 
@@ -982,7 +982,7 @@ def rclone(_credentials, tmp_path_factory):
         yield server
 
 
-def test_a_dataset_in_a_bucket(moto, root):
+def test_dataset_in_a_bucket(moto, root):
     """Compaction, a second one, queries, series and SQL work over S3, with the options of the URI."""
     uri = moto.uri("datasets/one")
     runs = runs_of(root)
@@ -999,8 +999,8 @@ def test_a_dataset_in_a_bucket(moto, root):
     assert sql(uri, "SELECT count(*) FROM metrics").rows == ((second.points,),)
 
 
-def test_a_version_of_a_bucket_that_was_vacuumed_is_an_error(moto, root):
-    """A reader that still has it open is told so, as in a folder; blanks and the like may be in the name."""
+def test_vacuumed_version_in_a_bucket_raises(moto, root):
+    """The error is the same as in a folder; the name may have blanks."""
     uri = moto.uri("vacuumed ü 100%")
     compact([Run.open(root / "a")], uri)
     with open_dataset(uri) as dataset:
@@ -1012,8 +1012,8 @@ def test_a_version_of_a_bucket_that_was_vacuumed_is_an_error(moto, root):
         assert_same_metrics(dataset, [Run.open(root / "a"), Run.open(root / "b")])
 
 
-def test_a_bucket_that_is_missing_is_named(moto, root):
-    """The error names the bucket, and shows no credentials."""
+def test_missing_bucket_is_named(moto, root):
+    """The error names the bucket and shows no credentials."""
     uri = moto.uri("data").replace("//bucket", "//nowhere")
 
     with pytest.raises(DatasetError, match=r"s3://nowhere/data.*does not exist") as caught:
@@ -1030,16 +1030,16 @@ def test_a_bucket_that_is_missing_is_named(moto, root):
         assert len(runs) == 0
 
 
-def test_a_server_that_overwrites_is_refused(rclone, root):
-    """Without conditional puts two compactions would lose data: nothing is written."""
+def test_server_without_conditional_puts_is_refused(rclone, root):
+    """Two compactions would lose data there, so nothing is written."""
     with pytest.raises(DatasetError, match="single_writer=True"):
         compact(runs_of(root), rclone.uri("careless"))
 
     assert rclone.objects("careless") == {}
 
 
-def test_a_single_writer_needs_no_conditional_puts(moto, root):
-    """Who is alone writes without them."""
+def test_single_writer_needs_no_conditional_puts(moto, root):
+    """A lone writer works without them."""
     report = compact(runs_of(root), moto.uri("alone"), single_writer=True)
 
     assert report.runs == 4

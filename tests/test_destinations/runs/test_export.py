@@ -1,4 +1,4 @@
-"""Runs and their metrics as one file."""
+"""Exports runs and their metrics to one file."""
 
 import csv
 import io
@@ -18,7 +18,7 @@ from tests.test_destinations.runs.written import Written, write_csv, write_share
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Two runs with metrics, one without steps, one with sparse rows and odd names."""
+    """Two runs with metrics: one without steps, one with sparse rows and odd names."""
     folder = tmp_path_factory.mktemp("runs")
     with Written(folder / "a") as written:
         for step, value in enumerate([0.1, math.nan, -math.inf, 5e-324]):
@@ -28,7 +28,7 @@ def runs(tmp_path_factory):
 
 
 def expected(runs):
-    """Each value by run and metric, in long form."""
+    """Returns each value by run and metric, in long form."""
     found = []
     for run in runs:
         for name in run.metric_names():
@@ -50,12 +50,12 @@ def expected(runs):
 
 
 def number(text):
-    """A number as strict JSON has it."""
+    """Returns a number as strict JSON has it."""
     return {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}.get(text, text)
 
 
 def test_metrics_as_csv(runs, tmp_path):
-    """Every value is a row, in the order of logging, exact."""
+    """Every value is a row, exact and in the order of logging."""
     path = tmp_path / "metrics.csv"
 
     count = export_metrics(runs, path)
@@ -79,7 +79,7 @@ def test_metrics_as_csv(runs, tmp_path):
 
 
 def test_metrics_as_json_lines(runs):
-    """Every line is strict JSON; NaN and infinities are texts."""
+    """Every line is strict JSON; NaN and infinities are strings."""
     stream = io.StringIO()
 
     count = export_metrics(runs, stream, format="jsonl")
@@ -97,7 +97,7 @@ def test_metrics_as_json_lines(runs):
 
 
 def test_metrics_as_parquet(runs, tmp_path):
-    """Parquet has the same rows in the same order, with nulls where there is no step or time."""
+    """Parquet has the same rows in the same order, and null for a missing step or time."""
     pandas, duckdb = pytest.importorskip("pandas"), pytest.importorskip("duckdb")
     path = tmp_path / "it's.parquet"
 
@@ -123,7 +123,7 @@ def test_metrics_as_parquet(runs, tmp_path):
 
 
 def test_parquet_to_a_stream(runs):
-    """A stream of bytes gets the file, and stays open; a stream of text gets it by its buffer."""
+    """A byte stream gets the file and stays open; a text stream gets it through its buffer."""
     pandas = pytest.importorskip("pandas")
     stream = io.BytesIO()
     text = io.TextIOWrapper(io.BytesIO())
@@ -136,7 +136,7 @@ def test_parquet_to_a_stream(runs):
 
 
 def test_chosen_metrics(runs):
-    """Only the metrics that were asked for are exported, to a stream of bytes too."""
+    """Only the chosen metrics are exported, to a byte stream too."""
     stream = io.BytesIO()
 
     count = export_metrics(runs, stream, format="csv", metrics=["val/acc"])
@@ -161,7 +161,7 @@ RECORDS = [
 
 
 class InParts(RunDirectory):
-    """Closes a part of some kilobytes."""
+    """Closes a part after a few kilobytes."""
 
     _part_bytes = 2000
 
@@ -174,7 +174,7 @@ class WrittenInParts(Written):
 
 @pytest.fixture(scope="module")
 def long_run(tmp_path_factory):
-    """A run with parts, one of an earlier version, and rows in its last file; some metrics come and go."""
+    """A run with parts, one from an earlier version, and rows in its open file; some metrics come and go."""
     folder = tmp_path_factory.mktemp("long") / "run"
     with WrittenInParts(folder) as written:
         for step in range(200):
@@ -188,8 +188,8 @@ def long_run(tmp_path_factory):
     return Run.open(folder)
 
 
-def test_rows_as_csv_are_a_metrics_csv_again(long_run, tmp_path):
-    """One file has what the parts, the CSV and the journal have, number by number, with all columns."""
+def test_rows_as_csv_are_a_complete_metrics_csv(long_run, tmp_path):
+    """One file has the rows of the parts, the CSV and the journal, with all columns and exact numbers."""
     count = export_rows(long_run, tmp_path / "metrics.csv")
 
     assert count == 201
@@ -200,7 +200,7 @@ def test_rows_as_csv_are_a_metrics_csv_again(long_run, tmp_path):
 
 
 def test_rows_as_json_lines(long_run):
-    """A line has the metrics of its row; NaN is a text."""
+    """A line has the metrics of its row; NaN is a string."""
     stream = io.StringIO()
 
     count = export_rows(long_run, stream, format="jsonl")
@@ -212,7 +212,7 @@ def test_rows_as_json_lines(long_run):
 
 
 def test_rows_as_parquet(long_run, tmp_path):
-    """A column for each metric, null where it is missing; NaN is not missing."""
+    """Each metric is a column, with null for missing values; NaN is not missing."""
     from pyarrow import parquet
 
     count = export_rows(long_run, tmp_path / "rows.parquet")
@@ -231,7 +231,7 @@ def test_rows_as_parquet(long_run, tmp_path):
 
 @pytest.fixture
 def records(tmp_path):
-    """What is known of two runs that have little in common."""
+    """The records of two runs that have little in common."""
     return [
         RunRecord(path=tmp_path / one["run_id"], kind="run-directory", status="completed", **one)
         for one in RECORDS
@@ -239,7 +239,7 @@ def records(tmp_path):
 
 
 def test_runs_as_csv(records, tmp_path):
-    """A row for each run, a column for each hyperparameter and metric of any; what a run has not is empty."""
+    """Each run is a row, and each hyperparameter and metric of any run a column; missing values are empty."""
     export_runs(records, tmp_path / "runs.csv")
 
     with (tmp_path / "runs.csv").open(newline="") as file:
@@ -253,8 +253,8 @@ def test_runs_as_csv(records, tmp_path):
     assert (first["hparams.flag"], second["hparams.flag"], second["notes"]) == ("", "True", 'say "hi",\nthen')
 
 
-def test_a_run_that_was_killed_is_exported_as_it_is_shown(tmp_path):
-    """Exports, rows and comparisons say "killed" where tables do."""
+def test_killed_run_is_exported_as_killed(tmp_path):
+    """Exports and comparisons show the same status as listings."""
     for name, seconds in (("killed", 1.0), ("alive", 10_000.0)):
         folder = tmp_path / "runs" / name
         folder.mkdir(parents=True)
@@ -274,7 +274,7 @@ def test_a_run_that_was_killed_is_exported_as_it_is_shown(tmp_path):
 
 
 def test_runs_as_json_lines(records, tmp_path):
-    """A line for each run, with what it has."""
+    """Each run is a line with the values it has."""
     export_runs(records, tmp_path / "runs.jsonl")
 
     first, second = [json.loads(line) for line in (tmp_path / "runs.jsonl").read_text().splitlines()]
@@ -283,7 +283,7 @@ def test_runs_as_json_lines(records, tmp_path):
 
 
 def test_runs_as_parquet(records, tmp_path):
-    """Columns have the narrowest type that holds them all; names that differ in case alone are kept apart."""
+    """Columns have the narrowest type; names that differ only in case are kept apart."""
     pandas = pytest.importorskip("pandas")
 
     export_runs(records, tmp_path / "runs.parquet")
@@ -297,8 +297,8 @@ def test_runs_as_parquet(records, tmp_path):
     assert frame["tags"][0].tolist() == ["x", "y"]
 
 
-def test_values_that_parquet_does_not_have(tmp_path):
-    """An integer beyond 64 bits is the nearest float, a lone surrogate is escaped."""
+def test_values_without_a_parquet_type_are_converted(tmp_path):
+    """An integer beyond 64 bits becomes the nearest float, and a lone surrogate is escaped."""
     pandas = pytest.importorskip("pandas")
     hparams = {"huge": 2**70, "text": "a\ud800", "b\ud800": 1}
     record = RunRecord(path=tmp_path / "a", run_id="a", kind="run-directory", hparams=hparams)
@@ -311,8 +311,8 @@ def test_values_that_parquet_does_not_have(tmp_path):
     assert frame["hparams.b\\ud800"].tolist() == [1]
 
 
-def test_no_runs_at_all(tmp_path):
-    """Nothing is exported as a header, or as an empty table."""
+def test_export_without_runs(tmp_path):
+    """The file has just a header, or an empty table."""
     assert export_metrics([], tmp_path / "metrics.csv") == 0
     assert export_metrics([], tmp_path / "metrics.parquet") == 0
     assert export_runs([], tmp_path / "runs.parquet") == 0
@@ -320,8 +320,8 @@ def test_no_runs_at_all(tmp_path):
     assert (tmp_path / "metrics.csv").read_text() == "run_id,metric,step,time,value\n"
 
 
-def test_a_format_that_is_not_known(tmp_path):
-    """A suffix that says nothing, and a stream without a format, are errors that say what to give."""
+def test_unknown_format_raises(tmp_path):
+    """The error for an unknown suffix or a stream without a format says what to give."""
     with pytest.raises(ValueError, match=r"'\.xlsx'.*format="):
         export_runs([], tmp_path / "runs.xlsx")
     with pytest.raises(ValueError, match="format="):
@@ -330,8 +330,8 @@ def test_a_format_that_is_not_known(tmp_path):
         export_metrics([], io.StringIO(), format="xml")
 
 
-def test_an_export_that_fails_leaves_the_file_as_it_was(tmp_path):
-    """Only a complete file takes the place of an older one."""
+def test_failed_export_keeps_the_earlier_file(tmp_path):
+    """Only a complete file replaces an earlier one."""
     path = tmp_path / "metrics.csv"
     path.write_text("before")
 
@@ -347,8 +347,8 @@ def test_an_export_that_fails_leaves_the_file_as_it_was(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
-def test_values_of_several_writers_say_whose_they_are(runs, tmp_path, kind):
-    """By a last column, which an export without such a run does not have."""
+def test_values_of_several_writers_have_a_writer_column(runs, tmp_path, kind):
+    """An export without such a run has no such column."""
     shared, path = Run.open(write_shared(tmp_path / "shared")), tmp_path / f"metrics.{kind}"
 
     count = export_metrics([*runs, shared], path, metrics=["loss"])
@@ -366,7 +366,7 @@ def test_values_of_several_writers_say_whose_they_are(runs, tmp_path, kind):
 
 
 def rows_of(path):
-    """The rows of an export, each by column."""
+    """Returns the rows of an export, each by column."""
     if path.suffix == ".csv":
         with path.open(newline="") as file:
             return list(csv.DictReader(file))

@@ -68,7 +68,7 @@ def test_a_link_in_the_place_of_a_file_is_not_followed(tmp_path, secret):
 @pytest.mark.parametrize(
     "path", ["media/secret.csv", "../outside/secret.csv", "/etc/passwd", "media/../../x", ""]
 )
-def test_a_path_that_leads_out_is_a_damaged_line(tmp_path, secret, path):
+def test_path_outside_the_run_is_a_damaged_line(tmp_path, secret, path):
     """It leads out by a folder that is a link, by "..", or as it stands."""
     run = media_run(tmp_path / "runs/a", path)
     (run.path / "media").symlink_to(secret.parent)
@@ -149,7 +149,7 @@ BOMBS = {
 
 
 @pytest.mark.parametrize("name", list(BOMBS))
-def test_hyperparameters_that_grow_are_refused(tmp_path, name, monkeypatch):
+def test_hyperparameters_that_expand_are_refused(tmp_path, name, monkeypatch):
     """A file of a few lines may hold billions of values; of Lightning, and of a run of ours."""
     monkeypatch.chdir(tmp_path)
     lightning = write_lightning_run(tmp_path / "runs/lightning")
@@ -190,7 +190,7 @@ def test_an_export_replaces_nothing_unasked(tmp_path, suffix, export):
 
 @pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
 @pytest.mark.parametrize("export", [export_runs, export_metrics])
-def test_a_file_that_appears_during_an_export_stays(tmp_path, suffix, export):
+def test_file_created_during_an_export_is_kept(tmp_path, suffix, export):
     """It was not there when the export began, and nobody asked to replace it."""
     run = Run.open(write_full_run(tmp_path / "runs/a"))
     path = tmp_path / f"out.{suffix}"
@@ -220,7 +220,7 @@ def test_the_command_says_how_to_replace_a_file(tmp_path):
     assert path.read_text().startswith("run_id,")
 
 
-def test_a_run_that_cannot_be_read_does_not_end_an_export(tmp_path):
+def test_unreadable_run_does_not_end_an_export(tmp_path):
     """Its name and the reason are said, and the exit code is 3; the other has all its rows."""
     write_full_run(tmp_path / "runs/good")
     bad = write_full_run(tmp_path / "runs/bad")
@@ -279,8 +279,8 @@ INDEXES = {
 
 
 @pytest.mark.parametrize("how", list(INDEXES))
-def test_an_index_that_cannot_be_used(tmp_path, cache, how):
-    """The runs are listed all the same, and what is wrong with the index is said.
+def test_unusable_index_hides_no_run(tmp_path, cache, how):
+    """The runs are still listed, and the problem of the index is reported.
 
     Or there was nothing to say.
     """
@@ -296,7 +296,7 @@ def test_an_index_that_cannot_be_used(tmp_path, cache, how):
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write to any file")
-def test_an_index_file_that_is_read_only(tmp_path, cache):
+def test_read_only_index_file_is_kept_in_memory(tmp_path, cache):
     """The index is kept in memory, and a warning says so."""
     write_run(tmp_path / "runs/good")
     command("ls", "--root", tmp_path / "runs")
@@ -309,7 +309,7 @@ def test_an_index_file_that_is_read_only(tmp_path, cache):
     assert "using one in memory" in errors
 
 
-def test_an_index_that_another_process_holds_locked(tmp_path, cache):
+def test_locked_index_is_kept_in_memory(tmp_path, cache):
     """After a while, the index is in memory, and that is said."""
     write_run(tmp_path / "runs/good")
     command("ls", "--root", tmp_path / "runs")
@@ -372,7 +372,7 @@ def test_a_filter_of_odd_values_is_answered(tmp_path, where):
 
 
 @pytest.mark.parametrize("run_id", ["--root", "-n", "--help", "--json", "-1"])
-def test_an_id_that_looks_like_an_option(tmp_path, run_id):
+def test_id_that_looks_like_an_option_is_found(tmp_path, run_id):
     """It is an id behind `--`, or as a path."""
     write_run(tmp_path / "runs/odd", run_id=run_id)
 
@@ -382,7 +382,7 @@ def test_an_id_that_looks_like_an_option(tmp_path, run_id):
     assert output.startswith(f"odd  {run_id}")
 
 
-def test_clocks_that_are_wrong(tmp_path):
+def test_wrong_clocks_give_no_negative_age(tmp_path):
     """A run that begins tomorrow, or ended before it began, has an age and a duration of nothing."""
     write_run(tmp_path / "runs/late", created_at=NOW + 1e6, ended_at=NOW - 1e6)
     write_run(tmp_path / "runs/later", created_at=9e11, ended_at=-9e11, updated_at=9e11)

@@ -1,4 +1,4 @@
-"""Datasets of others and queries of others: nothing outside of a dataset is read or written."""
+"""Opens untrusted datasets and runs untrusted queries: nothing outside the dataset is read or written."""
 
 import json
 import os
@@ -19,7 +19,7 @@ LINE = "1,1.0,0.5\n"
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """A dataset of two runs, and the runs."""
+    """A dataset with two runs, and the runs."""
     place = tmp_path_factory.mktemp("made")
     for name in ("one", "two"):
         run = write_run(place / "runs" / name, hparams={"lr": 0.1}, summary={"loss": 0.5})
@@ -31,7 +31,7 @@ def made(tmp_path_factory):
 
 @pytest.fixture
 def dataset(made, tmp_path):
-    """A copy of the dataset, beside a file of another table that has a secret."""
+    """A copy of the dataset, beside a file of another table with a secret."""
     shutil.copytree(made / "dataset", tmp_path / "dataset")
     (file,) = (tmp_path / "dataset/metrics").rglob("*.parquet")
     (tmp_path / "secret").mkdir()
@@ -55,8 +55,8 @@ def files_of(folder):
 
 
 @pytest.mark.parametrize("version", [10**12, 2, -5])
-def test_a_version_that_is_not_there_is_not_looked_for(dataset, version):
-    """A commit of `runs` may name any version of another table; delta-rs would look for all up to it."""
+def test_missing_version_is_not_searched_for(dataset, version):
+    """A commit of `runs` may name any version, and delta-rs would try every version up to it."""
     change_log(dataset, "runs", "txn", version=version)
 
     with pytest.raises(DatasetError, match=rf"metrics has no version {version}: the newest is 1"):
@@ -77,7 +77,7 @@ def test_a_version_that_is_not_there_is_not_looked_for(dataset, version):
         "..",
     ],
 )
-def test_a_file_outside_of_a_table_is_not_read(dataset, path):
+def test_file_outside_a_table_is_not_read(dataset, path):
     """Neither a query nor a compaction reads it."""
     change_log(dataset, "metrics", "add", path=path.format(outside=dataset.parent))
     before = files_of(dataset.parent)
@@ -115,8 +115,8 @@ def _put_pipe(dataset):
 
 
 @pytest.mark.parametrize("change", [_link_table, _link_log, _link_file, _link_folder, _put_pipe])
-def test_a_link_or_a_pipe_in_a_dataset_is_refused(made, dataset, change):
-    """The error comes before the tables are listed: a vacuum would delete files behind a link."""
+def test_link_or_pipe_in_a_dataset_is_refused(made, dataset, change):
+    """The error comes before the tables are listed, because a vacuum would delete files behind a link."""
     change(dataset)
     before = files_of(dataset.parent)
 
@@ -132,8 +132,8 @@ def test_a_link_or_a_pipe_in_a_dataset_is_refused(made, dataset, change):
     assert after == before
 
 
-def test_a_dataset_at_a_link_is_read(dataset):
-    """Which folder it is, is for who names it to say."""
+def test_linked_dataset_is_read(dataset):
+    """The user chooses the folder."""
     (dataset.parent / "link").symlink_to(dataset)
 
     with open_dataset(dataset.parent / "link") as opened:
@@ -141,8 +141,8 @@ def test_a_dataset_at_a_link_is_read(dataset):
 
 
 @pytest.mark.parametrize("name", ["d%41", "a%2e%2e%2fdA"])
-def test_a_path_that_would_be_read_as_another_is_refused(made, tmp_path, name):
-    """delta-rs takes `%41` in a path for an `A`, which would be the dataset beside it."""
+def test_path_misread_by_delta_is_refused(made, tmp_path, name):
+    """delta-rs decodes `%41` to `A`, which may be another dataset."""
     shutil.copytree(made / "dataset", tmp_path / "dA")
 
     for place in (tmp_path / name, f"s3://bucket/{name}"):
@@ -186,8 +186,8 @@ def test_a_path_that_would_be_read_as_another_is_refused(made, tmp_path, name):
         "SELECT * FROM before",
     ],
 )
-def test_a_query_only_reads_the_dataset(dataset, query):
-    """No file is written, no other one read, nothing is loaded or changed; the dataset is read after it."""
+def test_query_only_reads_the_dataset(dataset, query):
+    """It can't write files, read other files, load or change anything. Later queries still work."""
     (file,) = (dataset / "metrics").rglob("*.parquet")
     before = files_of(dataset.parent)
 
@@ -212,7 +212,7 @@ def test_a_query_only_reads_the_dataset(dataset, query):
         "SELECT 'copy' AS copy",
     ],
 )
-def test_what_reads_is_possible(dataset, query):
+def test_all_reading_statements_work(dataset, query):
     """All of DuckDB's SQL that reads can be used."""
     with open_dataset(dataset) as opened:
         assert opened.sql(query).rows
@@ -258,8 +258,8 @@ def write_rows(dataset, table, rows):
         ("metrics", {"metric": None, "run_id": None}),
     ],
 )
-def test_a_row_of_a_dataset_that_no_run_has_costs_itself(dataset, table, row):
-    """An odd row is left out, or shown as the text that it is; all other runs are read."""
+def test_malformed_row_does_not_hide_the_others(dataset, table, row):
+    """It is left out or shown as text; all other runs are read."""
     write_rows(dataset, table, [row])
 
     with open_dataset(dataset) as opened:

@@ -49,7 +49,7 @@ def test_a_run_shows_its_hyperparameters_and_metrics(tmp_path):
     assert f"<code>destinations view {tmp_path / 'mine'}</code>" in shown
 
 
-def test_what_comes_from_a_run_is_escaped(tmp_path):
+def test_text_from_a_run_is_escaped(tmp_path):
     """Names, values and tags: no element and no control character of theirs reaches the notebook."""
     run = write(tmp_path / "mine", **{HOSTILE: HOSTILE})
     write_run(tmp_path / "runs/other", name=HOSTILE, tags=[HOSTILE], summary={HOSTILE: 1.0})
@@ -98,7 +98,7 @@ def test_a_list_of_runs_is_shown_as_they_are_and_is_a_list(tmp_path):
     assert isinstance(found, list)
 
 
-def test_a_run_that_is_written_or_was_killed_is_called_so(tmp_path):
+def test_running_and_killed_runs_show_their_status(tmp_path):
     """The first while its heartbeat is there."""
     with WritingRun(loggers=[RunDirectory(tmp_path / "live")], run_name="live") as run:
         run.log_metrics({"loss": 1.0})
@@ -138,7 +138,7 @@ def points(svg):
 
 
 @pytest.mark.parametrize("values", [[], [np.nan], [np.inf, -np.inf]], ids=str)
-def test_without_a_finite_value_there_is_no_line(values):
+def test_no_line_is_drawn_without_finite_values(values):
     """Nor does numpy warn."""
     assert sparkline_svg(np.array(values)) == ""
 

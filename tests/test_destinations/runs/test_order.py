@@ -131,7 +131,7 @@ def test_the_server_and_a_site_have_the_same_order_and_groups_in_each_column(run
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(SCALARS | st.just(MISSING), max_size=8), st.booleans())
-def test_kinds_have_an_order_and_values_of_a_kind_the_direction_asked_for(values, descending):
+def test_kinds_keep_their_order_and_values_follow_the_direction(values, descending):
     """Numbers, texts, true and false, none, NaN, no value; what is equal stays as it is."""
     found = sort_rows([(value, place) for place, value in enumerate(values)], descending=descending)
 
@@ -200,7 +200,7 @@ def test_runs_are_sorted_by_their_duration(runs_of):
     assert [run.run_id for run in runs.query(where="duration > 50 and age < 600")] == ["r2", "r1"]
 
 
-def test_the_status_that_is_shown_is_filtered_sorted_grouped_and_counted(tmp_path):
+def test_shown_status_is_filtered_sorted_grouped_and_counted(tmp_path):
     """A run that says "running" is killed once its heartbeat is old, by the clock of the reader."""
     time = [NOW]
     root = tmp_path / "runs"

@@ -125,7 +125,7 @@ def test_runs_sort_by_their_own_fields_too(field, opened, root):
         ("tags", ()),
     ],
 )
-def test_sorting_by_what_no_run_has_is_an_error_with_near_names(sort_by, near, opened, root):
+def test_sorting_by_an_unknown_name_suggests_similar_names(sort_by, near, opened, root):
     """Rather than an order that means nothing."""
     write_run(root / "a", hparams={"optim.lr": 1}, summary={"loss": 1})
 
@@ -137,12 +137,12 @@ def test_sorting_by_what_no_run_has_is_an_error_with_near_names(sort_by, near, o
     assert f" '{sort_by}'" in str(caught.value)
 
 
-def test_sorting_no_runs_is_no_error(opened):
+def test_sorting_no_runs_does_not_raise(opened):
     """Where there is no run, there is no name to be wrong about."""
     assert opened().query(sort_by="summary.loss") == []
 
 
-def test_a_filter_by_what_no_run_has_finds_nothing(opened, root):
+def test_filter_by_an_unknown_name_finds_nothing(opened, root):
     """What is missing compares as false."""
     write_run(root / "a")
 
@@ -167,7 +167,7 @@ def test_tag_status_and_filter_hold_together(opened, root):
     assert ids(runs.query(tag="sweep_7", where="status != 'failed'", limit=1)) == ["c"]
 
 
-def test_a_filter_that_does_not_parse_is_an_error(opened):
+def test_invalid_filter_raises(opened):
     """Raised at once, before anything is searched."""
     with pytest.raises(FilterError, match="expected a value"):
         opened().query(where="summary.loss <")
@@ -240,7 +240,7 @@ def test_strange_names_are_unknown_runs(wanted, opened, root):
         opened()[wanted]
 
 
-def test_what_may_be_several_runs_is_an_error_that_names_them(opened, root):
+def test_ambiguous_name_raises_and_lists_the_runs(opened, root):
     """An id that occurs twice is told apart by path; the beginning of an id must be of one."""
     write_run(root / "a", run_id="abc")
     write_run(root / "b", run_id="abc")
@@ -268,7 +268,7 @@ def test_names_of_hyperparameters_and_metrics(opened, root):
     assert (runs.hparam_names(), runs.metric_names()) == (["x", "b.c"], ["loss"])
 
 
-def test_comparing_shows_only_what_differs(opened, root):
+def test_compare_shows_only_differences(opened, root):
     """1 and 1.0 are the same, and NaN is NaN; 1 and true are not the same."""
     same = {"epochs": 3, "data": "mnist"}
     write_run(
@@ -333,7 +333,7 @@ def test_runs_as_a_data_frame(opened, root):
     assert (len(empty), "run_id" in empty.columns) == (0, True)
 
 
-def test_without_pandas_a_data_frame_is_an_error_that_says_what_to_do(opened, root, monkeypatch):
+def test_data_frame_without_pandas_raises_with_advice(opened, root, monkeypatch):
     """Plain dicts are there in any case."""
     monkeypatch.setitem(sys.modules, "pandas", None)
 
@@ -377,7 +377,7 @@ def test_an_edit_is_a_file_of_its_own_in_the_folder_of_the_run(opened, root):
     assert ids(runs.query(tag="mine", archived=None)) == ["a"]
 
 
-def test_what_an_edit_does_not_name_stays(opened, root):
+def test_edit_keeps_the_other_fields(opened, root):
     """Each field by itself; an empty text takes the place of the run's own."""
     write_run(root / "a", notes="theirs", display_name="theirs")
     runs = opened()
@@ -390,7 +390,7 @@ def test_what_an_edit_does_not_name_stays(opened, root):
     assert runs.edit("a", archived=False).record.archived is False
 
 
-def test_values_that_a_run_has_already_are_not_written(opened, root):
+def test_unchanged_values_are_not_written(opened, root):
     """They stay the run's own, which may change them."""
     write_run(root / "a", notes="theirs", tags=["one"])
     runs = opened()
@@ -402,7 +402,7 @@ def test_values_that_a_run_has_already_are_not_written(opened, root):
     assert json.loads((root / "a" / EDITS).read_text()).keys() == {"format_version", "notes", "updated_at"}
 
 
-def test_tags_that_the_run_gives_itself_later_show_too(opened, root):
+def test_tags_added_later_by_the_run_show_too(opened, root):
     """An edit of the tags is what was added and taken away, not a list that hides the rest."""
     write_run(root / "a", tags=["one", "two"])
     runs = opened()
@@ -455,7 +455,7 @@ def test_edits_of_strange_types_count_as_none(opened, root):
     assert json.loads((root / "a" / EDITS).read_text())["colour"] == "red"
 
 
-def test_an_edit_of_a_run_that_is_gone_is_an_error(opened, root):
+def test_editing_a_deleted_run_raises(opened, root):
     """It makes no folder in its place."""
     write_run(root / "a")
     runs = opened()
@@ -481,7 +481,7 @@ def _add_tag(folder, number):
         edit_run(folder, (), **{("notes", "display_name")[number]: "x" * 1000})
 
 
-def test_two_who_edit_at_once_lose_nothing(root):
+def test_concurrent_edits_lose_nothing(root):
     """Each changes another field; both are there in the end."""
     write_run(root / "a")
     context = multiprocessing.get_context("spawn")
@@ -498,7 +498,7 @@ def test_two_who_edit_at_once_lose_nothing(root):
     assert sorted(path.name for path in (root / "a").iterdir()) == [EDITS, "sidecar.json"]
 
 
-def test_a_page_is_a_part_of_what_matches_with_its_number(tmp_path):
+def test_page_returns_some_matches_and_their_total(tmp_path):
     """Its order is that of `records`, also over several roots."""
     for number in range(10):
         write_run(
@@ -576,7 +576,7 @@ def test_of_runs_with_the_same_best_value_the_newest_is_first(opened, root, tmp_
     assert [one.run.run_id for one in runs.best("loss", is_max=True, limit=2)] == ["better", "new"]
 
 
-def test_best_values_come_with_the_runs_that_match(opened, root):
+def test_best_values_come_with_the_matching_runs(opened, root):
     """What is known of a metric comes with the runs, in one statement."""
     for number in range(3):
         summarize(write_run(root / f"run-{number}"), loss={"min": number})
@@ -593,7 +593,7 @@ def test_best_values_come_with_the_runs_that_match(opened, root):
     assert {text.split()[0] for text in statements} == {"SELECT"}
 
 
-def test_best_reads_the_summaries_of_runs_that_changed_and_no_others(opened, root):
+def test_best_reads_only_summaries_of_changed_runs(opened, root):
     """The index keeps what was read, also for the next process."""
     for name in ("a", "b"):
         summarize(write_run(root / name), loss={"min": 1.0, "max": 2.0})
@@ -608,7 +608,7 @@ def test_best_reads_the_summaries_of_runs_that_changed_and_no_others(opened, roo
     assert again == [("b", 0.5, None), ("a", 1.0, None)]
 
 
-def test_best_reads_a_run_again_that_is_written_or_was_a_moment_ago(opened, root):
+def test_best_rereads_live_and_recently_written_runs(opened, root):
     """A heartbeat tells that there may be more; the time of a folder that is young is not relied on."""
     running = write_run(root / "running", status="running", beat=NOW - 9)
     young = write_run(root / "young", old=False)
@@ -626,14 +626,14 @@ def test_best_reads_a_run_again_that_is_written_or_was_a_moment_ago(opened, root
     assert {one.value for one in runs.best("loss", is_max=False)} == {0.5}
 
 
-def test_best_of_a_run_without_a_summary_is_that_of_its_rows(opened, root):
+def test_best_of_a_run_without_summary_comes_from_its_rows(opened, root):
     """Lightning's `CSVLogger` writes such runs, whose rows are read once."""
     write_lightning(root / "version_0", "epoch,loss,step\r\n0,0.5,1\r\n0,0.25,2\r\n0,nan,3\r\n")
 
     assert bests(opened().best("loss", is_max=False)) == [("version_0", 0.25, 2)]
 
 
-def test_best_leaves_out_a_run_that_cannot_be_read(opened, root, caplog):
+def test_best_leaves_out_an_unreadable_run(opened, root, caplog):
     """With a warning, each time; the others are ranked."""
     summarize(write_run(root / "good"), loss={"min": 1.0})
     (write_run(root / "bad") / "metrics.csv").mkdir()
@@ -647,7 +647,7 @@ def test_best_leaves_out_a_run_that_cannot_be_read(opened, root, caplog):
     ] * 2
 
 
-def test_best_does_not_give_a_run_the_values_of_one_that_is_gone(opened, root):
+def test_best_does_not_reuse_values_of_a_deleted_run(opened, root):
     """Both may have the same number in the index, one after the other."""
     summarize(write_run(root / "a"), loss={"min": 1.0})
     age(root / "a")
@@ -676,7 +676,7 @@ def test_a_regular_expression_of_too_many_ways_is_given_up(tmp_path):
     assert sorted(run.name[:1] for run in found) == ["a", "b"]
 
 
-def test_a_query_that_nobody_waits_for_ends_at_once(tmp_path):
+def test_abandoned_query_ends_at_once(tmp_path):
     """An expression is not tried any longer, and a query that has waited for its turn is not begun."""
     write_run(tmp_path / "runs" / ("a" * 60 + "!"))
     looks = itertools.count()

@@ -73,7 +73,7 @@ def test_a_metric_of_bools_is_read_as_zero_and_one(tmp_path):
     assert run.series("is_best").value.tolist() == [1.0, 0.0, 1.0]
 
 
-def test_liveness_is_that_of_now(tmp_path):
+def test_liveness_is_current(tmp_path):
     """A run is alive while its heartbeat is fresh.
 
     One that was killed is not, though its status says running.
@@ -178,7 +178,7 @@ def test_a_folder_of_lightning_is_read(tmp_path):
     assert not run.alive
 
 
-def test_what_a_scan_found_is_enough(tmp_path):
+def test_record_of_a_scan_is_enough(tmp_path):
     """A run whose folder is gone still says what its record knows, and has nothing else."""
     run = Run(
         RunRecord(

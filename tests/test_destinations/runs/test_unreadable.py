@@ -180,7 +180,7 @@ def is_absent(name, fault, one, what):
 
 @pytest.mark.parametrize("fault", ["refused", "cut", "gone", "lost"])
 @pytest.mark.parametrize("name", NAMES)
-def test_readers_show_the_truth_or_say_what_is_missing(bucket, reading, caplog, name, fault):
+def test_readers_show_all_rows_or_name_what_is_missing(bucket, reading, caplog, name, fault):
     """Whichever object of a run cannot be read, its run is listed, and nobody gives other values in silence."""
     with reading() as runs:
         truth = answers_of(runs)
@@ -215,7 +215,7 @@ def rows_of(dataset):
 
 
 @pytest.mark.parametrize("fault", ["refused", "lost"])
-def test_a_dataset_takes_whole_runs_and_keeps_what_it_has(bucket, reading, tmp_path, fault):
+def test_dataset_takes_whole_runs_and_keeps_its_content(bucket, reading, tmp_path, fault):
     """A run that cannot be read is reported; the dataset has no part of it, and loses nothing."""
     pytest.importorskip("deltalake")
     with reading() as runs:
@@ -238,7 +238,7 @@ def test_a_dataset_takes_whole_runs_and_keeps_what_it_has(bucket, reading, tmp_p
         assert rows_of(tmp_path / "dataset") == truth, one
 
 
-def test_a_listing_that_is_cut_removes_nothing(bucket, reading, tmp_path, monkeypatch):
+def test_cut_listing_removes_nothing(bucket, reading, tmp_path, monkeypatch):
     """Runs beyond the limit are not gone: the scan warns, and `compact` neither removes nor hides them."""
     pytest.importorskip("deltalake")
     with reading() as runs:
@@ -257,7 +257,7 @@ def test_a_listing_that_is_cut_removes_nothing(bucket, reading, tmp_path, monkey
     assert rows_of(tmp_path / "dataset") == truth
 
 
-def test_a_store_that_cannot_be_listed_removes_nothing(bucket, reading, tmp_path, monkeypatch):
+def test_unlistable_store_removes_nothing(bucket, reading, tmp_path, monkeypatch):
     """What was known stays, and the report says why nothing newer is."""
     pytest.importorskip("deltalake")
 
@@ -285,7 +285,7 @@ def test_a_store_that_cannot_be_listed_removes_nothing(bucket, reading, tmp_path
         ("metrics.csv", lambda run: run.series("loss")),
     ],
 )
-def test_what_a_folder_has_and_nobody_can_read_is_an_error(tmp_path, capsys, file, ask):
+def test_unreadable_file_in_a_folder_raises(tmp_path, capsys, file, ask):
     """A file of the run is no file: asking for it raises, and `show` and the page have the rest of the run."""
     with Written(tmp_path / "runs" / "one") as run:
         log_some(run, count=3)
@@ -309,7 +309,7 @@ def test_what_a_folder_has_and_nobody_can_read_is_an_error(tmp_path, capsys, fil
     assert code == 1
 
 
-def test_a_checkpoint_that_cannot_be_read_hides_no_other(tmp_path, monkeypatch):
+def test_unreadable_checkpoint_hides_no_other(tmp_path, monkeypatch):
     """A refused pointer is a warning, a refused manifest a problem of its checkpoint."""
     (tmp_path / "store" / "ep2").mkdir(parents=True)
     (tmp_path / "store" / "ep1.pt").write_bytes(b"no checkpoint")

@@ -106,3 +106,32 @@ def test_rows_without_checksums_are_named(copy):
 
     assert code == 0
     assert output.startswith("full: metrics.sums.jsonl: lacks checksums of ")
+
+
+def without_last_lines(path, count):
+    """Cuts whole lines off the end of a file."""
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-count]))
+
+
+def test_part_missing_from_the_history_is_reported(copy, caplog):
+    """A history cut at a line no longer lists the last part, whose rows would be missing in silence."""
+    without_last_lines(copy / "metrics.history.jsonl", 1)
+
+    text = "is in no line of metrics.history.jsonl: its rows are left out"
+    assert [found.text.endswith(text) for found in Run.open(copy).verify()] == [True]
+    assert len(Run.open(copy).series("loss")) < 600
+    assert text in caplog.text
+
+
+def test_rows_cut_with_their_checksums_are_counted(copy):
+    """The summary of a completed run tells how many rows its CSV had."""
+    with WrittenInParts(copy, batch=600, flush_seconds=1000) as run:
+        for step in range(600, 620):
+            run.log({"loss": step / 8}, step)
+    assert list(Run.open(copy).verify()) == []
+    without_last_lines(copy / "metrics.csv", 5)
+    (copy / "metrics.sums.jsonl").unlink()
+
+    found, *_ = Run.open(copy).verify()
+    assert found.text.startswith("has 5 rows less than summary.json covers")
+    assert "has 5 rows less" in Run.open(copy).record.problem

@@ -56,7 +56,7 @@ def test_the_shell_lists_the_runs_of_a_view_in_its_order(root, capsys):
     assert capsys.readouterr().out.split()[:2] == ["run", "model"]
 
 
-def test_a_view_that_is_not_there_is_an_error_that_names_those_that_are(root, capsys):
+def test_unknown_view_raises_and_lists_the_others(root, capsys):
     """The exit code is 2, as for other wrong arguments."""
     save_view(root, "lr sweep", {})
 
@@ -77,7 +77,7 @@ def test_a_view_is_replaced_and_removed_and_the_others_stay(root):
 
 
 @pytest.mark.parametrize(("name", "fields"), [("", {}), ("a\nb", {}), ("x" * 101, {}), ("a", {"q": 1})])
-def test_what_cannot_be_saved_is_refused(root, name, fields):
+def test_invalid_views_are_refused(root, name, fields):
     """Nothing is written."""
     with pytest.raises(ValueError, match="view"):
         save_view(root, name, fields)

@@ -69,7 +69,7 @@ def test_the_values_of_one_writer_can_be_chosen(run):
         run.series("acc", writer="")
 
 
-def test_a_writer_that_is_not_there_is_an_error_that_suggests_another(run):
+def test_unknown_writer_raises_with_a_suggestion(run):
     """It is one of the errors of reading runs, and a KeyError."""
     with pytest.raises(WriterNotFoundError, match=r"no writer 'evil'\. Did you mean 'eval'\?") as caught:
         run.series("loss", writer="evil")
@@ -90,7 +90,7 @@ def test_metric_names_are_those_of_all_writers(run):
     assert run.metric_names() == ["loss", "lr", "acc", "norm"]
 
 
-def test_blocks_say_whose_rows_they_are(run):
+def test_blocks_name_their_writer(run):
     """One writer after the other, each in the order of logging."""
     found = [(block.writer, block.step.tolist()) for block in run.blocks()]
 
@@ -111,7 +111,7 @@ def test_a_data_frame_has_a_column_of_writers_where_there_are_some(run, tmp_path
     assert list(Run.open(tmp_path / "alone").to_dataframe().columns) == ["step", "time", "loss"]
 
 
-def test_the_summary_is_that_of_all_values(run):
+def test_summary_covers_all_writers(run):
     """The last one is that of the greatest step; of a metric of one writer it is that writer's."""
     loss, acc = run.summary["loss"], run.summary["acc"]
 
@@ -122,7 +122,7 @@ def test_the_summary_is_that_of_all_values(run):
     assert all(one.last == run.series(name).value[-1] for name, one in run.summary.items())
 
 
-def test_of_equal_steps_the_last_value_is_that_of_the_last_writer(tmp_path):
+def test_last_writer_wins_at_equal_steps(tmp_path):
     """As in the series; and one that is NaN counts as any other."""
     for writer, value in ((None, 1.0), ("b", np.nan), ("a", 3.0)):
         with Written(tmp_path / "run", writer=writer) as written:
@@ -138,7 +138,7 @@ def test_of_equal_steps_the_last_value_is_that_of_the_last_writer(tmp_path):
     )
 
 
-def test_the_summary_has_rows_that_are_not_drained(tmp_path):
+def test_summary_includes_undrained_rows(tmp_path):
     """Of a writer that is alive, or was killed."""
     with (
         Written(tmp_path / "run") as trainer,
@@ -154,7 +154,7 @@ def test_the_summary_has_rows_that_are_not_drained(tmp_path):
     assert (loss.last, loss.count, loss.max_step) == (9.0, 3, 9)
 
 
-def test_the_best_value_may_be_that_of_a_writer(folder, tmp_path):
+def test_best_value_may_come_from_a_writer(folder, tmp_path):
     """And what was read of it is read again when a writer has another."""
     with open_runs(folder.parent, cache=tmp_path / "cache") as runs:
         first = runs.best("loss", is_max=True)[0]
@@ -254,7 +254,7 @@ def test_records_of_all_writers_are_those_of_the_run(tmp_path, times):
     assert run.record_counts()["texts"].names == {"Notes": 4}
 
 
-def test_a_file_that_one_writer_has_deleted_is_still_another_s(tmp_path):
+def test_file_deleted_by_one_writer_stays_for_another(tmp_path):
     """Names of files are those of one writer."""
     (tmp_path / "file").write_bytes(b"x")
     for writer in (None, "eval"):
@@ -268,7 +268,7 @@ def test_a_file_that_one_writer_has_deleted_is_still_another_s(tmp_path):
     assert found.path == tmp_path / "run" / "artifacts" / "model.pt"
 
 
-def test_damaged_lines_are_counted_by_the_file_that_has_them(folder):
+def test_damaged_lines_are_counted_by_file(folder):
     """By its path in the folder of the run."""
     (folder / "writers" / "eval" / "texts.jsonl").write_text("what\n")
 
@@ -297,7 +297,7 @@ def test_rows_of_all_writers_are_followed_in_the_order_of_logging(run):
     assert [(point.step, point.writer) for point in points][:2] == [(1, ""), (1, "eval")]
 
 
-def test_a_writer_that_begins_while_a_run_is_followed_is_followed(tmp_path):
+def test_follow_includes_writers_that_begin_later(tmp_path):
     """Its rows come once each, as those of the trainer."""
     folder = tmp_path / "run"
     with Written(folder) as trainer:
@@ -378,7 +378,7 @@ def test_a_run_of_writers_alone_is_a_run(tmp_path):
     assert rows_of(run.series("loss")) == [(0, 2.0, "b"), (1, 1.0, "a")]
 
 
-def test_a_trainer_that_begins_later_gives_the_run_its_id(tmp_path):
+def test_late_trainer_gives_the_run_its_id(tmp_path):
     """From then on the record is the trainer's."""
     folder = tmp_path / "runs" / "digits"
     with Written(folder, writer="eval") as late:
@@ -402,7 +402,7 @@ def test_a_writer_is_a_run_of_its_own(run):
 
 
 @pytest.mark.parametrize("name", [".hidden", "a b", "ä", "x\n"])
-def test_a_folder_of_another_name_is_no_writer(folder, name):
+def test_folder_with_another_name_is_not_a_writer(folder, name):
     """It is not read, whatever is in it."""
     write_csv(folder / "writers" / name, ["step,loss", "1,1000.0"])
 
@@ -457,7 +457,7 @@ def test_a_broken_writer_hides_no_other(folder, breaks, caplog, tmp_path):
     assert run.record.summary["lr"] == 0.1
 
 
-def test_what_is_wrong_with_the_trainer_is_raised(folder):
+def test_errors_of_the_trainer_are_raised(folder):
     """As of any run."""
     (folder / "metrics.csv").unlink()
     (folder / "metrics.csv").mkdir()
@@ -466,7 +466,7 @@ def test_what_is_wrong_with_the_trainer_is_raised(folder):
         Run.open(folder).series("loss")
 
 
-def test_writers_that_are_deleted_are_gone(folder):
+def test_deleted_writers_are_gone(folder):
     """And a file in the place of their folder is none."""
     run = Run.open(folder)
     (folder / "writers").rename(folder.parent / "moved")
@@ -477,7 +477,7 @@ def test_writers_that_are_deleted_are_gone(folder):
     assert run.reload().record.summary == {"loss": 20.0, "lr": 0.1}
 
 
-def test_a_folder_of_runs_may_be_called_as_that_of_writers(tmp_path):
+def test_folder_of_runs_may_be_called_writers(tmp_path):
     """Their sidecars do not say that they are writers: each is a run."""
     for name in ("tolstoy", "austen"):
         with Written(tmp_path / "runs" / "writers" / name) as written:

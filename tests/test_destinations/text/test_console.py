@@ -41,7 +41,7 @@ def test_an_epoch_is_a_block():
     ]
 
 
-def test_what_is_logged_after_an_epoch_is_of_that_epoch():
+def test_records_after_an_epoch_belong_to_it():
     """A loop that evaluates after `epoch_end` sees it below that epoch, and what follows `epoch_start` below the next."""
     console = silent()
     with Run(loggers=[console], max_duration="2ep") as run:
@@ -138,7 +138,7 @@ def test_many_metrics_stand_in_two_columns(count, lines):
     assert (shown[-1] == "  and 28 more") == (count == 40)
 
 
-def test_of_many_metrics_losses_and_accuracies_come_first():
+def test_losses_and_accuracies_come_first():
     """What is left out is what says least."""
     console = silent(max_metrics=2)
     values = {"norm": 1.0, "val_loss": 2.0, "lr": 3.0, "top1_accuracy": 4.0}
@@ -331,7 +331,7 @@ def test_a_failed_run_says_why():
     )
 
 
-def test_a_run_that_was_stopped_says_why():
+def test_a_stopped_run_has_a_stop_reason():
     """The reason given to `stop_training` stands in the first line."""
     console = Console(stream=io.StringIO())
     run = DryRun(console, max_duration="3ep")
@@ -403,7 +403,7 @@ class LogsAtClose(Callback):
         logger.log_metrics({"final/loss": 0.25})
 
 
-def test_what_a_callback_logs_at_close_is_in_the_summary():
+def test_records_at_close_are_in_the_summary():
     """The summary comes last."""
     console = Console(stream=io.StringIO())
     run = DryRun(console, max_duration="1ba", callbacks=[LogsAtClose()])

@@ -419,7 +419,7 @@ def test_an_interval_without_metrics_prints_nothing():
     assert printed(run, console) == []
 
 
-def test_what_is_left_is_printed_at_close():
+def test_pending_metrics_are_printed_at_close():
     """A run that breaks off, and a loop of one's own without FIT_END, lose nothing."""
     console = Console("100ba", io.StringIO())
     run = DryRun(console, max_duration="9ba")

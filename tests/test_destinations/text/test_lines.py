@@ -85,7 +85,7 @@ def test_a_shown_number_is_near_the_number(value):
     assert math.isclose(float(short(value)), value, rel_tol=1e-3)
 
 
-def test_values_are_described_by_what_they_are():
+def test_values_are_described_by_type():
     """Arrays are shown by type and shape, scalars by value, bytes by number."""
     import numpy as np
     import torch

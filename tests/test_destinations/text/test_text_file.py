@@ -575,7 +575,7 @@ def test_a_wrapper_that_stays_on_top_keeps_working(capsys):
 
 
 def test_the_rest_of_the_stream_is_the_streams_own(capfd):
-    """Encoding, fileno, isatty and flush are those of the stream beneath."""
+    """Encoding, fileno, isatty and flush come from the wrapped stream."""
     before = sys.stdout
     run = DryRun(TextFile("log.txt", capture_stdout=True))
     run.init()
@@ -642,7 +642,7 @@ def test_lines_of_many_threads_are_whole(folder, capsys):
     )
 
 
-def test_what_ended_the_run_is_written(folder):
+def test_the_exception_that_ended_the_run_is_written(folder):
     """The traceback stands at the end, without its secrets."""
     run = DryRun(TextFile("log.txt"))
     run.init()

@@ -155,7 +155,7 @@ def test_a_file_is_copied_when_it_is_given(archive):
     assert found["asset", "sub/weights.bin"][1] == b"weights"
 
 
-def test_what_is_missing_is_reported():
+def test_a_missing_package_or_key_is_reported():
     """Continuing an experiment needs a key."""
     with pytest.raises(ValueError, match="experiment_key"):
         Comet("project", offline_dir="comet", resume=True)

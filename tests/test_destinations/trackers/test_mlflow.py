@@ -568,7 +568,7 @@ def test_the_monitor_of_the_machine_runs_along(sqlite_uri, tmp_path, monkeypatch
     assert destination.counts.errors == {}
 
 
-def test_it_leaves_mlflow_to_others(sqlite_uri, tmp_path):
+def test_other_uses_of_mlflow_are_unaffected(sqlite_uri, tmp_path):
     """No active run, and the tracking URI is what it was."""
     import mlflow
 
@@ -604,7 +604,7 @@ def test_a_deleted_experiment_is_an_error_that_says_so(sqlite_uri, tmp_path, cap
 
 
 def test_a_missing_package_is_named(monkeypatch):
-    """The constructor says which extra to install."""
+    """The constructor says which package to install."""
     monkeypatch.setitem(sys.modules, "mlflow", None)
 
     with pytest.raises(ImportError, match="pip install mlflow"):
@@ -668,7 +668,7 @@ def test_requests_are_within_limits():
         assert sum(len(message_to_json(metric.to_proto())) for metric in batch) <= 1_000_000
 
 
-def test_what_may_pass_is_told_from_what_will_not():
+def test_transient_errors_differ_from_permanent_ones():
     """Unreachable and busy servers are transient; a refusal is final."""
     from mlflow.exceptions import MlflowException
     from mlflow.protos import databricks_pb2 as codes

@@ -763,7 +763,7 @@ print([name for name in ("tensorflow", "torch") if name in sys.modules])
     assert (finished.stdout, finished.stderr) == ("[]\n", "")
 
 
-def test_without_the_package_the_extra_is_named(tmp_path):
+def test_the_error_names_the_missing_package(tmp_path):
     """The error comes where it is made, not where the run begins."""
     code = """
 import sys
@@ -779,7 +779,7 @@ destinations.TensorBoard()
     assert "pip install tensorboard" in finished.stderr.splitlines()[-1]
 
 
-def test_without_the_quick_checksums_the_file_is_the_same(tmp_path):
+def test_the_file_is_the_same_without_fast_checksums(tmp_path):
     """`google_crc32c` is for speed alone."""
     code = f"""
 import sys

@@ -42,17 +42,9 @@ class Server:
 
     def get(self, route, **query):
         """Returns the answer of a route, parsed."""
-        return json.loads(self.bytes(route, **query))
-
-    def bytes(self, route, **query):
-        """Returns the answer of a route."""
         url = f"{self._address}data/{route}?{urllib.parse.urlencode(query)}"
         with urllib.request.urlopen(url, timeout=ANSWER_SECONDS) as answer:  # noqa: S310  # ours
-            return answer.read()
-
-    def blob(self, route, entry):
-        """Returns the bytes that an entry of an earlier answer stands for."""
-        return self.bytes(route, **dict(urllib.parse.parse_qsl(entry["query"])))
+            return json.loads(answer.read())
 
     def post(self, route, body):
         """Returns the answer to a question in JSON."""
@@ -193,63 +185,6 @@ def test_a_resumed_run_shows_no_step_twice(server):
     loss = server.get("plugin/scalars/scalars", run="resumed", tag="loss")
 
     assert [(step, value) for _, step, value in loss] == [(0, 0.0), (1, 1.0), (2, 2.0), (3, 33.0)]
-
-
-def test_images_masks_and_videos_are_images(server):
-    """Each sample is served as what it is."""
-    tags = server.get("plugin/images/tags")["first"]
-    served = {
-        name: server.blob("plugin/images/individualImage", _image(server, name, sample))
-        for name, sample in (("pictures", 1), ("masked", 0), ("masked/truth", 0), ("video", 0))
-    }
-
-    assert {name: tag["samples"] for name, tag in tags.items()} == {
-        "pictures": 2,
-        "masked": 1,
-        "masked/truth": 1,
-        "video": 1,
-    }
-    assert "<td>cat</td>" in tags["masked/truth"]["description"]
-    assert {name: data[:4] for name, data in served.items()} == {
-        "pictures": b"\x89PNG",
-        "masked": b"\x89PNG",
-        "masked/truth": b"\x89PNG",
-        "video": b"GIF8",
-    }
-    assert served["masked"] != served["masked/truth"]
-
-
-def _image(server, tag, sample):
-    (image,) = server.get("plugin/images/images", run="first", tag=tag, sample=sample)
-    assert image["step"] == 2
-    return image
-
-
-def test_histograms_have_their_bins(server):
-    """Left edge, right edge and count; one without finite values is empty."""
-    ((_, step, bins),) = server.get("plugin/histograms/histograms", run="first", tag="weights")
-    ((_, _, nothing),) = server.get("plugin/histograms/histograms", run="first", tag="nothing")
-
-    assert (step, bins) == (2, [[1.0, 2.0, 1.0], [2.0, 3.0, 2.0], [3.0, 4.0, 1.0]])
-    assert nothing == []
-
-
-def test_texts_and_tables_are_rendered(server):
-    """They are rendered as Markdown."""
-    ((words),) = server.get("plugin/text/text", run="first", tag="words")
-    ((table),) = server.get("plugin/text/text", run="first", tag="table")
-
-    assert (words["step"], words["text"]) == (2, "<p>some <em>words</em></p>")
-    assert table["text"].count("<table>") == 1
-    assert "<td>1</td>\n<td>2</td>" in table["text"]
-
-
-def test_sounds_and_points_are_there(server):
-    """They have their numbers of samples."""
-    (sound,) = server.get("plugin/audio/audio", run="first", tag="sound", sample=0)
-
-    assert server.blob("plugin/audio/individualAudio", sound)[:4] == b"RIFF"
-    assert server.get("plugin/mesh/tags")["first"] == {"points": {"samples": 1}}
 
 
 def test_the_hparams_tab_has_all_hyperparameters_and_metrics_of_all_runs(server):

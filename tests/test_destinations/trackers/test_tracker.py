@@ -152,7 +152,7 @@ class TestRecorder(DestinationContract):
 
 
 def test_records_arrive_in_the_order_in_which_they_were_logged():
-    """Metrics and all else come between `open` and `close`, with the end of the run."""
+    """Metrics and other records come between `open` and `close`, with the end of the run."""
     tracker = Recorder(clock=Ticking())
     run = DryRun(tracker)
     run.init()
@@ -176,8 +176,8 @@ def test_records_arrive_in_the_order_in_which_they_were_logged():
     ]
 
 
-def test_the_timer_overtakes_nothing():
-    """It waits where it is due while a record waits between two rows, too."""
+def test_the_timer_keeps_the_order():
+    """A due timer waits while a record waits between two rows."""
     began, may_go_on, ended = threading.Event(), threading.Event(), threading.Event()
 
     class SlowText(Recording):
@@ -205,7 +205,7 @@ def test_the_timer_overtakes_nothing():
     assert kinds == ["open", "text", "metrics", "text", "metrics", "finish", "close"]
 
 
-def test_what_comes_before_init_is_kept_up_to_a_bound_and_counted_beyond(caplog):
+def test_records_before_init_are_bounded_and_counted(caplog):
     """The first thousand records are logged; the number of the others is reported at the end."""
     tracker = Recorder()
     for step in range(1500):
@@ -222,8 +222,8 @@ def test_what_comes_before_init_is_kept_up_to_a_bound_and_counted_beyond(caplog)
     ]
 
 
-def test_what_comes_before_init_is_kept_for_it():
-    """It keeps the step and the time of the call."""
+def test_records_before_init_are_kept():
+    """They keep the step and the time of the call."""
     tracker = Recorder(clock=Ticking())
     run = DryRun(tracker)
 
@@ -237,7 +237,7 @@ def test_what_comes_before_init_is_kept_for_it():
 
 
 def test_the_sink_owns_what_it_gets():
-    """Arrays, masks and rows of tables may change when the call has returned."""
+    """Arrays, masks and rows of tables may change after the call returns."""
     tracker, sink, run = hanging_run()
     image, mask, row = np.zeros((4, 4), np.uint8), np.zeros((4, 4), np.uint8), [1, [2]]
 
@@ -255,8 +255,8 @@ def test_the_sink_owns_what_it_gets():
     assert tracker.counts.written_records == tracker.counts.records
 
 
-def test_what_the_sink_does_not_take_is_not_even_copied():
-    """The tracker's method is the base class's, which a logger knows to leave out."""
+def test_records_that_the_sink_ignores_are_not_copied():
+    """The tracker keeps the base class's method, which loggers skip."""
     assert Recorder.log_video is LoggerDestination.log_video
     assert Recorder.log_images is Tracker.log_images
 
@@ -274,8 +274,8 @@ def test_a_path_that_is_not_there_is_the_callers_error():
     assert tracker.made[0].of("images") == []
 
 
-def test_a_hanging_sink_costs_old_metrics_only():
-    """Beyond the bound the oldest rows go, one for one; they are counted, and so are those that arrive."""
+def test_a_hanging_sink_drops_only_old_metrics():
+    """Beyond the bound the oldest rows are dropped one by one, and all rows are counted."""
     tracker, sink, run = hanging_run(max_waiting_values=20)
 
     for step in range(1, 101):
@@ -290,8 +290,8 @@ def test_a_hanging_sink_costs_old_metrics_only():
     assert (tracker.counts.rows, tracker.counts.written_rows, tracker.counts.dropped_rows) == (101, 11, 90)
 
 
-def test_by_policy_the_newest_metrics_go():
-    """What waits is kept, what comes is not taken."""
+def test_drop_newest_policy_keeps_waiting_metrics():
+    """New rows are dropped while the queue is full."""
     tracker, sink, run = hanging_run(max_waiting_values=20, when_full="drop_newest")
 
     for step in range(1, 101):
@@ -303,8 +303,8 @@ def test_by_policy_the_newest_metrics_go():
     assert (tracker.counts.rows, tracker.counts.written_rows, tracker.counts.dropped_rows) == (101, 11, 90)
 
 
-def test_by_policy_metrics_wait_for_room():
-    """Where room comes in time, nothing is dropped."""
+def test_wait_policy_waits_for_room():
+    """If there is room in time, nothing is dropped."""
     tracker, sink, run = hanging_run(max_waiting_values=20, when_full="wait", wait_seconds=SECONDS)
     opener = threading.Timer(0.05, sink.may_go_on.set)
     opener.start()
@@ -318,8 +318,8 @@ def test_by_policy_metrics_wait_for_room():
     assert tracker.counts.dropped_rows == 0
 
 
-def test_waiting_in_vain_happens_once():
-    """A sink that hangs for good costs one wait; the rows after it are dropped at once."""
+def test_a_hanging_sink_costs_one_wait():
+    """One call waits in vain, and later rows are dropped at once."""
     tracker, sink, run = hanging_run(max_waiting_values=2, when_full="wait", wait_seconds=0.01)
     run.logger.log_metrics({"loss": 1.0}, 1)
     run.logger.log_metrics({"loss": 2.0}, 2)
@@ -335,7 +335,7 @@ def test_waiting_in_vain_happens_once():
 
 
 def test_media_and_hyperparameters_outlive_a_hang():
-    """Within the bound of bytes nothing of them is dropped; hyperparameters are taken beyond it too."""
+    """Within the bound of bytes no record is dropped; hyperparameters are accepted beyond it."""
     tracker, sink, run = hanging_run(max_waiting_bytes=100, wait_seconds=0.01, max_waiting_values=2)
     pixels = np.zeros((8, 8), np.uint8)
 
@@ -353,7 +353,7 @@ def test_media_and_hyperparameters_outlive_a_hang():
 
 
 def test_a_raising_sink_is_counted_and_reported_once(caplog):
-    """Training does not notice; secrets in the message are not shown."""
+    """Training doesn't notice, and the message shows no secrets."""
     tracker = Recorder(Refusing(), flush_seconds=0.01)
     run = DryRun(tracker)
     run.init()
@@ -377,7 +377,7 @@ def test_a_raising_sink_is_counted_and_reported_once(caplog):
 
 
 def test_rows_that_are_refused_do_not_take_others_with_them():
-    """A sink can say how many of a chunk it did not take."""
+    """A sink can say how many rows of a chunk it rejected."""
 
     class RefusesOne(Recording):
         def log_metrics(self, rows):
@@ -395,8 +395,8 @@ def test_rows_that_are_refused_do_not_take_others_with_them():
     assert tracker.counts.errors == {"metrics: ValueError": 1}
 
 
-def test_what_cannot_be_taken_now_is_taken_later():
-    """Nothing is lost and nothing overtakes, and the cause is reported once."""
+def test_a_transient_failure_is_retried_in_order():
+    """Nothing is lost or reordered, and the cause is reported once."""
     sink = OutOfOrder(failures=5)
     tracker = Recorder(sink, flush_seconds=0.01)
     run = DryRun(tracker)
@@ -412,8 +412,8 @@ def test_what_cannot_be_taken_now_is_taken_later():
     assert {name.split(": ")[1] for name in tracker.counts.errors} == {"OSError"}
 
 
-def test_a_sink_that_cannot_be_opened_yet_is_left_alone_until_it_is():
-    """It is neither flushed nor given anything before; then everything comes, in order."""
+def test_a_sink_gets_nothing_until_it_opens():
+    """It isn't even flushed before; then everything arrives in order."""
 
     class OpensLate(Recording):
         refusals = 3
@@ -441,10 +441,7 @@ def test_a_sink_that_cannot_be_opened_yet_is_left_alone_until_it_is():
 
 
 def test_close_has_a_deadline(caplog):
-    """What a hanging sink did not take by then is dropped and counted.
-
-    When it continues, it ends, and is closed.
-    """
+    """Records that a hanging sink hasn't processed by then are dropped and counted."""
     tracker, sink, run = hanging_run(close_seconds=0.05)
     for step in range(1, 10):
         run.logger.log_metrics({"loss": 1.0}, step)
@@ -484,7 +481,7 @@ def test_a_second_run_has_nothing_to_do_with_a_sink_that_hangs():
 
 
 def test_close_without_a_tracker_that_could_be_made():
-    """Where the sink cannot be made, the run continues, and nothing is kept for ever."""
+    """If the sink can't be made, the run continues, and nothing is kept forever."""
 
     class Unmade(Tracker):
         def make_sink(self, state):
@@ -517,7 +514,7 @@ def test_other_ranks_have_a_sink_where_asked(all_ranks, sinks):
 
 
 def test_the_sink_gets_the_step_from_which_training_continues():
-    """It is called once for a load, with the time of the checkpoint by the tracker's own clock."""
+    """It is called once per load, with the time of the checkpoint by the tracker's clock."""
     tracker = Recorder(clock=lambda: 1234.5)
     saved = pickle.loads(pickle.dumps(tracker.state_dict()))  # noqa: S301  # our own bytes
     run = DryRun(tracker)
@@ -546,7 +543,7 @@ def test_how_a_run_failed_is_reported():
 
 
 def test_a_forked_child_logs_nothing():
-    """It neither writes for its parent nor keeps what is logged, and the parent continues."""
+    """It neither writes for its parent nor keeps records, and the parent continues."""
     tracker = Recorder()
     run = DryRun(tracker)
     run.init()
@@ -574,14 +571,14 @@ def test_a_forked_child_logs_nothing():
     "options",
     [{"flush_seconds": 0}, {"max_waiting_values": 0}, {"max_waiting_bytes": 0}, {"when_full": "panic"}],
 )
-def test_arguments_out_of_range_are_refused(options):
-    """The error comes where the tracker is made."""
+def test_out_of_range_arguments_are_refused(options):
+    """The constructor raises."""
     with pytest.raises(ValueError, match="must be"):
         Recorder(**options)
 
 
 def test_a_missing_package_is_named_with_its_command():
-    """The package is looked for without being imported."""
+    """The package is looked up without importing it."""
     assert importlib.util.find_spec("surely_not_installed") is None
 
     with pytest.raises(ImportError, match="pip install surely_not_installed") as caught:
@@ -590,11 +587,8 @@ def test_a_missing_package_is_named_with_its_command():
     assert caught.value.name == "surely_not_installed"
 
 
-def test_a_lane_waits_in_vain_once():
-    """Until something has been done again, later items are dropped without a wait.
-
-    Those to be kept are taken.
-    """
+def test_a_hanging_lane_costs_one_wait():
+    """Until an item finishes, later items are dropped without waiting."""
     hangs, may_go_on = threading.Event(), threading.Event()
 
     def hang():
@@ -618,7 +612,7 @@ def test_a_lane_waits_in_vain_once():
 
 
 def test_a_lane_does_its_timers_work():
-    """Again and again, also where it raises, and soon after `wake`; at the end comes `on_exit`."""
+    """The timer repeats, even if it raises, and runs soon after `wake`; `on_exit` comes last."""
     done = threading.Semaphore(0)
     ended = []
 
@@ -668,7 +662,7 @@ class FileRecorder(Recorder):
 
 
 def test_a_copy_of_a_file_is_kept_until_it_is_uploaded(tmp_path):
-    """Through a retry, whatever becomes of the original; afterwards nothing of any copy is left."""
+    """It survives a retry and changes to the original, and is deleted afterwards."""
     sink, source = FileSink(), tmp_path / "source"
     run = DryRun(FileRecorder(sink, flush_seconds=0.01))
     run.init()

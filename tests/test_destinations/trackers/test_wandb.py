@@ -691,7 +691,7 @@ def test_a_run_that_does_not_finish_in_time_says_how_to_upload_it(tmp_path, monk
 
 
 def test_a_missing_package_is_named(monkeypatch):
-    """The constructor says which extra to install."""
+    """The constructor says which package to install."""
     monkeypatch.setitem(sys.modules, "wandb", None)
 
     with pytest.raises(ImportError, match="pip install wandb"):

@@ -250,7 +250,7 @@ def test_a_format_of_ones_own(server):
     assert headers["Content-Type"] == "application/json; charset=utf-8"
 
 
-def test_what_json_cannot_hold_is_text(server):
+def test_values_that_json_lacks_become_text(server):
     """NaN, infinities and lone surrogates reach the other side."""
     webhook = make_webhook(server.url, clock=Clock())
     run = DryRun(webhook, max_duration=None, run_name="a\udc80b")
@@ -326,7 +326,7 @@ def test_slack_sends_what_the_format_returns(server):
 # Delivery.
 
 
-def test_what_may_pass_is_tried_again(server):
+def test_a_transient_response_is_retried(server):
     """429 and 5xx are; the document arrives once it is taken."""
     server.answers += [(500, {}), (429, {"Retry-After": "0"}), (503, {})]
     webhook = make_webhook(server.url, retry=AT_ONCE, clock=Clock())
@@ -339,7 +339,7 @@ def test_what_may_pass_is_tried_again(server):
 
 
 @pytest.mark.parametrize("status", [400, 403, 404, 410])
-def test_what_is_final_is_not_tried_again(server, status, caplog):
+def test_a_final_response_is_not_retried(server, status, caplog):
     """A refusal is reported once, by its status, without the URL."""
     server.answers += [(status, {})]
     webhook = make_webhook(server.url, retry=AT_ONCE, clock=Clock())
@@ -489,7 +489,7 @@ def test_the_url_is_not_shown():
         None,
     ],
 )
-def test_where_a_message_must_not_go(url):
+def test_a_message_is_not_sent_to_an_unsafe_url(url):
     """Anything but https, or http on this machine, is refused at once, and the text does not hold the URL."""
     with pytest.raises(ValueError, match=r"^url must ") as caught:
         Webhook(url)
@@ -557,7 +557,7 @@ def test_an_outage_and_its_end_are_reported(server, tmp_path):
     assert found["run_silent"].startswith("no batch has ended for 0 min")
 
 
-def test_a_run_that_is_well_reports_nothing(server, tmp_path):
+def test_a_healthy_run_reports_nothing(server, tmp_path):
     """The thread looks, and a last time at the end."""
     artifacts = Artifacts(tmp_path / "store", spool=tmp_path / "spool", free_bytes=0)
     (tmp_path / "file").write_bytes(b"x" * 100)

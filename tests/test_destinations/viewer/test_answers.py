@@ -37,15 +37,15 @@ def refuse(constant):
 @pytest.mark.parametrize("dump", [answers.encode, answers._dump_plain])
 @pytest.mark.parametrize("left_out", [(), ("huge", "name", "every second")])
 def test_an_answer_is_strict_json(dump, left_out):
-    """With values that orjson does not take, and with those that it does."""
+    """This holds for values that orjson refuses, too."""
     answer = {name: value for name, value in ANSWER.items() if name not in left_out}
     expected = {name: value for name, value in EXPECTED.items() if name not in left_out}
 
     assert json.loads(dump(answer), parse_constant=refuse) == expected
 
 
-def test_numbers_that_are_not_finite_say_which():
-    """Where the reader has to tell them apart: hyperparameters and last values."""
+def test_non_finite_numbers_say_which_they_are():
+    """Hyperparameters and last values say which of NaN and the infinities they are."""
     value = {"lr": float("nan"), "deep": [float("inf"), {"x": float("-inf")}], "n": 1, "t": ("a", None)}
 
     assert answers.plain(value) == {

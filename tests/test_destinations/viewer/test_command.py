@@ -60,7 +60,7 @@ def status_of(url, host="127.0.0.1"):
 
 
 def test_it_prints_an_address_that_opens_and_ends_with_ctrl_c(root):
-    """The folder is `./runs` unless another is given."""
+    """The default folder is `./runs`."""
     process, (count, url) = start(root, "--port", "0")
     try:
         status = status_of(url)
@@ -74,7 +74,7 @@ def test_it_prints_an_address_that_opens_and_ends_with_ctrl_c(root):
 
 
 def test_a_server_for_others_says_so(root):
-    """Loudly, on stderr; names of other machines are refused unless they were allowed."""
+    """The command warns on stderr, and refuses names of other machines by default."""
     everywhere = "0.0.0.0"  # noqa: S104  # what is tested
     process, (_, url) = start(
         root, str(root), "--host", everywhere, "--port", "0", "--allow-host", "box.example"
@@ -136,8 +136,8 @@ def test_a_missing_package_is_named_with_what_to_install(root, missing, text):
     assert "Traceback" not in finished.stderr
 
 
-def test_a_root_that_is_not_there_is_wrong_usage(tmp_path, capsys):
-    """The message has its name."""
+def test_a_missing_root_is_wrong_usage(tmp_path, capsys):
+    """The message names it."""
     assert cli.main(["view", str(tmp_path / "nothing")]) == 2
 
     assert "does not exist" in capsys.readouterr().err
@@ -153,8 +153,8 @@ def test_a_negative_bound_is_wrong_usage(root, tmp_path, capsys, option):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_the_token_is_no_argument_of_the_browser(root, number):
-    """The browser is given a file that only this user can read, and that leads to the page; it goes with the server."""
+def test_the_browser_gets_the_token_in_a_file(root, number):
+    """The browser gets a private file that leads to the page; the server removes it when it ends."""
     seen, opened = root.parent / "seen", root.parent / "opened"
     os.mkfifo(opened)
     browser = root.parent / "browser"

@@ -22,7 +22,7 @@ SECRET = "the secret of the machine"
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-    """Gives a folder with a run that means harm, and a secret beside it."""
+    """Gives a folder with a hostile run, and a secret beside it."""
     base = tmp_path_factory.mktemp("hostile")
     (base / "secret.txt").write_text(SECRET)
     run = write_run(base / "runs" / "one")
@@ -64,7 +64,7 @@ EVERYTHING = [
 @pytest.mark.parametrize("path", EVERYTHING)
 @pytest.mark.parametrize("token", [None, "", "wrong", "ö"])
 def test_without_the_token_nothing_is_read(page, path, token):
-    """Every address answers 401, also with a wrong token in a header, a cookie or the URL."""
+    """Every address answers 401, even with a wrong token in a header, a cookie or the URL."""
     headers = {"Authorization": token and f"Bearer {token}".encode()}
     cookie = {"Cookie": token and f"destinations-{page.viewer.port}={token}".encode()}
 
@@ -78,8 +78,8 @@ def test_without_the_token_nothing_is_read(page, path, token):
     assert all("needs the token" in json.loads(answer.content)["error"] for answer in answers)
 
 
-def test_a_reader_is_refused_in_words(page):
-    """A browser that asks for a page gets one, in which what it has sent is text."""
+def test_a_refused_reader_gets_a_page(page):
+    """A browser gets a page, which shows what it sent as text."""
     sent = {"Host": "<script>alert(1)</script>.example", "Accept": "text/html,*/*"}
     foreign = page.request("GET", "/", headers=sent)
     nameless = page.request("GET", "/", headers={"Accept": "text/html,*/*"}, token=False)
@@ -92,7 +92,7 @@ def test_a_reader_is_refused_in_words(page):
 
 
 def test_without_the_token_nothing_is_written(page, run_id, root):
-    """The page's own origin needs it too."""
+    """The page's own origin needs the token too."""
     answer = page.request(
         "PATCH",
         f"/api/runs/{run_id}",
@@ -105,8 +105,8 @@ def test_without_the_token_nothing_is_written(page, run_id, root):
     assert not (root / "one" / "edits.json").exists()
 
 
-def test_the_token_of_the_url_becomes_a_cookie_that_scripts_and_other_sites_do_not_have(page):
-    """The address without the token is the one that is shown, with the rest of its view."""
+def test_the_token_of_the_url_becomes_a_cookie_hidden_from_scripts_and_other_sites(page):
+    """The redirect leads to the address without the token, and keeps the rest of the view."""
     answer = page.request("GET", "/", {"run": "a b", "token": page.viewer.token}, token=False)
     cookie = answer.headers["Set-Cookie"]
     value = cookie.partition(";")[0]
@@ -146,7 +146,7 @@ def test_a_foreign_host_is_refused(root, host, status):
     [("own", 200), ("http://evil.example", 403), ("null", 403), (None, 403), ("http://127.0.0.1:1", 403)],
 )
 def test_a_change_must_come_from_the_page(page, run_id, origin, status):
-    """With the cookie, as a browser sends it."""
+    """The cookie is enough, as a browser sends it."""
     headers = {
         "Cookie": f"destinations-{page.viewer.port}={page.viewer.token}",
         "Origin": f"http://{page.host}" if origin == "own" else origin,
@@ -158,7 +158,7 @@ def test_a_change_must_come_from_the_page(page, run_id, origin, status):
 
 @pytest.mark.parametrize("site", ["cross-site", "same-site"])
 def test_another_site_reads_nothing(page, site):
-    """Not even the page of another port of this machine; but a link to the page may be followed."""
+    """Not even a page on another port of this machine gets an answer, but a link to the page works."""
     headers = {"Sec-Fetch-Site": site, "Sec-Fetch-Mode": "no-cors"}
 
     refused = page.request("GET", "/api/runs", headers=headers)
@@ -189,7 +189,7 @@ OUTSIDE = [
 
 @pytest.mark.parametrize("path", OUTSIDE)
 def test_no_path_leaves_a_run(page, run_id, path):
-    """404, whatever way the path is written; links and devices are not followed."""
+    """The server answers 404 however the path is written, and follows no links or devices."""
     answer = page.request("GET", f"/api/runs/{run_id}/files/{path}")
 
     assert answer.status == 404
@@ -197,13 +197,13 @@ def test_no_path_leaves_a_run(page, run_id, path):
 
 
 def test_the_icon_is_where_browsers_look_for_it(page):
-    """Some ask for `/favicon.ico` before they have read the page."""
+    """Some browsers ask for `/favicon.ico` before they read the page."""
     assert page.request("GET", "/favicon.ico").content == page.request("GET", "/static/icon.svg").content
 
 
 @pytest.mark.parametrize("name", ["../app.py", "..%2fapp.py", "%00", ".", "app.py", "x/../app.css", ""])
-def test_the_files_of_the_page_are_those_of_its_folder(page, name):
-    """No Python file is served, and nothing above the folder."""
+def test_only_files_of_the_page_are_served(page, name):
+    """The server sends no Python file, and nothing above the folder."""
     answer = page.request("GET", f"/static/{name}")
 
     assert answer.status == 404
@@ -211,8 +211,8 @@ def test_the_files_of_the_page_are_those_of_its_folder(page, name):
 
 
 @pytest.mark.parametrize("run", ["..", "%2e%2e", "one", "../one", "0" * 12, "0" * 11, "a" * 10_000, "%00"])
-def test_a_run_is_asked_for_by_its_id_only(page, run):
-    """A name or a path is none."""
+def test_only_an_id_names_a_run(page, run):
+    """A name or a path isn't an id."""
     assert page.request("GET", f"/api/runs/{run}").status == 404
 
 
@@ -221,7 +221,7 @@ def test_a_run_is_asked_for_by_its_id_only(page, run):
     "path", ["../../secret.txt", "media/link.png", "media/fifo.png", "/etc/passwd", "\0"]
 )
 def test_no_decoder_reads_outside(page, run_id, kind, path):
-    """The same rules hold as for files."""
+    """They follow the same rules as files."""
     answer = page.request("GET", f"/api/runs/{run_id}/{kind}", {"file": path})
 
     assert answer.status in {400, 404}
@@ -229,8 +229,8 @@ def test_no_decoder_reads_outside(page, run_id, kind, path):
 
 
 @pytest.mark.parametrize("name", ["picture.svg", "page.html"])
-def test_documents_of_a_run_are_saved_and_never_shown(page, run_id, name):
-    """They are sent as bytes, in a sandbox."""
+def test_documents_of_a_run_are_downloaded_and_never_shown(page, run_id, name):
+    """The server sends them as bytes, in a sandbox."""
     answer = page.file(run_id, f"media/{name}")
 
     assert answer.status == 200
@@ -239,8 +239,8 @@ def test_documents_of_a_run_are_saved_and_never_shown(page, run_id, name):
     assert answer.headers["Content-Security-Policy"] == "default-src 'none'; sandbox"
 
 
-def test_a_picture_that_is_a_script_is_still_a_picture(page, run_id):
-    """Its type is that of its name, and browsers are told not to guess."""
+def test_a_script_named_as_a_picture_is_served_as_a_picture(page, run_id):
+    """The name decides the type, and browsers may not guess."""
     answer = page.file(run_id, "media/picture.png")
 
     assert answer.headers["Content-Type"] == "image/png"
@@ -249,7 +249,7 @@ def test_a_picture_that_is_a_script_is_still_a_picture(page, run_id):
 
 @pytest.mark.parametrize("path", ["/api/info", "/api/nothing", "/api/runs/0/files/x", "/nothing"])
 def test_every_answer_says_what_a_browser_may_do_with_it(page, path):
-    """No script but our own, no frame, nothing told to others, nothing kept by proxies."""
+    """The headers allow only our own scripts, no frames, no referrer, and no caching by proxies."""
     headers = page.request("GET", path).headers
 
     policy = dict(part.strip().split(" ", 1) for part in headers["Content-Security-Policy"].split(";"))
@@ -264,8 +264,8 @@ def test_every_answer_says_what_a_browser_may_do_with_it(page, path):
     assert "private" in headers["Cache-Control"]
 
 
-def test_what_may_change_is_asked_for_each_time(page, run_id):
-    """A page that was updated is not mixed with files of the one before."""
+def test_browsers_revalidate_every_file_of_the_page(page, run_id):
+    """Browsers ask again after an update, so that old and new files don't mix."""
     cached = {
         path: page.request("GET", path).headers["Cache-Control"]
         for path in ("/static/app.js", f"/api/runs/{run_id}")
@@ -278,7 +278,7 @@ def test_what_may_change_is_asked_for_each_time(page, run_id):
 
 
 def test_an_edit_of_many_megabytes_is_refused(page, run_id):
-    """413, before it is read to its end."""
+    """The server answers 413 before it has read all of it."""
     answer = page.request("PATCH", f"/api/runs/{run_id}", body={"note": "x" * (2 << 20)})
 
     assert answer.status == 413
@@ -298,8 +298,8 @@ def test_broken_requests_end_alone(page):
     assert page.get("/api/info")["name"] == "runs"
 
 
-def test_it_listens_on_this_machine_only(root, tmp_path):
-    """Unless another address was given; the token is there all the same, and must be long."""
+def test_the_server_listens_on_this_machine_only(root, tmp_path):
+    """It binds to this machine only by default; the token is always there, and must be long."""
     with open_runs(root, cache=tmp_path) as runs:
         with Viewer(runs, port=0) as viewer:
             assert viewer._socket.getsockname()[0] == "127.0.0.1"
@@ -328,7 +328,7 @@ def test_a_port_that_is_taken_is_named(root, tmp_path, capsys):
 
 
 def test_connections_without_the_token_are_few(page):
-    """A program that opens many gets its oldest closed, and nobody else notices."""
+    """If a program opens many, the server closes the oldest, and nobody else notices."""
     known = http.client.HTTPConnection("127.0.0.1", page.viewer.port, timeout=60)
     asked = {"Host": page.host, "Authorization": f"Bearer {page.viewer.token}"}
     known.request("GET", "/api/info", headers=asked)
@@ -353,7 +353,7 @@ def test_connections_without_the_token_are_few(page):
 
 
 def test_headers_have_a_limit(page):
-    """What is longer is refused before it is kept; parameters may come as the body instead."""
+    """The server refuses longer headers before it stores them; parameters may come as the body instead."""
     names = [f"hparams.{number:03}{'x' * 150}" for number in range(300)]
     query = urlencode({"columns": names}, doseq=True)
     connection = http.client.HTTPConnection("127.0.0.1", page.viewer.port, timeout=60)
@@ -369,8 +369,8 @@ def test_headers_have_a_limit(page):
     connection.close()
 
 
-def test_a_file_that_grows_is_sent_as_long_as_it_was(page, run_id, root):
-    """The answer is as long as its header says, and the connection is good for the next one."""
+def test_a_growing_file_is_sent_at_its_first_length(page, run_id, root):
+    """The answer is as long as its header says, and the connection works for the next one."""
     log = root / "one" / "big.log"
     with log.open("wb") as file:
         file.truncate(32 << 20)
@@ -392,7 +392,7 @@ def test_a_file_that_grows_is_sent_as_long_as_it_was(page, run_id, root):
 
 
 def test_a_probe_needs_no_token_and_learns_nothing(page):
-    """Kubernetes asks without one, by any name; figures need it."""
+    """Kubernetes probes without a token, by any name; metrics need the token."""
     probe = page.request("GET", "/healthz", headers={"Host": "pod.example"}, token=False)
     figures = page.request("GET", "/metrics", token=False)
 
@@ -400,8 +400,8 @@ def test_a_probe_needs_no_token_and_learns_nothing(page):
     assert figures.status == 401
 
 
-def test_a_monitor_is_told_of_the_runs(page):
-    """By status; the heartbeat only of those that have not ended."""
+def test_metrics_describe_the_runs(page):
+    """They count runs by status, and give heartbeats of runs that haven't ended."""
     answer = page.request("GET", "/metrics")
 
     assert answer.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
@@ -414,13 +414,13 @@ def test_a_monitor_is_told_of_the_runs(page):
 
 @pytest.fixture(scope="module")
 def behind_a_proxy(root):
-    """Gives a page that refuses edits, and that a proxy serves below a path of another host."""
+    """Gives a read-only page behind a proxy, below a path of another host."""
     with served(root, read_only=True, base_url="https://lab.example/team/runs") as client:
         yield client
 
 
-def test_behind_a_proxy_its_address_is_used(behind_a_proxy):
-    """In the link that is printed, in the redirect that follows, and for the path of the cookie."""
+def test_the_address_of_a_proxy_is_used(behind_a_proxy):
+    """The printed link, the redirect, and the path of the cookie use the proxy's address."""
     viewer = behind_a_proxy.viewer
     entered = behind_a_proxy.request(
         "GET", "/", {"token": viewer.token, "x": "1"}, headers={"Host": "lab.example"}, token=False
@@ -432,7 +432,7 @@ def test_behind_a_proxy_its_address_is_used(behind_a_proxy):
 
 
 def test_a_read_only_page_refuses_edits(behind_a_proxy):
-    """Also those that come from the page itself, which offers none."""
+    """The server refuses edits even from the page itself, which offers none."""
     run_id = behind_a_proxy.run_id("one")
     answer = behind_a_proxy.request(
         "PATCH",
@@ -448,7 +448,7 @@ def test_a_read_only_page_refuses_edits(behind_a_proxy):
 
 @pytest.mark.parametrize("url", ["lab.example/runs", "ftp://lab.example", "https:///runs", "https://x/?a=1"])
 def test_a_base_url_is_an_address(root, tmp_path, url):
-    """Anything else raises, with an example."""
+    """Anything but an http address raises, with an example."""
     with (
         open_runs(root, cache=tmp_path) as runs,
         pytest.raises(ValueError, match=r"like https://example\.org/runs/"),
@@ -457,7 +457,7 @@ def test_a_base_url_is_an_address(root, tmp_path, url):
 
 
 def test_a_token_file_keeps_the_address(root, tmp_path):
-    """It is written once, for this user alone; one that others can read, or a short one, is refused."""
+    """The token is written once, for this user alone; a short one or a readable file is refused."""
     file = tmp_path / "token"
     first = _token_of(file)
 

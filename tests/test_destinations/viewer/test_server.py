@@ -36,7 +36,7 @@ def demo(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def page(demo):
-    """Gives a page that shows them; no test of these changes anything."""
+    """Gives a page that shows them; these tests change nothing."""
     with served(demo) as client:
         yield client
 
@@ -50,8 +50,8 @@ def digits(page):
 # Runs.
 
 
-def test_the_table_has_the_rows_and_columns_that_were_asked_for(page, demo):
-    """Values by column, with NaN said; a column that a run does not have is missing."""
+def test_the_table_has_the_requested_rows_and_columns(page, demo):
+    """Rows have values by column, NaN included; a missing column has no entry."""
     found = page.get("/api/runs", {"columns": "hparams.optim.lr,hparams.bad,summary.val/acc", "sort": "name"})
 
     assert (found["total"], found["offset"]) == (2, 0)
@@ -75,8 +75,8 @@ def test_the_table_has_the_rows_and_columns_that_were_asked_for(page, demo):
     assert second["values"] == {"hparams.optim.lr": 0.2}
 
 
-def test_the_table_is_a_window_of_what_matches(tmp_path):
-    """Filter, search, order, window and total, as `destinations runs ls` has them."""
+def test_the_table_is_a_window_of_the_matching_runs(tmp_path):
+    """Filter, search, order, window and total match `destinations runs ls`."""
     root = tmp_path / "runs"
     for number in range(30):
         tags = ["odd (1)"] if number % 2 else []
@@ -104,13 +104,13 @@ def test_the_table_is_a_window_of_what_matches(tmp_path):
         ({"archived": "maybe"}, "archived must be 0, 1 or all"),
     ],
 )
-def test_a_wrong_parameter_is_named_with_the_nearest_right_one(page, parameters, error):
-    """The answer is 400, with a text for the user."""
+def test_a_wrong_parameter_suggests_the_nearest_right_one(page, parameters, error):
+    """The server answers 400, with a text for the user."""
     assert error in page.get("/api/runs", parameters, status=400)["error"]
 
 
-def test_fields_are_all_columns_with_their_kinds(page):
-    """What can be shown, sorted and filtered."""
+def test_fields_list_all_columns_and_kinds(page):
+    """The answer lists what you can show, sort and filter by."""
     found = page.get("/api/fields")
 
     kinds = {field["name"]: field["kind"] for field in found["fields"]}
@@ -129,8 +129,8 @@ def test_fields_are_all_columns_with_their_kinds(page):
     assert sorted(found["metrics"]) == ["loss", "train/acc", "val/acc"]
 
 
-def test_groups_have_the_averages_of_their_runs(tmp_path):
-    """Mean, deviation and count of finite values; runs without one are not counted, and groups without any have none."""
+def test_groups_average_their_runs(tmp_path):
+    """Mean, deviation and count cover finite values only; a group without any has none."""
     root = tmp_path / "runs"
     for name, lr, loss in [
         ("a", 0.1, 1.0),
@@ -153,8 +153,8 @@ def test_groups_have_the_averages_of_their_runs(tmp_path):
     assert groups['"1"']["values"] == {}
 
 
-def test_a_filter_knows_metrics_and_hyperparameters_by_their_names(page, digits):
-    """A name that is one of them alone needs no prefix."""
+def test_a_filter_needs_no_prefix(page, digits):
+    """An unambiguous name needs no prefix."""
     found = page.get("/api/runs", {"where": "loss > 0.0 and optim.lr == 0.1"})["rows"]
     wrong = page.get("/api/runs", {"where": "los > 0.0"}, status=400)
 
@@ -162,8 +162,8 @@ def test_a_filter_knows_metrics_and_hyperparameters_by_their_names(page, digits)
     assert "unknown field 'los'" in wrong["error"]
 
 
-def test_selected_runs_come_in_one_answer(page, digits):
-    """With hyperparameters, metrics and those of them that never change; what is gone is left out."""
+def test_one_answer_has_all_selected_runs(page, digits):
+    """Each row has hyperparameters, metrics and constant metrics; deleted runs are left out."""
     found = page.get("/api/selected", {"run": [page.run_id("other"), "000000000000", digits]})["runs"]
 
     assert [row["name"] for row in found] == ["other", "digits"]
@@ -172,8 +172,8 @@ def test_selected_runs_come_in_one_answer(page, digits):
     assert found[1]["constant"] == []
 
 
-def test_an_edit_goes_to_the_folder_of_the_run(tmp_path):
-    """Tags, note, name and the archive; the row comes back, and the run's own files stay as they are."""
+def test_an_edit_is_written_to_the_run_folder(tmp_path):
+    """The server changes tags, note, name and archive, returns the row, and leaves the run's own files alone."""
     root = tmp_path / "runs"
     write_run(root / "one", tags=["own"])
     before = (root / "one" / "sidecar.json").read_bytes()
@@ -209,7 +209,7 @@ def test_an_edit_goes_to_the_folder_of_the_run(tmp_path):
     ],
 )
 def test_a_wrong_edit_changes_nothing(page, demo, digits, body, error):
-    """The answer is 400, and no `edits.json` is written."""
+    """The server answers 400 and writes no `edits.json`."""
     answer = page.request("PATCH", f"/api/runs/{digits}", body=body)
 
     assert answer.status == 400
@@ -220,7 +220,7 @@ def test_a_wrong_edit_changes_nothing(page, demo, digits, body, error):
 # One run.
 
 
-def test_the_detail_of_a_run_has_everything_about_it(page, demo, digits):
+def test_the_details_of_a_run_are_complete(page, demo, digits):
     """It has hyperparameters, statistics, sessions, media with their steps, and what logging cost."""
     found = page.get(f"/api/runs/{digits}")
 
@@ -254,8 +254,8 @@ def test_the_detail_of_a_run_has_everything_about_it(page, demo, digits):
     assert found["environment"]["python"] == Run.open(demo / "digits").environment["python"]
 
 
-def test_checkpoints_are_listed_with_whether_they_are_there(tmp_path):
-    """Files and folders of the run, and the newest one that its record names, wherever it was."""
+def test_checkpoints_say_whether_they_exist(tmp_path):
+    """The list has the files and folders of the run, and the newest checkpoint of its record, wherever that is."""
     root = tmp_path / "runs"
     gone = str(tmp_path / "scratch" / "ep9.pt")
     write_run(root / "one", checkpoint_path=gone)
@@ -276,8 +276,8 @@ def test_checkpoints_are_listed_with_whether_they_are_there(tmp_path):
     assert [(found["path"], found["exists"]) for found in two] == [("s3://bucket/two/ep1.pt", None)]
 
 
-def test_a_large_run_of_another_writer_is_shown_without_reading_all_of_it(tmp_path):
-    """Its last values, as the table has them; a small one has its statistics computed."""
+def test_a_large_foreign_run_is_shown_without_reading_all_of_it(tmp_path):
+    """It has the last values of the table; for a small run the server computes the statistics."""
     root = tmp_path / "runs"
     for name, rows in (("small", 10), ("large", 400_000)):
         lines = (f"0,{number}.5,{number}" for number in range(rows))
@@ -291,7 +291,7 @@ def test_a_large_run_of_another_writer_is_shown_without_reading_all_of_it(tmp_pa
 
 
 def test_images_have_masks_labels_and_files(page, digits, demo):
-    """The file is served as it is on disk, with a fixed type."""
+    """The server sends the file unchanged, with a fixed type."""
     found = page.get(f"/api/runs/{digits}/media", {"kind": "images", "name": "Inputs"})
     image = found["items"][0]
     answer = page.file(digits, image["file"])
@@ -305,7 +305,7 @@ def test_images_have_masks_labels_and_files(page, digits, demo):
 
 
 def test_histograms_texts_and_tables_come_as_json(page, digits):
-    """Numbers as numbers; markup as the text that it is."""
+    """Numbers stay numbers, and markup stays text."""
     histogram = page.get(f"/api/runs/{digits}/media", {"kind": "histograms", "name": "weights"})["items"][1]
     text = page.get(f"/api/runs/{digits}/media", {"kind": "texts", "name": "Notes"})["items"][0]
     table = page.get(f"/api/runs/{digits}/table", {"name": "Words"})
@@ -324,8 +324,8 @@ def test_histograms_texts_and_tables_come_as_json(page, digits):
     }
 
 
-def test_of_many_records_some_come_evenly(page, digits):
-    """With the first and the last; a part of the steps comes if it is asked for."""
+def test_many_records_are_thinned_evenly(page, digits):
+    """The first and the last item are included; `from` and `to` select a part of the steps."""
     histograms = {"kind": "histograms", "name": "weights"}
 
     few = page.get(f"/api/runs/{digits}/media", histograms | {"limit": 1})
@@ -336,7 +336,7 @@ def test_of_many_records_some_come_evenly(page, digits):
 
 
 def test_a_point_cloud_and_a_sound_are_decoded(page, digits):
-    """Arrays are evenly thinned to the limit."""
+    """The server thins arrays evenly to the limit."""
     cloud = page.get(f"/api/runs/{digits}/media", {"kind": "point_clouds", "name": "cloud"})["items"][0]
     points = page.get(f"/api/runs/{digits}/points", {"file": cloud["file"], "limit": 20})
     tone = page.get(f"/api/runs/{digits}/media", {"kind": "audio", "name": "tone"})["items"][0]
@@ -352,7 +352,7 @@ def test_a_point_cloud_and_a_sound_are_decoded(page, digits):
 
 
 def test_a_part_of_a_file_is_served(page, digits, demo):
-    """As a player asks for the middle of a sound."""
+    """A player asks for the middle of a sound."""
     tone = page.get(f"/api/runs/{digits}/media", {"kind": "audio", "name": "tone"})["items"][0]
     whole = (demo / "digits" / tone["file"]).read_bytes()
 
@@ -364,8 +364,8 @@ def test_a_part_of_a_file_is_served(page, digits, demo):
     assert beyond.status == 416
 
 
-def test_a_log_is_read_from_where_it_was_left(tmp_path):
-    """From the end, then only what is new, in whole lines."""
+def test_a_log_is_followed_from_an_offset(tmp_path):
+    """The log comes from the end, then only its new lines, whole."""
     root = tmp_path / "runs"
     write_run(root / "one")
     log = root / "one" / "train.log"
@@ -388,7 +388,7 @@ def test_a_log_is_read_from_where_it_was_left(tmp_path):
 # Curves.
 
 
-def test_a_series_has_the_values_that_were_logged(page, digits):
+def test_a_series_has_the_logged_values(page, digits):
     """One answer has several metrics of several runs."""
     other = page.run_id("other")
 
@@ -409,7 +409,7 @@ def test_a_series_has_the_values_that_were_logged(page, digits):
 
 
 def test_merged_points_keep_every_spike_and_say_so(tmp_path):
-    """Mean, min and max of each ten values; NaN and infinities are listed."""
+    """Each point has mean, min and max of ten values; NaN and infinities are listed."""
     root = tmp_path / "runs"
     with Written(root / "one") as run:
         for step in range(1000):
@@ -430,7 +430,7 @@ def test_merged_points_keep_every_spike_and_say_so(tmp_path):
 
 @pytest.mark.parametrize("axis", ["step", "epoch", "time", "relative", "metric:train/acc"])
 def test_the_x_axis_is_one_of_five(page, digits, demo, axis):
-    """It is step, epoch, seconds since 1970 or the start, or another metric of the same row."""
+    """The x axis is step, epoch, seconds since 1970 or the start, or another metric of the same row."""
     (found,) = page.get("/api/series", {"run": digits, "metric": "loss", "x": axis})["series"]
 
     run = Run.open(demo / "digits")
@@ -447,7 +447,7 @@ def test_the_x_axis_is_one_of_five(page, digits, demo, axis):
 
 
 def test_only_new_rows_come_after_a_cursor(tmp_path):
-    """While a run logs, also what is in the journal only; nothing twice, nothing left out, across drains."""
+    """A live run's rows come once each, from the journal too, across drains."""
     root = tmp_path / "runs"
     with Written(root / "one", flush_seconds=300) as run, served(root) as page:
         run.log({"loss": 0.0}, 0)
@@ -468,8 +468,8 @@ def test_only_new_rows_come_after_a_cursor(tmp_path):
     assert sum(appended) >= 5
 
 
-def test_rows_that_a_resume_left_are_taken_back(tmp_path):
-    """A series whose early rows changed comes whole again, and the branch is listed."""
+def test_a_resume_removes_later_rows_from_a_series(tmp_path):
+    """A series whose early rows changed comes whole again, and the answer lists the branch."""
     root = tmp_path / "runs"
     with Written(root / "one") as run:
         for step in range(10):
@@ -492,7 +492,7 @@ def test_rows_that_a_resume_left_are_taken_back(tmp_path):
 
 
 def test_traces_come_without_a_name(tmp_path):
-    """They have none, and are asked for as the index of media has them."""
+    """Such records have no step, and the page asks for them as the index lists them."""
     with Written(tmp_path / "runs" / "traced") as run:
         run.logger.log_traces({"optimizer": {"step": 3}})
     with served(tmp_path / "runs") as page:
@@ -508,7 +508,7 @@ def test_traces_come_without_a_name(tmp_path):
 
 
 def test_a_band_has_median_extremes_and_straggler(tmp_path):
-    """Runs alike but for the seed are one band."""
+    """Runs that differ only in the seed are one band."""
     root = tmp_path / "runs"
     for seed, offset in enumerate([0.0, 0.1, 5.0]):
         with Written(root / f"seed{seed}") as run:
@@ -530,8 +530,8 @@ def test_a_band_has_median_extremes_and_straggler(tmp_path):
     assert "one of group, over, ranks and split" in wrong["error"]
 
 
-def test_the_extremes_of_a_band_are_those_of_the_values(tmp_path):
-    """A band of many values for each point has the largest of them, and not the largest mean."""
+def test_a_band_keeps_the_extremes_of_its_values(tmp_path):
+    """The upper edge of a band is the largest value, not the largest mean."""
     root = tmp_path / "runs"
     for seed in range(2):
         with Written(root / f"seed{seed}") as run:
@@ -548,8 +548,8 @@ def test_the_extremes_of_a_band_are_those_of_the_values(tmp_path):
     assert max(band["median"]) < 5.0
 
 
-def test_the_extremes_of_a_band_are_those_of_runs_with_steps_of_their_own(tmp_path):
-    """Runs that log at different steps have too many places for a band; between two, a spike is still there."""
+def test_a_band_keeps_the_extremes_of_runs_with_different_steps(tmp_path):
+    """A spike survives between two points of a band, even if runs log at different steps."""
     root = tmp_path / "runs"
     for seed in range(2):
         with Written(root / f"seed{seed}") as run:
@@ -564,8 +564,8 @@ def test_the_extremes_of_a_band_are_those_of_runs_with_steps_of_their_own(tmp_pa
     assert (len(band["x"]), max(band["high"]), min(band["low"])) == (100, 100.0, -7.0)
 
 
-def test_the_extremes_of_a_band_over_one_epoch_are_those_of_its_values(tmp_path):
-    """Many values at one place are one point."""
+def test_a_band_over_one_epoch_keeps_the_extremes_of_its_values(tmp_path):
+    """Many values at one x are one point."""
     root = tmp_path / "runs"
     with Written(root / "only") as run:
         run.logger.log_hyperparameters({"seed": 0})
@@ -578,8 +578,8 @@ def test_the_extremes_of_a_band_over_one_epoch_are_those_of_its_values(tmp_path)
     assert [band[name] for name in ("x", "low", "median", "high", "count")] == [[0], [-2], [1], [5], [1]]
 
 
-def test_a_metric_that_a_killed_run_has_changed_is_not_constant(tmp_path):
-    """What never changes is told from the rows, and not from the summary of some seconds before them."""
+def test_a_metric_that_a_killed_run_changed_is_not_constant(tmp_path):
+    """Rows decide which metrics are constant, not an older summary."""
     root = tmp_path / "runs"
     write_killed_run(root / "killed")
     os.utime(root / "killed" / "heartbeat", (1e9, 1e9))
@@ -594,7 +594,7 @@ def test_a_metric_that_a_killed_run_has_changed_is_not_constant(tmp_path):
 
 
 def test_a_metric_with_a_nan_is_not_constant(tmp_path):
-    """It does not have one value at all steps."""
+    """A metric with a NaN isn't constant."""
     root = tmp_path / "runs"
     with Written(root / "run") as run:
         for step in range(3):
@@ -606,7 +606,7 @@ def test_a_metric_with_a_nan_is_not_constant(tmp_path):
 
 
 def test_an_integer_keeps_its_digits(tmp_path):
-    """A seed of 63 bits is an object with its digits, which a number of JavaScript would round."""
+    """A seed of 63 bits comes as its digits, because JavaScript would round it."""
     root = tmp_path / "runs"
     seeds = {"large": (1 << 62) + 1, "small": (1 << 53) - 1}
     with Written(root / "run") as run:
@@ -623,8 +623,8 @@ def test_an_integer_keeps_its_digits(tmp_path):
     assert nested == {"large": {"number": "4611686018427387905"}, "small": (1 << 53) - 1}
 
 
-def test_a_column_has_the_best_value_and_sorts_as_the_command_ranks(tmp_path):
-    """`max.NAME` and `min.NAME` are over all steps; runs without a finite value come last in both directions."""
+def test_a_column_of_best_values_sorts_as_the_command_ranks(tmp_path):
+    """`max.NAME` and `min.NAME` cover all steps; runs without a finite value come last in both directions."""
     root = tmp_path / "runs"
     for name, values in {"late": [0.1, 0.9], "early": [0.95, 0.2], "low": [0.3], "nan": [math.nan]}.items():
         with Written(root / name) as run:
@@ -649,8 +649,8 @@ def test_a_column_has_the_best_value_and_sorts_as_the_command_ranks(tmp_path):
     assert "summary.ac" in wrong["error"]
 
 
-def test_an_edit_keeps_what_others_have_changed_since(tmp_path):
-    """Tags that were added elsewhere stay; a note that was changed elsewhere is not replaced."""
+def test_an_edit_keeps_changes_by_others(tmp_path):
+    """Tags added elsewhere stay, and a note changed elsewhere isn't replaced."""
     root = tmp_path / "runs"
     write_run(root / "one", tags=["own"])
     with served(root) as page:
@@ -667,7 +667,7 @@ def test_an_edit_keeps_what_others_have_changed_since(tmp_path):
 
 
 def test_a_band_over_ranks_names_the_slow_one(tmp_path):
-    """Of a run that all ranks wrote to."""
+    """Each rank is a member of the band."""
     root = tmp_path / "runs"
     for rank in range(4):
         with Written(root / "one", rank=rank, all_ranks=True) as run:
@@ -682,8 +682,8 @@ def test_a_band_over_ranks_names_the_slow_one(tmp_path):
     assert (set(band["low"]), set(band["median"]), set(band["high"])) == ({1.0}, {1.0}, {3.0})
 
 
-def test_compare_says_what_differs_and_where_two_runs_part(page, digits):
-    """It has the hyperparameters, and the first step with another loss."""
+def test_compare_says_what_differs_and_where_runs_diverge(page, digits):
+    """The answer has the differing hyperparameters and the first step with another loss."""
     other = page.run_id("other")
 
     found = page.get("/api/compare", {"run": [digits, other]})
@@ -696,7 +696,7 @@ def test_compare_says_what_differs_and_where_two_runs_part(page, digits):
 
 
 def test_compare_reads_all_metrics(tmp_path):
-    """Two runs of five hundred metrics that part in one of the last do not agree."""
+    """Two runs of five hundred metrics that differ in one of the last don't agree."""
     root = tmp_path / "runs"
     for number, name in enumerate(["one", "other"]):
         with Written(root / name) as run:
@@ -713,8 +713,8 @@ def test_compare_reads_all_metrics(tmp_path):
 # Faults.
 
 
-def test_what_is_not_there_is_404_with_a_text(page, digits):
-    """Runs, names, files and paths may be unknown."""
+def test_missing_things_are_404_with_a_text(page, digits):
+    """Unknown runs, names, files and paths are 404."""
     for path, parameters in [
         ("/api/runs/000000000000", {}),
         ("/api/runs/digits", {}),
@@ -728,7 +728,7 @@ def test_what_is_not_there_is_404_with_a_text(page, digits):
 
 
 def test_an_unchanged_answer_is_not_sent_again(page):
-    """A request with the tag of the answer before gets 304."""
+    """A request with the previous answer's tag gets 304."""
     first = page.request("GET", "/api/fields")
 
     again = page.request("GET", "/api/fields", headers={"If-None-Match": first.headers["ETag"]})
@@ -736,8 +736,8 @@ def test_an_unchanged_answer_is_not_sent_again(page):
     assert (again.status, again.content) == (304, b"")
 
 
-def test_a_run_that_is_deleted_while_it_is_shown_is_gone(tmp_path):
-    """404 for what it had; the series of the other runs still come."""
+def test_a_run_deleted_while_shown_is_404(tmp_path):
+    """Its answers are 404; the series of the other runs still come."""
     root = tmp_path / "runs"
     write_demo(root, "one", 10)
     write_demo(root, "two", 10)
@@ -754,7 +754,7 @@ def test_a_run_that_is_deleted_while_it_is_shown_is_gone(tmp_path):
 
 
 def test_a_damaged_run_shows_what_is_left(tmp_path):
-    """A torn CSV, an index of garbage, an image that is none."""
+    """A torn CSV, a garbage index and a broken image are errors of their own, and the rest is served."""
     root = tmp_path / "runs"
     folder = write_demo(root, "one", 10)
     csv = folder / "metrics.csv"
@@ -774,8 +774,8 @@ def test_a_damaged_run_shows_what_is_left(tmp_path):
     assert found["media"]["images"] == {"Inputs": [0, 100]}
 
 
-def test_a_file_that_is_no_cloud_and_no_sound_is_an_error_of_the_request(page, digits):
-    """The answer is 400 with a text, not a fault of the server."""
+def test_a_file_of_the_wrong_kind_is_a_bad_request(page, digits):
+    """The server answers 400 with a text instead of failing."""
     image = page.get(f"/api/runs/{digits}/media", {"kind": "images", "name": "Inputs"})["items"][0]["file"]
 
     assert "PLY" in page.get(f"/api/runs/{digits}/points", {"file": image}, status=400)["error"]
@@ -783,7 +783,7 @@ def test_a_file_that_is_no_cloud_and_no_sound_is_an_error_of_the_request(page, d
 
 
 def test_a_thousand_requests_at_once_are_answered(page, digits):
-    """All of them, also while others wait for changes."""
+    """The server answers all of them, while others wait for changes."""
     version = page.get("/api/info")["version"]
 
     def wait():
@@ -803,7 +803,7 @@ def test_a_thousand_requests_at_once_are_answered(page, digits):
 
 
 def test_open_files_are_closed(page, digits):
-    """Also of answers that were not read to the end."""
+    """The server closes files even if a client doesn't read to the end."""
     image = page.get(f"/api/runs/{digits}/media", {"kind": "images", "name": "Inputs"})["items"][0]["file"]
     for _ in range(20):
         page.file(digits, image)
@@ -815,7 +815,7 @@ def test_open_files_are_closed(page, digits):
 
 
 def test_runs_and_a_run_open_their_page_from_python(demo, tmp_path):
-    """`view` serves until it is closed; the page of a run has that run only."""
+    """`view` serves until you close it; the page of a run has only that run."""
     with open_runs(demo, cache=tmp_path / "cache") as runs, runs.view(port=0) as viewer:
         assert Client(viewer).get("/api/runs")["total"] == 2
         assert viewer.address in viewer._repr_html_()
@@ -823,8 +823,8 @@ def test_runs_and_a_run_open_their_page_from_python(demo, tmp_path):
         assert [row["name"] for row in Client(viewer).get("/api/runs")["rows"]] == ["digits"]
 
 
-def test_each_address_of_the_api_is_documented(page):
-    """docs/viewer-api.md has a section for each, and none that is not there."""
+def test_every_route_is_documented(page):
+    """docs/viewer-api.md has a section for each route, and no others."""
     text = (Path(__file__).parents[3] / "docs" / "viewer-api.md").read_text(encoding="utf-8")
     documented = set(re.findall(r"^### (GET|PATCH) (/api/\S+)$", text, re.MULTILINE))
 

@@ -55,8 +55,8 @@ def answers_of(site):
     return found
 
 
-def test_the_answers_of_a_site_are_those_of_the_server(root, site):
-    """The same runs, details, media, tables, sounds and comparisons, under the keys of the docs."""
+def test_a_site_has_the_answers_of_the_server(root, site):
+    """A site has the server's runs, details, media, tables, sounds and comparisons, under the keys of the docs."""
     found = answers_of(site)
     with served(root) as page:
         digits, other = page.run_id("digits"), page.run_id("other")
@@ -100,7 +100,7 @@ def test_the_answers_of_a_site_are_those_of_the_server(root, site):
 
 
 def test_media_are_files_beside_the_page(root, site):
-    """They are equal byte for byte."""
+    """Media files are equal byte for byte."""
     detail = next(
         answer for key, answer in answers_of(site).items() if key.startswith("run/") and answer["media"]
     )
@@ -111,8 +111,8 @@ def test_media_are_files_beside_the_page(root, site):
     )
 
 
-def test_a_site_tells_nothing_of_where_and_by_whom_its_runs_were_made(tmp_path, capsys):
-    """No host, user, command line or folder, unless it is asked for; what was logged stays."""
+def test_a_site_hides_where_and_by_whom_runs_were_made(tmp_path, capsys):
+    """A site has no host, user, command line or folder by default; logged content stays."""
     home = tmp_path / "home" / "ada"
     run = write_run(home / "runs" / "one", hparams={"data": "/srv/ada/images", "lr": 0.1})
     origin = {"host": "box.ada.example", "user": "ada", "pid": 77, "argv": ["/home/ada/train.py"]}
@@ -154,7 +154,7 @@ def test_a_site_tells_nothing_of_where_and_by_whom_its_runs_were_made(tmp_path, 
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
-def test_names_that_javascript_takes_for_its_own_are_names(tmp_path):
+def test_names_that_are_special_in_javascript_work(tmp_path):
     """A metric may be called `__proto__`: a browser finds it among the values of the site."""
     with Written(tmp_path / "runs" / "one") as run:
         run.log({"__proto__": 0.5, "constructor": 0.25}, 0)
@@ -182,7 +182,7 @@ def test_names_that_javascript_takes_for_its_own_are_names(tmp_path):
 
 
 def test_the_page_of_a_site_loads_classic_scripts_only(site):
-    """It loads the data first, no module, and nothing from elsewhere."""
+    """It loads the data first, no modules, and nothing from other servers."""
     page = (site / "index.html").read_text(encoding="utf-8")
 
     scripts = re.findall(r"<script[^>]*>", page)
@@ -194,7 +194,7 @@ def test_the_page_of_a_site_loads_classic_scripts_only(site):
 
 
 def test_the_command_exports_what_matches(root, tmp_path, capsys):
-    """It says what it wrote and what it left out; a second time needs `--overwrite`."""
+    """The command reports what it wrote and left out; a second export needs `--overwrite`."""
     target = tmp_path / "site"
     command = ["view", str(root), "--export", str(target)]
 
@@ -214,7 +214,7 @@ def test_the_command_exports_what_matches(root, tmp_path, capsys):
 
 
 def test_a_folder_with_other_files_is_never_replaced(root, tmp_path, capsys):
-    """Not even with `--overwrite`; and nothing is left behind."""
+    """Not even `--overwrite` replaces it, and nothing is left behind."""
     target = tmp_path / "mine"
     target.mkdir()
     (target / "thesis.tex").write_text("x")
@@ -279,7 +279,7 @@ def _lose_the_list(site):
     ],
 )
 def test_a_site_with_anything_else_is_never_replaced(root, site, tmp_path, capsys, change):
-    """What the site does not list by size and digest is named, and everything stays."""
+    """The error names the file that the site doesn't list, and everything stays."""
     target = tmp_path / "site"
     shutil.copytree(site, target)
     named = change(target)
@@ -292,7 +292,7 @@ def test_a_site_with_anything_else_is_never_replaced(root, site, tmp_path, capsy
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_what_is_added_while_a_site_is_written_stays(root, site, tmp_path):
+def test_files_added_during_an_export_stay(root, site, tmp_path):
     """The old site is compared again when the new one is complete."""
     target = tmp_path / "site"
     shutil.copytree(site, target)
@@ -312,7 +312,7 @@ def test_what_is_added_while_a_site_is_written_stays(root, site, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cache", "site"]
 
 
-def test_a_site_at_a_link_is_replaced_where_it_is(root, site, tmp_path):
+def test_a_site_behind_a_link_is_replaced_in_place(root, site, tmp_path):
     """The link stays."""
     shutil.copytree(site, tmp_path / "real")
     (tmp_path / "site").symlink_to("real")
@@ -325,7 +325,7 @@ def test_a_site_at_a_link_is_replaced_where_it_is(root, site, tmp_path):
 
 
 def test_an_export_that_fails_leaves_nothing(root, tmp_path, capsys):
-    """A filter that does not parse, found after the folder was begun."""
+    """A filter that doesn't parse leaves no folder behind."""
     code = cli.main(["view", str(root), "--export", str(tmp_path / "site"), "--where", "status ="])
 
     assert code == 2
@@ -333,8 +333,8 @@ def test_an_export_that_fails_leaves_nothing(root, tmp_path, capsys):
     assert "Write ==." in capsys.readouterr().err
 
 
-def test_a_hostile_run_writes_nothing_outside_and_no_page(tmp_path):
-    """Paths that lead out, pages and links among its media: left out; names are in the data only."""
+def test_a_hostile_run_writes_no_page_and_nothing_outside(tmp_path):
+    """A site leaves out paths that lead out, pages and links among media; names of runs are in the data only."""
     root = tmp_path / "runs"
     run = write_run(root / "one", hparams={"</script><script>alert(1)</script>": "\u2028"})
     (tmp_path / "secret.txt").write_text("secret")
@@ -362,7 +362,7 @@ def test_a_hostile_run_writes_nothing_outside_and_no_page(tmp_path):
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
 def test_modules_become_one_script_that_means_the_same(tmp_path):
-    """Names that two modules share stay apart; constants, functions and classes are handed over."""
+    """Names that two modules share stay apart; constants, functions and classes are exported."""
     modules = {
         "app": 'import { twice as double, Pair } from "./tools.js";\nimport {\n  NAME,\n} from "./names.js";\n'
         "const own = 1;\nconsole.log(double(own), new Pair().sum(), NAME);\n",
@@ -392,13 +392,13 @@ def test_modules_become_one_script_that_means_the_same(tmp_path):
     ],
 )
 def test_a_module_that_cannot_be_joined_is_named(modules, error):
-    """Rather than a page that does not work."""
+    """The export fails instead of writing a broken page."""
     with pytest.raises(ValueError, match=re.escape(error)):
         classic_script(modules, "app")
 
 
 def test_fields_of_the_origin_are_hidden_in_a_comparison():
-    """Those inside of them too; a name that only begins alike stays."""
+    """Nested fields are left out too; a field whose name only begins alike stays."""
     names = ["environment.host", "environment.imported.email", "environment.hosted", "hparams.host"]
 
     found = without_origin({"fields": [{"name": name, "values": {}} for name in names]})
@@ -420,6 +420,6 @@ def test_fields_of_the_origin_are_hidden_in_a_comparison():
         ("loss/train at 1/2, https://example.com/a/b", "loss/train at 1/2, https://example.com/a/b"),
     ],
 )
-def test_of_a_path_the_last_name_is_exported(text, shown):
-    """Of POSIX and of Windows, in any text; what is no path stays."""
+def test_only_the_last_name_of_a_path_is_exported(text, shown):
+    """This covers POSIX and Windows paths in any text; other text stays."""
     assert without_origin({"error": [text]}) == {"error": [shown]}

@@ -32,14 +32,14 @@ def test_no_text_becomes_markup_or_code(name):
 
 @pytest.mark.parametrize("name", MODULES)
 def test_only_data_fetches(name):
-    """Every request is in `data.js`, which an exported site turns into scripts."""
+    """Only `data.js` sends requests; in an exported site it loads scripts instead."""
     found = re.findall(r"\bfetch\(|XMLHttpRequest|WebSocket|EventSource|\bimport\(", MODULES[name])
     assert bool(found) == (name == "data.js")
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_imports_are_there_and_used(name):
-    """A name that is imported is exported there, and used here; every statement has the form that an export joins."""
+def test_imports_exist_and_are_used(name):
+    """Every imported name is exported there and used here, in a form that the exported site can join."""
     source = MODULES[name]
     rest = IMPORT.sub("", source)
     assert not re.search(r"^import\b", rest, re.MULTILINE)
@@ -51,7 +51,7 @@ def test_imports_are_there_and_used(name):
 
 
 def test_every_export_is_used_elsewhere():
-    """What only its own module uses, and no test in node, is not exported."""
+    """No module exports a name that only it uses."""
     imported = {
         (module, one.strip())
         for source in MODULES.values()
@@ -68,7 +68,7 @@ def test_every_export_is_used_elsewhere():
     assert spare == set()
 
 
-def test_the_page_names_only_files_that_are_there():
+def test_the_page_names_only_existing_files():
     """Each file that index.html loads is beside it."""
     page = (STATIC / "index.html").read_text(encoding="utf-8")
     for name in re.findall(r'(?:src|href)="static/([^"]+)"', page):

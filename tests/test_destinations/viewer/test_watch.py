@@ -17,7 +17,7 @@ from tests.waiting import until
 
 
 class Hook(BaseHTTPRequestHandler):
-    """Keeps the documents that are posted to it."""
+    """Stores posted documents."""
 
     def __init__(self, posted, *args):
         self._posted = posted
@@ -34,7 +34,7 @@ class Hook(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def posted():
-    """Returns the documents that a server was sent, and its address."""
+    """Gives the documents that a server received, and its address."""
     documents = []
     with HTTPServer(("127.0.0.1", 0), functools.partial(Hook, documents)) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
@@ -45,7 +45,7 @@ def posted():
 
 
 def test_a_run_that_stops_beating_is_reported_once(posted, tmp_path):
-    """One that had stopped before, and one that ends in order, are not."""
+    """Runs that stopped earlier or ended properly aren't reported."""
     documents, url = posted
     later = [0.0]
 

@@ -59,7 +59,7 @@ def test_code_is_kept_and_nothing_else(keep, folder):
     }
 
 
-def test_in_a_repository_git_says_what_belongs_to_it(keep, folder, caplog):
+def test_in_a_repository_git_lists_the_files(keep, folder, caplog):
     """The files are as they are now; deleted ones are left out, and new ones, which are named."""
     (folder / ".gitignore").write_text("*.yaml\n__pycache__\n.env.py\n")
     (folder / "old.py").write_bytes(b"")
@@ -73,7 +73,7 @@ def test_in_a_repository_git_says_what_belongs_to_it(keep, folder, caplog):
     assert "left out files that git does not track; `git add` them (1): models/net.py" in caplog.text
 
 
-def test_where_git_does_not_answer_nothing_is_kept(keep, folder, tmp_path, monkeypatch, caplog):
+def test_without_an_answer_from_git_nothing_is_archived(keep, folder, tmp_path, monkeypatch, caplog):
     """Rather than what it would have ignored."""
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/git").write_text("#!/bin/sh\nexec sleep 600\n")
@@ -88,7 +88,7 @@ def test_where_git_does_not_answer_nothing_is_kept(keep, folder, tmp_path, monke
     assert "git ls-files timed out after 0.1 s." in caplog.text
 
 
-def test_what_is_too_large_is_left_out_and_named(keep, folder, caplog):
+def test_large_files_are_left_out_and_named(keep, folder, caplog):
     """One file may be too large, or all together."""
     (folder / "zeros.py").write_bytes(b"0" * 1000)
 

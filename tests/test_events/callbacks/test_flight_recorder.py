@@ -103,7 +103,7 @@ def test_a_nan_of_another_metric_is_no_reason(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_exception_is_kept_with_its_frames_and_what_led_to_it(tmp_path, make_trainer):
+def test_an_exception_is_kept_with_its_frames_and_causes(tmp_path, make_trainer):
     """The frames say which line of the user raised; secrets in the message are redacted."""
 
     class Fails(Callback):
@@ -195,7 +195,7 @@ def test_time_in_which_the_process_was_stopped_is_no_hang():
 
 
 def test_identifiers_of_batches_and_norms_of_layers_are_kept_on_request(tmp_path, make_trainer):
-    """Norms are those of the gradients, by parameter; identifiers are read by a key or a function."""
+    """Norms of gradients are kept per parameter; identifiers are read by a key or a function."""
     norms = {}
 
     class Fails(Callback):
@@ -305,7 +305,7 @@ def test_an_earlier_handler_of_sigterm_still_runs_after_the_file_is_written(tmp_
 
 
 def test_a_folder_that_cannot_be_written_does_not_stop_training(tmp_path, caplog):
-    """It is said once."""
+    """One warning is logged."""
     (tmp_path / "file").write_text("")
     memory = InMemory()
     with Run(memory, FlightRecorder(folder=tmp_path / "file"), run_name="mine") as run:
@@ -379,8 +379,8 @@ COLLECTIVE = {
 }
 
 
-def test_what_the_watchdog_of_nccl_wrote_is_joined_and_uploaded(tmp_path, dumps):
-    """Its last collectives are those of the rank; the dump itself goes where the files of the run go."""
+def test_the_dump_of_nccls_watchdog_is_joined_and_uploaded(tmp_path, dumps):
+    """The recorder includes its last collectives and uploads the dump with the files of the run."""
     recorder = FlightRecorder(folder=tmp_path / "flight", hang_seconds=None)
     with Run(Artifacts(tmp_path / "store", spool=tmp_path / "spool"), recorder, "mine") as run:
         run.batch_start()
@@ -413,7 +413,7 @@ class Harmful:
         pickle.dumps({"entries": range(3)}),
     ],
 )
-def test_a_dump_that_is_none_is_left_alone(tmp_path, dumps, content):
+def test_an_invalid_dump_is_ignored(tmp_path, dumps, content):
     """It neither harms nor is it reported."""
     recorder = FlightRecorder(folder=tmp_path / "flight", hang_seconds=None)
     with Run(None, recorder, "mine") as run:
@@ -433,7 +433,7 @@ def test_a_dump_runs_no_code(tmp_path, dumps):
 
 
 def test_an_old_dump_is_of_another_job(tmp_path, dumps):
-    """One from before the run; torchrun's next attempt takes that of the one before."""
+    """A dump from before the run is ignored, except in torchrun's next attempt."""
     dumps.write_bytes(pickle.dumps({"entries": [COLLECTIVE]}))
     os.utime(dumps, (1.0, 1.0))
     with Run(None, FlightRecorder(folder=tmp_path / "flight", hang_seconds=None), "mine") as run:

@@ -1,4 +1,4 @@
-"""What the allocator of a GPU reports reaches the run; without a GPU nothing happens, and that is said."""
+"""Allocator statistics of a GPU reach the run; without a GPU a warning is logged."""
 
 import logging
 import pickle

@@ -48,7 +48,7 @@ def _norm(tensors):
 
 
 def test_norms_of_gradients_weights_moments_and_updates(make_trainer):
-    """Global ones are logged at the interval, those of layers only on request."""
+    """Global norms are logged at the interval, and norms per layer only on request."""
     memory, keeps = InMemory(), Keeps()
     monitor = OptimizerMonitor(batch_log_interval=2, per_layer=True, log_updates=True)
     make_trainer(callbacks=[keeps, monitor], loggers=memory, max_duration="4ba").fit()
@@ -148,7 +148,7 @@ def test_kurtosis_is_three_for_a_normal_distribution(make_trainer):
     assert memory.most_recent_values["activations/kurtosis/_output.0"] == pytest.approx(3.0, abs=0.05)
 
 
-def test_what_activation_monitor_does_not_do_is_reported():
+def test_unsupported_arguments_of_activation_monitor_raise():
     """Units that make no sense, and the argument of one tracker, are errors."""
     with pytest.raises(ValueError, match="interval must be in batches or epochs"):
         ActivationMonitor("10sp")

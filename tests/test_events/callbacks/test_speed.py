@@ -80,7 +80,7 @@ def test_the_time_of_evaluations_survives_a_checkpoint():
 
 
 @pytest.mark.parametrize("duration", ["10ba", "2ep"])
-def test_what_is_left_is_the_rate_so_far_and_the_evaluations_to_come(duration):
+def test_the_estimate_uses_the_rate_so_far_and_future_evaluations(duration):
     """In epochs, batches count too; skipped batches do not, and the time of evaluations is apart."""
     memory = InMemory()
     estimator = RuntimeEstimator(skip_batches=1, time_unit="seconds")

@@ -53,7 +53,7 @@ def test_it_is_asked_in_a_thread_and_logged_by_the_training_thread(metric_list):
     ]
 
 
-def test_what_is_logged_at_close_is_the_last_there_is(metric_list):
+def test_the_last_sample_is_logged_at_close(metric_list):
     """A run that is shorter than the interval has its first and its last."""
     with Run(metric_list, StatsMonitor(Buffer(1, 2), every_seconds=3600), "mine"):
         pass

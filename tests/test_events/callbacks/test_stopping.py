@@ -86,7 +86,7 @@ def test_stoppers_take_the_names_of_the_log(make_trainer, make_dataloader, monit
     assert trainer.state.stop_reason.startswith(f"EarlyStopper: {monitor} of {label!r} has not improved")
 
 
-def test_what_never_comes_to_be_watched_is_said(make_trainer, make_dataloader, caplog):
+def test_a_metric_that_never_occurs_is_reported(make_trainer, make_dataloader, caplog):
     """No evaluation of that label ended; the log names those that did."""
     stopper = ThresholdStopper("accuracy", "evla", 0.9)
     make_trainer(eval_dataloader=make_dataloader(), callbacks=stopper).fit()
@@ -245,14 +245,13 @@ def test_nan_monitor_names_the_first_module(make_trainer):
         trainer.fit()
 
     assert str(caught.value) == (
-        "Train loss contains a NaN. It is that of batch 2. "
-        "The first output that is not finite is that of module '0.1' (Breaks)."
+        "Train loss contains a NaN in batch 2. The first module with a non-finite output is '0.1' (Breaks)."
     )
     assert trainer.state.status == "failed"
 
     trainer = make_trainer(callbacks=NaNMonitor(), metrics=None)
     torch.nn.init.constant_(trainer.state.model[2].bias, float("inf"))
-    with pytest.raises(RuntimeError, match=r"module '2' \(Linear\). Its parameters .* either: bias\."):
+    with pytest.raises(RuntimeError, match=r"'2' \(Linear\)\. Its parameters .* either: bias\."):
         trainer.fit()
 
 
@@ -270,7 +269,7 @@ def test_nan_monitor_looks_into_outputs_by_name(make_trainer):
     trainer = make_trainer(callbacks=NaNMonitor(), metrics=None)
     trainer.state.model.add_module("2", torch.nn.Sequential(ByName(8, 2), Logits()))
 
-    with pytest.raises(RuntimeError, match=r"not finite is that of module '2\.0' \(ByName\)"):
+    with pytest.raises(RuntimeError, match=r"non-finite output is '2\.0' \(ByName\)"):
         trainer.fit()
 
 
@@ -280,10 +279,12 @@ def test_nan_monitor_says_when_the_loss_itself_is_to_blame(make_trainer):
     def bad(outputs, targets):
         return outputs.sum() * float("nan")
 
-    with pytest.raises(RuntimeError, match="outputs of all modules are finite: the loss function made it"):
+    with pytest.raises(
+        RuntimeError, match="outputs of all modules are finite, so the NaN comes from the loss function"
+    ):
         make_trainer(callbacks=NaNMonitor(), loss_fn=bad).fit()
     trainer = make_trainer(callbacks=NaNMonitor(find_module=False), loss_fn=bad)
-    with pytest.raises(RuntimeError, match=r"NaN\. It is that of batch 0\.$"):
+    with pytest.raises(RuntimeError, match=r"a NaN in batch 0\.$"):
         trainer.fit()
     assert not any(module._forward_hooks for module in trainer.state.model.modules())
 

@@ -113,7 +113,7 @@ def test_it_may_serve_one_run_after_another(metric_list, sampling_threads):
     assert sampling_threads() == []
 
 
-def test_the_machine_tells_what_is_documented(metric_list):
+def test_the_documented_metrics_of_the_machine_are_logged(metric_list):
     """Psutil's numbers, each within what is possible."""
     system = SystemMonitor(3600)
     sample = system._sample()
@@ -141,7 +141,7 @@ def test_no_time_between_samples_is_refused(seconds):
         SystemMonitor(seconds, sample=dict)
 
 
-def test_without_psutil_it_says_what_to_install(in_child):
+def test_without_psutil_the_error_names_the_package(in_child):
     """The constructor raises."""
     printed = in_child(
         """
@@ -241,7 +241,7 @@ class Nvml:
             raise self.NVMLError("not supported")
 
 
-def test_gpus_tell_what_they_can():
+def test_unsupported_gpu_readings_are_left_out():
     """What one does not is left out."""
     sample = Gpus(Nvml()).sample()
 
@@ -269,7 +269,7 @@ def test_gpus_tell_what_they_can():
         ("", []),
     ],
 )
-def test_gpus_are_those_of_the_process_in_torchs_order(visible, expected):
+def test_gpus_are_listed_in_torchs_order(visible, expected):
     """`CUDA_VISIBLE_DEVICES` selects them as CUDA does: up to the first invalid entry."""
     sample = Gpus(Nvml(), visible).sample()
 

@@ -271,7 +271,7 @@ def test_an_event_reads_the_clock_once(clock):
 
 
 def test_shares_are_metrics(clock):
-    """At a rate, and at the end: those of the time since the last ones."""
+    """They are logged at a rate and at the end, for the time since the last ones."""
     kept = InMemory()
     with Run(kept, TimeLedger(metrics_seconds=10, clock=clock), "mine") as run:
         run.fit_start()
@@ -289,7 +289,7 @@ def test_shares_are_metrics(clock):
     assert [value for _, value in kept.data["time/data"]] == [2 / 14, (2 + 1) / (2 + 1)]
 
 
-def test_files_say_what_was_charged(clock, tmp_path):
+def test_files_contain_the_charged_time(clock, tmp_path):
     """The rows of each session, and the spans of batches and of one's own."""
     for _ in range(2):
         with Run(RunDirectory(tmp_path / "run", if_exists="resume"), TimeLedger(clock=clock), "mine") as run:
@@ -340,7 +340,7 @@ def test_a_ledger_that_is_used_again_begins_anew(clock):
 
 
 @pytest.mark.parametrize(("is_shell", "seconds"), [(False, 3600), (True, 0)])
-def test_what_was_before_init_counts_for_the_first_run(clock, monkeypatch, is_shell, seconds):
+def test_time_before_init_counts_for_the_first_run(clock, monkeypatch, is_shell, seconds):
     """From the beginning of the process, an hour at most; not in a shell or a notebook, nor for a second run."""
     monkeypatch.setattr(time_ledger, "_counted_process", 0)
     monkeypatch.setattr(time_ledger, "seconds_of_process", lambda: 5000.0)
@@ -354,7 +354,7 @@ def test_what_was_before_init_counts_for_the_first_run(clock, monkeypatch, is_sh
 
 
 def test_waiting_for_the_process_group_is_not_start(clock, monkeypatch):
-    """The trainer says how long it took: a rank that is late is told from those that wait for it."""
+    """The trainer measures the wait, which distinguishes a late rank from the ranks waiting for it."""
     monkeypatch.setattr(time_ledger, "_counted_process", 0)
     monkeypatch.setattr(time_ledger, "seconds_of_process", lambda: 10.0)
     ledger = TimeLedger(clock=clock)
@@ -404,7 +404,7 @@ def test_spans_of_threads_have_tracks_of_their_own(clock, tmp_path):
     ]
 
 
-def test_a_trace_that_is_full_keeps_what_is_rare(clock, tmp_path):
+def test_a_full_trace_keeps_rare_spans(clock, tmp_path):
     """Batches go first: evaluations, checkpoints, epochs, collections and own spans are kept."""
     ledger = TimeLedger(clock=clock)
     saver = type("Saves", (Takes,), {"time_bucket": "checkpoint"})(clock, batch_checkpoint=0.01)
@@ -518,7 +518,7 @@ def files_of(ledger, folder, run, **arguments):
     return TimeFiles(ledger, folder, run.state, keeps_trace=True, **arguments)
 
 
-def test_what_is_open_is_written_before_it_ends(clock, tmp_path):
+def test_open_spans_are_written_before_they_end(clock, tmp_path):
     """After a second, once: it is there if the process is killed."""
     ledger = TimeLedger(clock=clock)
     with Run(None, ledger, "mine") as run:

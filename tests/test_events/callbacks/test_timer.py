@@ -115,7 +115,7 @@ class SlowData:
             yield torch.ones(4, 3), torch.zeros(4, dtype=torch.long)
 
 
-def test_in_a_trainer_reading_is_what_the_dataloader_takes(metric_list, clock):
+def test_a_trainer_measures_the_time_of_the_dataloader(metric_list, clock):
     """A step is what follows; neither is of the evaluation."""
     model = torch.nn.Linear(3, 2)
 

@@ -79,7 +79,7 @@ def test_segmentation_has_masks_of_prediction_and_truth():
     assert torch.as_tensor(value["masks"]["prediction"]).shape == (2, 4, 4)
 
 
-def test_what_is_no_image_is_ignored(make_trainer):
+def test_batches_without_images_are_ignored(make_trainer):
     """A batch of vectors has nothing to show."""
     memory = InMemory()
     make_trainer(callbacks=ImageVisualizer(), loggers=memory, max_duration="1ba").fit()
@@ -118,7 +118,7 @@ def test_outputs_of_an_evaluation_are_a_table(make_trainer, make_dataloader):
 
 
 def test_an_interval_of_epochs_shows_the_first_batch_of_each():
-    """Images of the first microbatch of an epoch are logged, not those of the second."""
+    """Only images of the first microbatch of an epoch are logged."""
     memory = InMemory()
     images, _ = train(ImageVisualizer("1ep", num_images=1), memory, epochs=2)
 

@@ -1,4 +1,4 @@
-"""A bad value costs itself: the rest of its call is logged, it is counted and reported once, nothing is raised."""
+"""A bad value is dropped, counted and reported once; the rest of its call is logged, and nothing is raised."""
 
 import csv
 import inspect
@@ -46,7 +46,7 @@ def test_a_record_that_is_bad_as_a_whole_is_counted_once(rate):
     assert logger.faults.value_counts == {("h", "RecordError"): 2, ("called", "RecordError"): 2}
 
 
-def test_one_bad_image_of_a_list_costs_itself():
+def test_one_bad_image_of_a_list_is_dropped():
     """The other images are logged, each with its own mask; so are images with a bad mask."""
     memory = InMemory()
     logger = Logger(State("mine"), memory)
@@ -64,7 +64,7 @@ def test_one_bad_image_of_a_list_costs_itself():
     assert logger.faults.value_counts == {("few", "RecordError"): 1, ("all", "RecordError"): 1}
 
 
-def test_one_bad_row_of_a_table_costs_itself():
+def test_one_bad_row_of_a_table_is_dropped():
     """A column that is no text gets one."""
     memory = InMemory()
 
@@ -74,7 +74,7 @@ def test_one_bad_row_of_a_table_costs_itself():
     assert (table.columns, table.rows) == (["a", "2"], [[1, 2], [4, 5]])
 
 
-def test_the_cells_of_a_table_are_those_of_the_call(tmp_path):
+def test_table_cells_keep_the_values_of_the_call(tmp_path):
     """Tensors, arrays and images that the caller changes afterwards do not change what is written."""
     tensor, array, image = torch.tensor([1.0, 2.0]), np.array([[1, 2]]), Image.new("RGB", (3, 2))
     memory = InMemory()
@@ -149,7 +149,7 @@ def test_a_table_cell_that_contains_itself_ends_with_a_text(kind, place):
 
 
 @pytest.mark.parametrize("name", [None, 3, ["a"]])
-def test_a_record_without_a_name_gets_the_text_of_what_was_given(name):
+def test_a_bad_name_becomes_its_text(name):
     """It is kept, and found."""
     memory = InMemory()
     logger = Logger(State("mine"), memory)
@@ -162,7 +162,7 @@ def test_a_record_without_a_name_gets_the_text_of_what_was_given(name):
     assert logger.faults.value_counts == {("name", "RecordError"): 2}
 
 
-def test_what_the_run_and_the_trainer_pass_to_their_logger(tmp_path):
+def test_run_and_trainer_pass_options_to_their_logger(tmp_path):
     """They pass `strict`, `raise_errors` and `namespace`."""
 
     class Broken(LoggerDestination):
@@ -237,7 +237,7 @@ def test_a_mask_with_fractions_is_reported_with_the_line_that_logged_it(mask, ca
     )
 
 
-def test_hyperparameters_without_names_are_logged_and_said_once(caplog):
+def test_hyperparameters_without_names_are_logged_with_one_warning(caplog):
     """A text in the place of a dict is a mistake; a secret in it is not shown."""
     memory = InMemory()
     logger = Logger(State("mine"), memory)
@@ -252,7 +252,7 @@ def test_hyperparameters_without_names_are_logged_and_said_once(caplog):
     assert "hunter22" not in report
 
 
-def test_the_number_of_bins_may_follow_that_of_the_values():
+def test_the_number_of_bins_may_follow_the_number_of_values():
     """Sturges' rule gives it, without a look at the values."""
     memory = InMemory()
 

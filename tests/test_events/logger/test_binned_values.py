@@ -1,4 +1,4 @@
-"""A histogram of which only counts and edges are known."""
+"""Histograms that are given as counts and edges."""
 
 import math
 
@@ -83,7 +83,7 @@ def test_a_normal_distribution_reaches_four_standard_deviations_to_both_sides(me
 
 
 def test_empty_bins_at_the_ends_are_outside_of_the_values():
-    """Minimum and maximum are those of the bins with values, unless they are known."""
+    """Minimum and maximum default to the edges of the bins with values."""
     counts, edges = [0, 2, 1, 1, 0, 0], [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
 
     guessed = BinnedValues(counts, edges).record()
@@ -95,7 +95,7 @@ def test_empty_bins_at_the_ends_are_outside_of_the_values():
 
 
 def test_no_values_at_all_make_an_empty_record():
-    """Values of which none is finite do so too."""
+    """The same holds if no value is finite."""
     record = BinnedValues([0, 0], [0.0, 1.0, 2.0], non_finite=3).record()
 
     assert record == histogram_record(np.full(3, np.nan))
@@ -114,14 +114,14 @@ def test_no_values_at_all_make_an_empty_record():
         ([math.inf], [0.0, 1.0], "counts of 0 or more"),
     ],
 )
-def test_what_is_no_histogram_is_refused(counts, edges, complaint):
+def test_invalid_histograms_are_refused(counts, edges, complaint):
     """At the call, and by what is wrong."""
     with pytest.raises(RecordError, match=complaint):
         BinnedValues(counts, edges)
 
 
 @pytest.mark.parametrize(("mean", "std"), [(math.nan, 1.0), (0.0, -1.0), (0.0, math.inf)])
-def test_what_is_no_distribution_is_refused(mean, std):
+def test_invalid_distributions_are_refused(mean, std):
     """A standard deviation is 0 or more."""
     with pytest.raises(RecordError, match="finite mean and std"):
         BinnedValues.normal(mean, std)

@@ -69,7 +69,7 @@ def test_images_may_be_pictures_and_paths(logger, images):
         (None, False, "must be arrays, tensors, PIL images or paths, got NoneType"),
     ],
 )
-def test_what_is_no_image_is_refused(logger, images, channels_last, complaint):
+def test_invalid_images_are_refused(logger, images, channels_last, complaint):
     """The message has the name, what was given, and where one can be seen, the way out."""
     with pytest.raises(RecordError, match=complaint):
         logger.log_images(images, "x", channels_last)
@@ -149,7 +149,7 @@ def test_sounds_of_these_shapes_are_taken(logger, audio, rate):
         ),
     ],
 )
-def test_what_is_no_sound_is_refused(logger, audio, rate, complaint):
+def test_invalid_audio_is_refused(logger, audio, rate, complaint):
     """Shape and rate are checked."""
     with pytest.raises(RecordError, match=complaint):
         logger.log_audio(audio, rate, "x")
@@ -186,7 +186,7 @@ def test_videos_of_these_shapes_are_taken(logger, video, fps):
         ),
     ],
 )
-def test_what_is_no_video_is_refused(logger, video, fps, complaint):
+def test_invalid_videos_are_refused(logger, video, fps, complaint):
     """Shape and rate are checked."""
     with pytest.raises(RecordError, match=complaint):
         logger.log_video(video, fps, "x")
@@ -222,7 +222,7 @@ def test_histograms_of_these_values_and_bins_are_taken(logger, values, bins):
         ),
     ],
 )
-def test_what_is_no_histogram_is_refused(logger, values, bins, complaint):
+def test_invalid_histograms_are_refused(logger, values, bins, complaint):
     """Values and bins are checked."""
     with pytest.raises(RecordError, match=complaint):
         logger.log_histogram(values, "x", bins=bins)
@@ -254,7 +254,7 @@ def test_points_of_these_shapes_are_taken(logger, points, colors):
         (np.zeros((5, 3)), "red", "got str"),
     ],
 )
-def test_what_is_no_point_cloud_is_refused(logger, points, colors, complaint):
+def test_invalid_point_clouds_are_refused(logger, points, colors, complaint):
     """Points and colours are checked, and that they are as many."""
     with pytest.raises(RecordError, match=complaint):
         logger.log_point_cloud(points, "x", colors=colors)
@@ -298,14 +298,14 @@ def test_tables_of_these_shapes_are_taken(logger, columns, rows):
         (["a"], ([1] for _ in range(3)), r"must have a list of rows, got generator\. Write list"),
     ],
 )
-def test_what_is_no_table_is_refused(logger, columns, rows, complaint):
+def test_invalid_tables_are_refused(logger, columns, rows, complaint):
     """Rows of another length are named; a generator is not read empty and lost."""
     with pytest.raises(RecordError, match=complaint):
         logger.log_table(columns, rows, "x")
 
 
 @pytest.mark.parametrize("text", [None, b"x"])
-def test_what_is_no_text_is_refused(logger, text):
+def test_invalid_texts_are_refused(logger, text):
     """The message says what was given."""
     with pytest.raises(RecordError, match=f"text 'x' must be a string, got {type(text).__name__}"):
         logger.log_text(text, "x")

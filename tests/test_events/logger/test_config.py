@@ -83,7 +83,7 @@ def _some_function():
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_what_has_named_parts_becomes_a_dictionary(config, expected):
+def test_objects_with_named_parts_become_dictionaries(config, expected):
     """Mappings, attrs classes, dataclasses, namespaces and named tuples may be nested in any way."""
     assert plain_config(config) == expected
 
@@ -147,7 +147,7 @@ def test_keys_become_strings(key, name):
         (np.longdouble(1.5), {"value": "1.5"}),
     ],
 )
-def test_what_has_no_names_is_one_value(config, expected):
+def test_objects_without_names_are_one_value(config, expected):
     """Nothing that is given as hyperparameters is lost."""
     assert plain_config(config) == expected
 
@@ -189,7 +189,7 @@ def test_omegaconf_is_resolved_and_its_lists_are_lists():
     assert plain_config({"layers": config.layers}) == {"layers": [1, {"b": 1}]}
 
 
-def test_a_value_of_omegaconf_that_cannot_be_resolved_costs_itself():
+def test_an_unresolvable_value_of_omegaconf_affects_no_other():
     """It stays as it is written, and all others are resolved, also in lists and in what refers to it."""
     omegaconf = pytest.importorskip("omegaconf")
     config = omegaconf.OmegaConf.create(
@@ -286,7 +286,7 @@ def _with_raising_field(decorate):
     ],
     ids=["mapping", "dataclass", "attrs"],
 )
-def test_a_field_that_cannot_be_read_costs_itself(config):
+def test_an_unreadable_field_affects_no_other(config):
     """Its text says why; the others have their values."""
     expected = {"lr": 0.1, "late": "<unreadable: RuntimeError: not computed>"}
 
@@ -294,8 +294,8 @@ def test_a_field_that_cannot_be_read_costs_itself(config):
     assert plain_config({"inner": [config]}) == {"inner": [expected]}
 
 
-def test_what_has_the_methods_of_a_mapping_is_one():
-    """Its keys may have any name, and one that raises costs itself."""
+def test_objects_with_the_methods_of_a_mapping_are_mappings():
+    """Its keys may have any name, and one that raises affects no other."""
     config = ConfigDict(lr=0.1, shape=[2], item=ConfigDict(dtype="bf16"), seed=_Raises)
 
     assert plain_config(config) == {

@@ -76,7 +76,7 @@ def test_a_table_may_stand_for_columns_or_rows(logger, memory, arguments):
     assert memory.tables["scores"][0].rows == ROWS
 
 
-def test_columns_choose_among_those_of_a_table(logger, memory):
+def test_columns_select_from_a_table(logger, memory):
     """They come in the order that was asked for; what a row lacks is None."""
     logger.log_table(["flag", "count"], pd.DataFrame(COLUMNS), "frame")
     logger.log_table(["b", "a"], [{"a": 1}, {"a": 2, "b": 3}, [4, 5]], "dicts")
@@ -85,7 +85,7 @@ def test_columns_choose_among_those_of_a_table(logger, memory):
     assert memory.tables["dicts"][0].rows == [[None, 1], [3, 2], [4, 5]]
 
 
-def test_a_row_that_is_no_dict_costs_itself(memory):
+def test_a_row_that_is_no_dict_is_dropped(memory):
     """The other rows are logged."""
     Logger(State("mine"), memory).log_table([{"a": 1}, 5, {"b": 2}], "rows")
 
@@ -198,7 +198,7 @@ def test_a_figure_in_a_cell_is_a_picture(logger, memory, figure):
     assert isinstance(cell, PIL.Image.Image)
 
 
-def test_a_figure_that_cannot_be_drawn_costs_itself(memory, figure, caplog):
+def test_a_figure_that_cannot_be_drawn_is_dropped(memory, figure, caplog):
     """The others of its list are logged."""
 
     class Broken:
@@ -214,7 +214,7 @@ def test_a_figure_that_cannot_be_drawn_costs_itself(memory, figure, caplog):
     )
 
 
-def test_what_only_converts_to_an_array_is_one(logger, memory):
+def test_objects_that_convert_to_an_array_are_arrays(logger, memory):
     """It needs no shape of its own."""
 
     class Numbers:
@@ -228,7 +228,7 @@ def test_what_only_converts_to_an_array_is_one(logger, memory):
     assert memory.tables["Table"][0].rows == [[[[7, 7, 7], [7, 7, 7]]]]
 
 
-def test_what_is_no_figure_stays_as_it_is():
+def test_other_values_than_figures_are_unchanged():
     """Nothing else is drawn."""
     for value in (None, np.zeros((2, 2)), PIL.Image.new("L", (1, 1)), "a.png", io.BytesIO()):
         assert as_picture(value) is value

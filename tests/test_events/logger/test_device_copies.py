@@ -154,7 +154,7 @@ def test_a_file_is_staged_at_once(tmp_path):
     assert run.received.calls == [("file", "a", 0)]
 
 
-def test_the_phase_is_that_of_the_call():
+def test_a_record_has_the_phase_of_its_call():
     """A metric of an evaluation that lands afterwards is one of the evaluation."""
     phases = []
 
@@ -176,7 +176,7 @@ def test_the_phase_is_that_of_the_call():
     assert state.phase is Phase.TRAIN
 
 
-def test_what_the_caller_changes_while_it_waits_arrives_as_it_was():
+def test_changes_by_the_caller_do_not_affect_pending_copies():
     """Dicts, lists and arrays in host memory are the caller's again when the call returns."""
     run = Setup()
     metrics, image = {"a": 1.0}, torch.zeros(3, 2, 2)
@@ -205,7 +205,7 @@ def test_copies_land_one_after_another():
     assert [call[2] for call in run.received.calls] == [0, 1]
 
 
-def test_an_event_delivers_what_has_landed():
+def test_an_event_delivers_completed_copies():
     """A loop that logs seldom need not wait for its next record."""
     run = Setup()
     engine = Engine(run.state, run.logger)
@@ -236,7 +236,7 @@ def test_nothing_is_asked_of_a_device_that_has_nothing_on_its_way():
 @pytest.mark.parametrize(
     "event", [Event.FIT_END, Event.EVAL_END, Event.EVAL_STANDALONE_END, Event.PREDICT_END]
 )
-def test_the_end_of_something_waits_for_what_is_on_its_way(event):
+def test_the_end_of_a_phase_waits_for_pending_copies(event):
     """It is there before the destination receives the event, also what a callback logged at it."""
     device = FakeDevice()
     run = Setup(device, clock=Clock(on_sleep=device.land))
@@ -251,7 +251,7 @@ def test_the_end_of_something_waits_for_what_is_on_its_way(event):
 
 
 @pytest.mark.parametrize("end", ["flush", "close"])
-def test_flush_and_close_wait_for_what_is_on_its_way(end):
+def test_flush_and_close_wait_for_pending_copies(end):
     """Nothing accepted is lost where the device continues."""
     device = FakeDevice()
     run = Setup(device, clock=Clock(on_sleep=device.land))
@@ -264,7 +264,7 @@ def test_flush_and_close_wait_for_what_is_on_its_way(end):
     assert run.logger.lost_values == 0
 
 
-def test_a_checkpoint_waits_for_what_is_on_its_way(tmp_path):
+def test_a_checkpoint_waits_for_pending_copies(tmp_path):
     """What was logged before it belongs to it, and is there before a destination gives its state."""
     device, memory, had = FakeDevice(), InMemory(), []
     memory.state_dict = lambda: had.append(sum("loss" in record.value for record in memory.records))
@@ -738,7 +738,7 @@ def test_a_device_without_asynchronous_copies_is_waited_for():
         ),
     ],
 )
-def test_what_is_no_scalar_is_known_without_a_look_at_it(value, complaint):
+def test_values_that_are_no_scalars_are_found_without_reading_them(value, complaint):
     """It is that key's error at the call."""
     run = Setup()
 

@@ -106,7 +106,7 @@ def test_the_first_failure_of_a_kind_is_reported_with_its_traceback_and_no_other
     assert second.endswith("ValueError: text")
 
 
-def test_secrets_in_what_a_destination_raises_are_not_reported(caplog):
+def test_secrets_in_errors_of_destinations_are_not_reported(caplog):
     """An error of a client library quotes the request, its headers too."""
 
     class QuotesItsRequest(LoggerDestination):
@@ -236,7 +236,7 @@ def test_a_parked_destination_misses_events_too_and_is_closed_all_the_same():
     assert calls == ["close"]
 
 
-def test_what_went_wrong_is_summed_up_at_close(caplog):
+def test_errors_are_summarized_at_close(caplog):
     """Each kind has a line, and so has each destination that missed something."""
     logger = _logger(FailsWhileTold(), FailsAtEverything(), clock=Clock())
     engine = Engine(logger._state, logger)

@@ -143,7 +143,7 @@ def test_the_callers_dictionary_is_not_changed():
         ({"in": [1]}, r"metric 'bad/in' must be a scalar, got a list of 1\."),
     ],
 )
-def test_what_is_no_scalar_is_named_and_the_others_are_logged(value, complaint):
+def test_values_that_are_no_scalars_are_named_and_the_others_are_logged(value, complaint):
     """The message has the name, the shape and what to use instead; siblings arrive."""
     received = Received()
     logger = Logger(State("r"), received, raise_errors=True, strict=True)
@@ -264,7 +264,7 @@ def test_results_of_torchmetrics_are_logged():
         Logger(State("r"), strict=True).log_metrics({"accuracy": accuracy})
 
 
-def test_of_a_dtensor_the_local_part_is_logged():
+def test_the_local_shard_of_a_dtensor_is_logged():
     """There is no collective: the other ranks may be elsewhere."""
 
     class Distributed:
@@ -321,7 +321,7 @@ def test_the_short_way_and_the_long_way_agree(metrics):
     ],
     ids=str,
 )
-def test_what_the_short_way_cannot_take_is_left_to_the_long_one(metrics, logged):
+def test_the_fast_path_leaves_other_values_to_the_slow_path(metrics, logged):
     """It is reported, nothing is raised, and the same call made again ends the same."""
     received = Received()
     logger = Logger(State("r"), received)

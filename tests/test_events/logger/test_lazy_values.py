@@ -227,7 +227,7 @@ def test_a_function_of_a_record_that_raises_or_returns_nonsense_costs_that_recor
 
 
 @pytest.mark.parametrize("value", [torch.nn.Linear(1, 1), float, int])
-def test_what_can_be_called_but_is_no_such_function_is_refused(value):
+def test_other_callables_are_refused(value):
     """A model or a class given by mistake is an error at the call."""
     with pytest.raises(RecordError, match="metric 'a' must be a scalar"):
         Logger(State("r"), InMemory(), strict=True).log_metrics({"a": value})
@@ -271,7 +271,7 @@ def test_a_function_left_at_the_end_of_fit_is_called():
     assert _metrics(memory)[1:] == [(1, {"a": 3.0})]
 
 
-def test_strict_raises_what_a_function_raised_once_the_others_are_logged():
+def test_strict_raises_a_functions_error_after_logging_the_others():
     """The error itself is raised, not a word about it."""
     memory = InMemory()
 

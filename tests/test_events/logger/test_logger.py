@@ -1,4 +1,4 @@
-"""One call reaches every destination, with exactly these arguments; what is wrong is said at the call."""
+"""One call reaches every destination with exactly these arguments; errors are reported at the call."""
 
 import pathlib
 
@@ -197,7 +197,7 @@ def test_destinations_are_one_or_several(state, kind):
 @pytest.mark.parametrize(
     "destination", ["console", Records, Callback(), None, 5], ids=["str", "class", "callback", "None", "int"]
 )
-def test_what_is_no_destination_is_refused(state, destination):
+def test_other_objects_than_destinations_are_refused(state, destination):
     """For a class that was not called, the message says so."""
     with pytest.raises(TypeError, match="logger destination must be a LoggerDestination, got") as caught:
         Logger(state, [destination])
@@ -245,7 +245,7 @@ def test_a_step_of_zero_is_a_step(state, step):
 
 @pytest.mark.parametrize("step", [1.0, "3", np.float32(1), [3]])
 @pytest.mark.parametrize("method", ["log_metrics", "log_text"])
-def test_a_step_that_is_no_integer_costs_itself(state, step, method, caplog):
+def test_a_step_that_is_no_integer_is_dropped(state, step, method, caplog):
     """The record gets the default step; with `strict` the call raises, and nothing is logged."""
     destination, other = Records(), Records()
     value = {"a": 1.0} if method == "log_metrics" else "x"

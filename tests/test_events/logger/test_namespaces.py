@@ -137,7 +137,7 @@ def test_a_namespace_is_of_its_task_and_its_thread():
 
 
 @pytest.mark.parametrize("what", ["a Run", "its logger"])
-def test_a_run_that_is_sent_to_another_process_says_what_to_do(what):
+def test_pickling_a_run_raises_with_advice(what):
     """A dataset that holds one is pickled where workers are spawned."""
     run = Run(loggers=InMemory(), run_name="mine")
     with run, pytest.raises(TypeError, match="Run 'mine' cannot") as raised:

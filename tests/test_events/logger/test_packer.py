@@ -42,7 +42,7 @@ class Packer(Listener):
         return True
 
 
-def test_what_is_packed_arrives_once_at_each_destination():
+def test_packed_rows_arrive_once_at_each_destination():
     """The others, before and after the packer, get each call as ever."""
     before, packer, after = Listener(), Packer(), Listener()
     logger = Logger(State("x"), [before, packer, after], raise_errors=True)
@@ -84,7 +84,7 @@ def test_a_packer_that_fails_gets_the_metrics_all_the_same():
     assert logger.faults.counts == {}
 
 
-def test_what_a_signal_handler_raises_while_packing_reaches_the_program():
+def test_an_exception_of_a_signal_handler_while_packing_propagates():
     """It is no failure of the destination."""
 
     class Alarm(Exception):

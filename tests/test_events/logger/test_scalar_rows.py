@@ -120,7 +120,7 @@ def test_a_layout_is_made_once_for_scalars_of_the_same_kinds():
     assert len({id(one) for one in (first, of_integers, with_gradient)}) == 3
 
 
-def test_what_changes_after_the_snapshot_is_not_seen():
+def test_changes_after_the_snapshot_are_not_seen():
     """Nor is a gradient recorded for it."""
     rows = Rows()
     loss = torch.tensor(0.5, requires_grad=True)

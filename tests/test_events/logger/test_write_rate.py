@@ -95,7 +95,7 @@ def test_the_last_value_waits_and_comes_with_the_next_write_at_its_own_step():
     assert run.written[1:] == [(1, {"once": 11}), (2, {"lr": 0.1}), (3, {"loss": 3})]
 
 
-def test_the_timestamp_of_what_waited_is_that_of_its_call():
+def test_a_delayed_record_has_the_timestamp_of_its_call():
     """Destinations read it from the state."""
     run = Run(every_seconds=10)
     run.log({"a": 0})
@@ -145,7 +145,7 @@ def test_each_phase_has_its_own_clock():
 
 
 @pytest.mark.parametrize("end", ["fit_end", "flush", "close"])
-def test_what_waits_is_written_at_the_end(end):
+def test_waiting_records_are_written_at_the_end(end):
     """Every phase is, in the order in which it was logged."""
     run = Run(every_seconds=10)
     run.log({"loss": 0}, phase=Phase.TRAIN)
@@ -200,7 +200,7 @@ def test_a_timestamp_that_decreases_makes_a_destination_due():
     ("aggregate", "expected"),
     [("last", 2), ("first", 4), ("mean", 3), ("min", 2), ("max", 4), ("sum", 9), ("count", 3)],
 )
-def test_an_aggregate_is_of_what_came_since_the_last_write(aggregate, expected):
+def test_an_aggregate_covers_values_since_the_last_write(aggregate, expected):
     """It has the step of the last value, and counts every value once."""
     run = Run(every_steps=3, aggregate=aggregate)
     for value in (100, 4, 3, 2):
@@ -281,7 +281,7 @@ def test_memory_is_bounded_by_the_number_of_names():
     }
 
 
-def test_what_the_caller_changes_while_it_waits_is_written_as_it_was():
+def test_changes_by_the_caller_do_not_affect_waiting_records():
     """The dict is the caller's, and so is a tensor in it."""
     run = Run(every_seconds=10)
     run.log({"a": 0})
@@ -352,7 +352,7 @@ def test_one_destination_waits_and_the_other_does_not():
     assert len(other.records) == 3
 
 
-def test_a_destination_that_is_added_while_the_others_wait_gets_what_comes():
+def test_a_destination_added_while_others_wait_gets_later_records():
     """At once, or when its own rate says so."""
     run = Run(every_seconds=10)
     run.log({"loss": 0})

@@ -27,7 +27,7 @@ def first_column(after):
 
 
 @pytest.mark.parametrize("code", CODE)
-def test_what_is_shown_runs(code, tmp_path):
+def test_the_examples_run(code, tmp_path):
     """Each block runs by itself, with warnings as errors."""
     outcome = subprocess.run(
         [sys.executable, "-W", "error", "-c", code],

@@ -43,7 +43,7 @@ def test_windows_become_metrics_with_the_step_of_their_end(metric_list):
     assert metric_list.threads == {threading.get_ident()}
 
 
-def test_what_is_left_is_logged_at_close(metric_list):
+def test_pending_events_are_logged_at_close(metric_list):
     """It delivers open windows, and events that waited."""
     stat = Stat("x", [Aggregation.COUNT], HOUR)
     with Run(metric_list, monitor.ForwardMonitor(), "mine") as run:
@@ -168,7 +168,7 @@ def test_a_full_queue_drops_the_oldest_and_counts(metric_list, caplog):
     assert caplog.text.count("ForwardMonitor dropped") == 1
 
 
-def test_what_is_between_two_places_is_not_lost(metric_list, caplog):
+def test_items_in_transit_are_not_lost(metric_list, caplog):
     """Another thread may at any time have put an item that is not counted yet, or be delivering it."""
     forwarding = monitor.ForwardMonitor()
     seen = []
@@ -197,7 +197,7 @@ def test_what_is_between_two_places_is_not_lost(metric_list, caplog):
     assert caplog.records == []
 
 
-def test_stopping_after_the_run_was_closed_says_what_was_lost(metric_list, caplog):
+def test_stopping_after_close_reports_lost_items(metric_list, caplog):
     """It raises no error."""
     with Run(metric_list, run_name="mine") as run:
         forwarding = monitor.ForwardMonitor()

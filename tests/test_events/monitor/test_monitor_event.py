@@ -33,7 +33,7 @@ def registered():
         monitor.unregister_event_handler(handle)
 
 
-def test_values_stay_what_they_are():
+def test_values_keep_their_types():
     """A boolean is no float, and an integer keeps all its digits."""
     event = an_event(flag=True, count=2**70, ratio=0.5, host="a")
 

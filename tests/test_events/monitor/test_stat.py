@@ -65,7 +65,7 @@ def test_a_window_has_every_aggregation(heard):
     assert abs((datetime.now(UTC) - heard[0].timestamp).total_seconds()) < 60
 
 
-def test_count_and_get_are_those_of_the_open_window(heard):
+def test_count_and_get_describe_the_open_window(heard):
     """Zero before the first sample, and again when the window was logged."""
     stat = Stat("x", [Aggregation.SUM, Aggregation.COUNT], HOUR)
     seen = [(stat.count, stat.get())]
@@ -327,7 +327,7 @@ def test_a_capped_stat_is_deleted_without_the_garbage_collector(heard):
 
 
 def test_flush_logs_all_open_windows(heard):
-    """It logs those of the whole process."""
+    """It logs the windows of the whole process."""
     stats = [Stat(name, [Aggregation.SUM], HOUR) for name in "ab"]
     for stat in stats:
         stat.add(1.0)
@@ -554,7 +554,7 @@ class WindowThatIsAwaited(Window):
 
 
 @pytest.mark.parametrize("who", ["closer", "stat"])
-def test_a_flush_returns_when_what_another_thread_has_just_closed_is_logged(who):
+def test_a_flush_waits_for_windows_that_another_thread_is_logging(who):
     """Code that unregisters or reads right after it has every sample that was added before."""
     events, has_come = [], threading.Event()
 
@@ -615,7 +615,7 @@ class NotAwaited(threading.Event):
         raise AssertionError("nobody will ever set it")
 
 
-def test_what_ctrl_c_cut_short_is_not_waited_for():
+def test_flush_does_not_wait_for_windows_interrupted_by_ctrl_c():
     """The thread that was logging it is the one that flushes next."""
 
     def interrupted(event):

@@ -24,7 +24,7 @@ def summary_of(*chunks, aggregations=EVERYTHING):
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=50), min_size=1, max_size=8))
-def test_percentiles_are_those_of_numpy(chunks):
+def test_percentiles_equal_numpys(chunks):
     """The chunks do not matter."""
     samples = np.concatenate([np.array(chunk) for chunk in chunks])
 

@@ -116,7 +116,7 @@ def test_many_threads_log_to_torch_and_nothing_stops(in_torch_child):
     )
 
 
-def test_what_does_not_fit_is_dropped_and_counted(in_torch_child):
+def test_items_beyond_the_queue_are_dropped_and_counted(in_torch_child):
     """The count is exact."""
     in_torch_child(
         with_prelude(
@@ -299,7 +299,7 @@ def test_torchs_tensorboard_handler_sees_our_windows(in_torch_child):
     )
 
 
-def test_windows_and_values_are_those_of_torch(in_torch_child):
+def test_windows_and_values_equal_torchs(in_torch_child):
     """Samples of different times are in different windows, one time is one window, and a cap discards the rest."""
     in_torch_child(
         with_prelude(

@@ -41,7 +41,7 @@ def test_an_event_of_torch_is_passed_on_as_ours(events):
         monitor.log_event("mine.loaded")
 
 
-def test_aggregations_of_torch_are_those_of_their_names(events):
+def test_aggregations_of_torch_are_matched_by_name(events):
     """All of them, `VALUE` included; `add` takes its argument by torch's name."""
     import torch.monitor
 

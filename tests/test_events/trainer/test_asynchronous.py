@@ -11,7 +11,6 @@ import tempfile
 import threading
 from pathlib import Path
 
-import attrs
 import pytest
 import torch
 from torch.utils.data import DataLoader
@@ -108,7 +107,7 @@ class TestWhileItIsWritten:
         assert listing(tmp_path / "saved") == ["ep0-ba3.pt", "ep1-ba6.pt", "ep1-ba8.pt", "latest.symlink"]
         assert saver.counts.saved == 3
 
-    def test_what_is_saved_is_the_state_at_that_moment(self, make_stopped, make_trainer, tmp_path):
+    def test_a_checkpoint_holds_the_state_of_its_moment(self, make_stopped, make_trainer, tmp_path):
         """The process writes batches later what a synchronous save wrote at once."""
         saver, trainer = make_stopped(
             calls={"ba5": lambda: os.kill(saver.writer_pid, signal.SIGCONT)}, trainer={"max_duration": "6ba"}
@@ -242,9 +241,7 @@ class TestTheProcessThatWrites:
         assert read_checkpoint(tmp_path / "saved" / "latest.symlink")["timestamp"]["batch"] == 10
 
     @pytest.mark.parametrize("asynchronous", [False, True])
-    def test_where_no_thread_can_be_started_training_writes(
-        self, make_run, tmp_path, monkeypatch, asynchronous
-    ):
+    def test_without_threads_training_writes(self, make_run, tmp_path, monkeypatch, asynchronous):
         """There may be too little memory for its stack: no checkpoint is lost, and training goes on."""
         start = threading.Thread.start
 
@@ -346,7 +343,7 @@ class TestAWriterThatHangs:
             trainer={"max_duration": "3ba"},
         )
 
-        with pytest.raises(OSError, match="still being written, to a disk that does not answer"):
+        with pytest.raises(OSError, match="still being written, to a disk that does not respond"):
             trainer.fit()
 
         assert saver.counts.failed == 2
@@ -381,7 +378,7 @@ class TestAWriterThatHangs:
 
         assert listing(tmp_path / "saved") == ["ep1-ba6.pt", "ep1-ba9.pt", "ep2-ba10.pt", "latest.symlink"]
         assert saver.counts.failed == 1
-        assert "to a disk that does not answer); training continues" in caplog.text
+        assert "to a disk that does not respond); training continues" in caplog.text
 
     def test_what_is_not_wanted_any_more_never_appears(self, tmp_path):
         """It does not appear where its thread goes on later, either."""
@@ -538,7 +535,7 @@ class TestASecondCopy:
         assert len({str(one) for one in weights}) == 5
         assert (saver.counts.saved, saver.counts.failed) == (5, 0)
 
-    def test_a_newer_one_removes_what_a_failed_one_would_have_removed(self, make_stopped, tmp_path):
+    def test_a_newer_checkpoint_removes_the_surplus_of_a_failed_one(self, make_stopped, tmp_path):
         """The one that was copied meanwhile is written all the same."""
 
         def make_room():
@@ -600,7 +597,7 @@ class TestASecondCopy:
 
         def make_room():
             until(saver._writing.has_room)
-            saver._writing._options = attrs.evolve(saver._writing._options, close_seconds=0.1)
+            saver._writing._close_seconds = 0.1
 
         def fail():
             raise RuntimeError("no more")
@@ -656,7 +653,7 @@ class TestASecondCopy:
 
 
 class TestWhatCannotBeSaved:
-    """It costs itself."""
+    """It is dropped, and training continues."""
 
     def test_a_state_dict_that_raises_leaves_the_saver_as_it_was(self, make_run, tmp_path):
         """The error is the caller's; a later save is whole."""
@@ -737,7 +734,7 @@ class TestWhatCannotBeSaved:
 class TestHalfWritten:
     """What a writer that was killed leaves."""
 
-    def test_is_swept_and_what_is_being_written_is_not(self, tmp_path):
+    def test_leftovers_are_swept_and_active_files_stay(self, tmp_path):
         """The lock tells them apart, and of a pointer the process; other files are not touched."""
         from uploads.disk import try_lock
 

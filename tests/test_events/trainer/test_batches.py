@@ -93,7 +93,7 @@ def test_samples_are_counted_in_any_batch(batch, samples):
     assert samples_in(batch) == samples
 
 
-def test_containers_keep_their_type_and_what_moves_itself_is_whole():
+def test_containers_keep_their_type_and_objects_with_to_stay_whole():
     """Dataclasses, named tuples, ordered dicts and objects with `to` come back as they are."""
     graph = Graph()
     batch = (

@@ -57,7 +57,7 @@ class TestSaving:
         assert (tmp_path / "latest.symlink").read_text() == "test/checkpoints/ep2-ba12.pt"
 
     def test_an_iteration_is_saved_where_it_ends(self, make_trainer, tmp_path):
-        """The checkpoint is that of its last epoch, and not one batch later."""
+        """The checkpoint is from the end of its last epoch, not one batch later."""
         make_trainer(
             max_duration="4ep", iteration_length="2ep", save_interval="1iter", save_folder=tmp_path
         ).fit()
@@ -72,9 +72,7 @@ class TestSaving:
 
         assert listing(tmp_path) == ["ep1-ba8.pt", "ep1-ba9.pt", "latest.symlink"]
 
-    def test_a_saver_takes_the_arguments_to_which_those_of_the_trainer_are_short_cuts(
-        self, make_trainer, tmp_path
-    ):
+    def test_arguments_of_the_trainer_are_short_cuts_to_a_saver(self, make_trainer, tmp_path):
         """What it saves, and what a later trainer resumes from, are the same."""
         make_trainer(saver=CheckpointSaver(tmp_path, save_interval="2ba", keep=2), max_duration="9ba").fit()
 
@@ -308,7 +306,7 @@ class TestResuming:
         assert [step for step, _ in metric_list.series("loss/train/total")] == list(range(5, 10))
         assert listing(tmp_path / "new") == ["ep1-ba5.pt", "ep2-ba10.pt", "latest.symlink"]
 
-    def test_callbacks_find_again_what_they_saved(self, make_trainer, tmp_path):
+    def test_callbacks_get_their_own_states_back(self, make_trainer, tmp_path):
         """Two callbacks of one class are told apart by their order."""
 
         class Counts(Callback):
@@ -441,7 +439,7 @@ class TestNames:
 
     @pytest.mark.parametrize("content", ["", "../../elsewhere.pt", "test/checkpoints/gone.pt"])
     def test_a_damaged_pointer_costs_no_checkpoint(self, make_trainer, tmp_path, caplog, content):
-        """The newest by its number is taken, and it is said."""
+        """The newest one by number is used, with a warning."""
         make_trainer(save_folder=tmp_path).fit()
         (tmp_path / "latest.symlink").write_text(content)
 
@@ -449,7 +447,7 @@ class TestNames:
         assert "latest.symlink" in caplog.text or "gone.pt" in caplog.text
 
     @pytest.mark.parametrize("is_uri", [False, True], ids=["destination", "store"])
-    def test_one_name_for_all_replaces_what_this_run_has_uploaded(
+    def test_a_constant_name_replaces_the_uploads_of_this_run(
         self, make_trainer, tmp_path, monkeypatch, is_uri
     ):
         """The store has the newest; it had the first before, and refused the others."""
@@ -475,7 +473,7 @@ class TestNames:
             ({"load_path": Path("s3://bucket/x")}, ValueError, "must be given as a text, not as a Path"),
         ],
     )
-    def test_what_would_lead_elsewhere_is_refused_when_the_trainer_is_made(
+    def test_names_that_lead_elsewhere_raise_when_the_trainer_is_made(
         self, make_trainer, tmp_path, monkeypatch, arguments, error, message
     ):
         """Nothing is written."""
@@ -501,7 +499,7 @@ class TestNames:
         with pytest.raises(FileNotFoundError, match="must hold a checkpoint"):
             make_trainer(load_path=tmp_path)
 
-    def test_a_metric_that_does_not_exist_is_said(self, make_trainer, make_dataloader, tmp_path, caplog):
+    def test_an_unknown_metric_is_reported(self, make_trainer, make_dataloader, tmp_path, caplog):
         """Once, with those that do; and where there is no evaluation."""
         saver = CheckpointSaver(tmp_path / "one", keep=Retention(1, best="metrics/eval/acuracy"))
         make_trainer(callbacks=saver, eval_dataloader=make_dataloader()).fit()

@@ -86,7 +86,7 @@ def test_a_model_with_its_own_loss_and_metrics_needs_no_loss_fn(metric_list):
     assert all(0 < value <= 1 for _, value in metric_list.series("metrics/train_epoch/accuracy"))
 
 
-def test_callbacks_read_the_values_of_metrics_and_what_updating_them_returned(metric_list):
+def test_callbacks_read_metric_values_and_results_of_updates(metric_list):
     """Callbacks of llm-foundry do so; a metric of another evaluation keeps its value."""
     seen = []
 
@@ -144,7 +144,7 @@ def test_evaluators_have_their_own_metrics_intervals_and_lengths(metric_list):
 
 
 def test_epochs_and_evaluations_may_be_cut_short(metric_list):
-    """The length is that of the part; an evaluator's own number goes first, and -1 is all."""
+    """The shortened length is reported; an evaluator's own number takes precedence, and -1 means all."""
     lengths = []
 
     class Lengths(Callback):
@@ -266,7 +266,7 @@ class Crowded(Shaped):
 
 
 def test_auto_halves_the_microbatch_until_it_fits(metric_list, caplog):
-    """It does so once: later batches begin with what fitted. The gradients are those of the whole batch."""
+    """It halves once, and later batches start with the size that fitted. Gradients cover the whole batch."""
     model, whole = Crowded(), Shaped()
     train(model, metric_list, max_duration="2ba", device_train_microbatch_size="auto")
     train(whole, None, max_duration="2ba")
@@ -300,7 +300,7 @@ def test_auto_gives_up_at_one_sample_and_other_errors_pass(metric_list):
 
 
 def test_the_seed_and_the_precision_are_in_the_state(metric_list):
-    """As in Composer, the seed is that of the rank."""
+    """As in Composer, the state has the seed of the rank."""
     trainer = train(Shaped(), metric_list, seed=7, precision="amp_bf16", max_duration="1ba")
 
     assert (trainer.state.seed, trainer.state.precision.value) == (7, "amp_bf16")
@@ -368,7 +368,7 @@ def test_an_argument_that_the_trainer_lacks_is_named(make_trainer, name, hint):
     ("name", "hint"),
     [("all_saved_checkpoints_to_timestamp", r"saver\.state_dict\(\)"), ("foldr", "has no 'foldr'")],
 )
-def test_what_a_saver_does_not_have_is_named(tmp_path, name, hint):
+def test_missing_attributes_of_a_saver_are_named(tmp_path, name, hint):
     """The error says what to use where that is known."""
     with pytest.raises(AttributeError, match=hint):
         getattr(CheckpointSaver(tmp_path), name)

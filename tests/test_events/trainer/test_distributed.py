@@ -81,7 +81,7 @@ def test_a_signal_on_one_rank_preempts_all_and_their_own_steps_stay_equal(run_ra
     assert {row["metrics/train/rank"] for row in rows if "loss/train/total" in row} == {0.5}
 
 
-def test_what_two_ranks_saved_is_resumed_by_one_and_by_four(run_ranks, tmp_path):
+def test_one_and_four_ranks_resume_a_checkpoint_of_two(run_ranks, tmp_path):
     """All begin at the sample and with the weights of the file, and end alike; by three it is refused."""
     ((zero, _),) = run_ranks("save")
     name = zero["run_name"]

@@ -213,7 +213,7 @@ def test_a_maximum_in_tokens_without_tokens_ends_with_the_first_batch(make_train
     assert trainer.state.timestamp.batch == "1ba"
 
 
-def test_an_interval_in_tokens_without_tokens_is_said_once(make_trainer, make_dataloader, caplog):
+def test_an_interval_in_tokens_without_tokens_warns_once(make_trainer, make_dataloader, caplog):
     """It never passes: nothing is evaluated before the end."""
     trainer = make_trainer(eval_dataloader=make_dataloader(), eval_interval="20tok")
 

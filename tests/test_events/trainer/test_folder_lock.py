@@ -34,7 +34,7 @@ sys.stdin.read()
 
 @pytest.fixture
 def holder(tmp_path):
-    """Starts a process that has the folder, as that of another trainer has."""
+    """Starts a process that holds the folder like another trainer."""
     with subprocess.Popen(
         [sys.executable, "-c", HOLDS, str(tmp_path / LOCK)],
         stdin=subprocess.PIPE,
@@ -118,8 +118,8 @@ def test_a_forked_child_does_not_keep_it(make_trainer, tmp_path):
     assert os.waitpid(child, 0)[1] == 0
 
 
-def test_a_file_system_without_locks_is_said(make_trainer, tmp_path, monkeypatch, caplog):
-    """It is said once; training goes on."""
+def test_a_file_system_without_locks_is_reported(make_trainer, tmp_path, monkeypatch, caplog):
+    """One warning is logged, and training continues."""
     monkeypatch.setattr("uploads.disk.fcntl", None)
 
     with make_trainer(save_folder=tmp_path, save_interval="2ba") as trainer:
@@ -156,7 +156,7 @@ def test_what_somebody_else_has_put_there_is_not_removed(make_trainer, tmp_path,
     assert [one for one in names(tmp_path) if "ba4" in one] == []
 
 
-def test_what_a_killed_process_has_moved_aside_is_removed(make_trainer, tmp_path):
+def test_files_that_a_killed_process_moved_aside_are_removed(make_trainer, tmp_path):
     """A process moves a file aside before it compares what it removes."""
     saver = CheckpointSaver(tmp_path)
     with make_trainer(callbacks=saver, max_duration="1ep") as trainer:
@@ -173,7 +173,7 @@ def test_what_a_killed_process_has_moved_aside_is_removed(make_trainer, tmp_path
 
 
 @pytest.mark.parametrize("identifier", ["", "PK", "0" * 31])
-def test_an_identifier_that_is_none_is_nobodys(tmp_path, identifier):
+def test_an_invalid_identifier_matches_no_file(tmp_path, identifier):
     """It comes from a file."""
     (tmp_path / "a.pt").write_bytes(f'PK"id": "{identifier}"'.encode())
 

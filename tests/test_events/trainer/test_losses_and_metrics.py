@@ -75,8 +75,8 @@ def test_each_of_several_losses_is_logged(make_trainer, make_dataloader, metric_
 
 
 @pytest.mark.parametrize("loss", ["much", None, {}, []])
-def test_what_is_no_loss_raises(make_trainer, loss):
-    """It is said what a loss may be."""
+def test_invalid_losses_raise(make_trainer, loss):
+    """The error lists valid losses."""
     with pytest.raises(TypeError, match="loss must be a tensor, or several by name or in a list"):
         make_trainer(loss_fn=lambda outputs, targets: loss).fit()
 
@@ -136,8 +136,10 @@ def test_the_metrics_of_a_collection_are_logged_each(make_trainer, make_dataload
     }
 
 
-def test_what_cannot_be_logged_is_left_out_with_a_word(make_trainer, make_dataloader, metric_list, caplog):
-    """A text, nothing, a cube: training goes on, and each is said once."""
+def test_values_that_cannot_be_logged_are_left_out_with_a_warning(
+    make_trainer, make_dataloader, metric_list, caplog
+):
+    """A text, None and a cube are each reported once, and training continues."""
 
     class Returns(torchmetrics.Metric):
         def __init__(self, value):
@@ -172,7 +174,7 @@ def test_what_cannot_be_logged_is_left_out_with_a_word(make_trainer, make_datalo
 
 @pytest.mark.parametrize("name", ["metrics", "collection"])
 def test_torchmetrics_within_an_epoch_are_resumed(make_trainer, metric_list, tmp_path, name):
-    """The value of the epoch is that of the run without an interruption, also where no batch is left."""
+    """The epoch's value equals that of an uninterrupted run, even if no batch is left."""
     made = {"mean": torchmetrics.MeanSquaredError(), "classes": MulticlassAccuracy(2, average=None)}
     metrics = (
         {"both": torchmetrics.MetricCollection({"a": MulticlassAccuracy(2), "c": made["classes"]})}

@@ -73,7 +73,7 @@ def test_a_model_without_a_parameter_for_targets_gets_the_inputs_alone(make_trai
     assert trainer.state.timestamp.sample == 18
 
 
-def test_an_overridden_loss_and_weight_are_those_of_the_evaluation(metric_list):
+def test_evaluation_uses_an_overridden_loss_and_weight(metric_list):
     """`loss_weight` weighs batches of an evaluation, and the microbatches of a batch."""
 
     class Weighted(Trainer):
@@ -111,7 +111,7 @@ def test_an_overridden_loss_and_weight_are_those_of_the_evaluation(metric_list):
     assert weighted(device_train_microbatch_size=2) == pytest.approx(whole)
 
 
-def test_two_optimizers_take_turns_in_a_step_of_ones_own(metric_list, event_list):
+def test_two_optimizers_take_turns_in_a_custom_step(metric_list, event_list):
     """What `train_step` returns is logged as losses are; the trainer counts, schedules and evaluates."""
     torch.manual_seed(0)
     model = torch.nn.ModuleDict({"generator": torch.nn.Linear(2, 3), "critic": torch.nn.Linear(3, 1)})
@@ -202,7 +202,7 @@ def test_a_step_may_call_the_usual_one_and_may_have_no_loss(make_trainer, metric
     assert len(metric_list.series("loss/train/total")) == 10
 
 
-def test_a_step_of_ones_own_with_microbatches_raises(make_trainer):
+def test_a_custom_step_with_microbatches_raises(make_trainer):
     """The trainer would split nothing."""
     with pytest.raises(ValueError, match="must be None with train_step"):
         make_trainer(train_step=lambda state, batch: None, device_train_microbatch_size=2)

@@ -94,8 +94,8 @@ def test_a_preempted_run_saves_where_it_is_and_resumes_as_if_it_were_not(
     assert series(first, second) == series(whole)
 
 
-def test_a_handler_that_was_there_is_called_and_what_it_raises_ends_the_run(make_trainer, tmp_path):
-    """As that of `uploads.exit_on_sigterm`, which raises at once where no trainer runs."""
+def test_an_existing_handler_is_called_and_its_exception_ends_the_run(make_trainer, tmp_path):
+    """One example is `uploads.exit_on_sigterm`, which raises at once outside of a trainer."""
 
     class Enough(Exception):
         pass
@@ -144,7 +144,7 @@ def test_a_run_without_a_saver_says_that_nothing_is_saved(make_trainer, caplog):
         trainer.fit()
 
     assert "SIGTERM on rank 0: training ends after 3ba." in caplog.text
-    assert "Nothing of the run is saved: pass save_folder=" in caplog.text
+    assert "The run is not saved: pass save_folder=" in caplog.text
 
 
 def test_training_that_ends_by_itself_is_not_preempted(make_trainer):

@@ -91,7 +91,7 @@ def test_a_store_that_loses_an_answer_in_the_middle_of_a_checkpoint(make_trainer
         assert read_checkpoint(uri)["timestamp"]["batch"] == batch
 
 
-def test_what_an_earlier_process_left_is_uploaded_when_the_next_one_begins(make_trainer, moto):
+def test_the_next_process_uploads_leftovers(make_trainer, moto):
     """It goes before training; the files are in the spool."""
     proxy, has_arrived = FaultProxy(moto.endpoint_url), threading.Event()
     proxy.plan = lambda request: Answer(503, "SlowDown") if request.method == "PUT" else None
@@ -265,7 +265,7 @@ def test_a_store_is_asked_by_one_listing_however_much_it_has(make_trainer, moto)
 
 
 def test_a_store_that_may_not_be_listed_keeps_no_run_from_starting(make_trainer, moto, tmp_path, caplog):
-    """It is said; by a destination, and by a folder of its own."""
+    """Both a destination and a folder in a store report it."""
     proxy = FaultProxy(moto.endpoint_url)
     proxy.plan = lambda request: Answer(403, "AccessDenied") if request.method == "GET" else None
     uri = moto.at(proxy.url).uri("refuses")
@@ -278,7 +278,7 @@ def test_a_store_that_may_not_be_listed_keeps_no_run_from_starting(make_trainer,
     assert caplog.text.count("cannot look for checkpoints in the store: ") == 2
 
 
-def test_destinations_do_not_get_what_goes_to_a_store_of_its_own(make_trainer, uri):
+def test_destinations_do_not_get_checkpoints_of_a_folder_in_a_store(make_trainer, uri):
     """It would be there twice."""
 
     class Files(LoggerDestination):
@@ -332,7 +332,7 @@ def test_load_path_takes_a_folder_and_latest(make_trainer, tmp_path):
         make_trainer(load_path="latest", save_folder=tmp_path / "none")
 
 
-def test_a_uri_that_is_none_is_refused_at_once(make_trainer):
+def test_an_invalid_uri_raises_at_once(make_trainer):
     """The error does not wait for the first checkpoint."""
     with pytest.raises(ValueError, match="did you mean 's3'"):
         make_trainer(save_folder="s33://bucket/x")

@@ -50,7 +50,7 @@ def saved(*metrics):
         ({"newest": 2, "best": "metrics/eval/a", "every": 5}, "356"),
     ],
 )
-def test_what_any_part_of_the_rule_wants_stays(rule, kept):
+def test_a_checkpoint_stays_if_any_part_of_the_rule_keeps_it(rule, kept):
     """There are six; the second has no value, the fifth is NaN, of the equal third and fourth the older is better."""
     six = saved(0.0, None, 0.9, 0.9, float("nan"), 0.5)
 
@@ -65,7 +65,7 @@ def test_what_any_part_of_the_rule_wants_stays(rule, kept):
     count=st.integers(1, 3),
     every=st.none() | st.integers(1, 4),
 )
-def test_the_newest_always_stays_and_what_is_gone_stays_gone(metrics, newest, count, every):
+def test_the_newest_always_stays_and_removed_ones_stay_removed(metrics, newest, count, every):
     """Applied after each checkpoint, the rule leaves those that it leaves where it is applied once at the end."""
     rule = Retention(newest, best="metrics/eval/a", best_count=count, every=every)
     everything = saved(*metrics)
@@ -115,9 +115,7 @@ def test_the_best_and_every_third_stay_on_the_disk(make_trainer, make_dataloader
         ("min", {4: 0.9, 8: 0.1, 12: 0.1, 16: float("nan")}),
     ],
 )
-def test_a_value_is_that_of_the_batch_that_was_evaluated(
-    make_trainer, make_dataloader, tmp_path, mode, values
-):
+def test_a_metric_belongs_to_the_evaluated_batch(make_trainer, make_dataloader, tmp_path, mode, values):
     """Checkpoints between two evaluations have none; of equal ones the older is best, and NaN never."""
     saver = CheckpointSaver(
         tmp_path / "saved",
@@ -201,7 +199,7 @@ def test_an_evaluation_after_the_save_is_of_the_same_weights(make_trainer, make_
         (lambda: CheckpointWriting(when_busy="stop"), "when_busy must be 'wait' or 'skip', got 'stop'"),
     ],
 )
-def test_a_rule_that_is_none_is_refused(make, message):
+def test_an_invalid_rule_raises(make, message):
     """The constructor raises, and says what to write."""
     with pytest.raises(ValueError, match=message):
         make()
@@ -392,7 +390,9 @@ def copy_missing(source, target):
 @pytest.mark.parametrize(
     "lost", [(), ("30.pt", "30/rank-0.pt", "latest.symlink")], ids=["deletions", "upload"]
 )
-def test_a_session_with_nothing_to_train_does_what_a_killed_one_had_not(in_epochs, tmp_path, sharded, lost):
+def test_a_session_with_nothing_to_train_finishes_the_work_of_a_killed_one(
+    in_epochs, tmp_path, sharded, lost
+):
     """Removes and deletes; first uploads the checkpoint and its pointer where they have not arrived."""
 
     def run(duration):
@@ -424,7 +424,7 @@ def test_a_session_with_nothing_to_train_does_what_a_killed_one_had_not(in_epoch
 
 
 def test_a_session_with_nothing_to_train_uploads_nothing_that_is_there(in_epochs, tmp_path):
-    """The files in the store stay those of the session before."""
+    """The files in the store still belong to the previous session."""
 
     def run():
         artifacts = Artifacts(tmp_path / "store", spool=tmp_path / "spool", free_bytes=0)
@@ -435,7 +435,7 @@ def test_a_session_with_nothing_to_train_uploads_nothing_that_is_there(in_epochs
 
 
 @pytest.mark.parametrize("sharded", [False, True])
-def test_in_s3_such_a_session_deletes_what_is_left_too(in_epochs, monkeypatch, tmp_path, sharded):
+def test_in_s3_such_a_session_deletes_leftovers_too(in_epochs, monkeypatch, tmp_path, sharded):
     """The queue of a folder in a store deletes it."""
     monkeypatch.setenv("UPLOADS_HOME", str(tmp_path / "machine"))
     for name, value in s3_servers.ENVIRONMENT.items():
@@ -461,7 +461,7 @@ def test_in_s3_such_a_session_deletes_what_is_left_too(in_epochs, monkeypatch, t
 
 
 def test_a_run_directory_alone_follows_the_rules_without_a_second_copy(in_epochs, tmp_path):
-    """Its files are those of the saver, by hard links, and go with them; the record says so."""
+    """It has hard links to the saver's files, which are removed together and listed in its record."""
     in_epochs(RunDirectory(tmp_path / "run"), keep=Retention(1, best="metrics/eval/accuracy"))
 
     kept = tmp_path / "run/artifacts/test/checkpoints"
@@ -504,7 +504,7 @@ def test_a_name_that_is_used_again_is_not_removed_for_the_one_that_had_it(make_t
 @pytest.mark.parametrize(
     "value", [{"path": 1}, {"path": "x", "shards": "9"}, {"path": "x", "metric": "1"}, {}], ids=str
 )
-def test_what_was_saved_is_checked_where_it_is_read(value):
+def test_checkpoints_are_checked_when_they_are_read(value):
     """It comes from a file; entries of a later version are ignored."""
     with pytest.raises(TypeError):
         SavedCheckpoint.from_state(value)
@@ -594,7 +594,7 @@ class UntilItIsAway(Callback):
 def test_what_is_not_kept_does_not_wait_for_a_store_that_is_away(
     make_trainer, monkeypatch, tmp_path, caplog, rules, sharded
 ):
-    """The newest does, and those that were being sent; the others are counted, and it is said."""
+    """The newest is uploaded, and so are uploads in progress; the others are counted and reported."""
     monkeypatch.setenv("UPLOADS_HOME", str(tmp_path / "machine"))
     away = "s3://bucket/x?endpoint_url=http://127.0.0.1:9&aws_access_key_id=a&aws_secret_access_key=b"
     saver = CheckpointSaver(

@@ -44,7 +44,7 @@ def test_the_events_of_a_custom_loop(event_list):
     ]
 
 
-def test_what_is_logged_has_the_step_of_the_batch(metric_list):
+def test_records_have_the_step_of_the_batch(metric_list):
     """Before `batch_end` the step counts the batches before, after it this one too."""
     with Run(metric_list, run_name="mine") as run:
         run.log_hyperparameters({"lr": 0.1})
@@ -121,7 +121,7 @@ def test_training_begins_once_and_ends_only_where_it_has_begun():
     assert events.events == ["init", "eval_start", "eval_end"]
 
 
-def test_an_error_in_init_closes_what_was_opened(metric_list):
+def test_an_error_in_init_closes_opened_callbacks(metric_list):
     """Destinations are free for another run when a callback fails to start."""
 
     class FailsToStart(Callback):
@@ -240,7 +240,7 @@ def test_a_step_that_never_moves_is_reported_once(caplog):
 
 
 @pytest.mark.parametrize("how", ["batch_end", "step", "names", "evaluation", "bad values"])
-def test_a_step_that_is_as_it_should_be_is_not_said(how, caplog):
+def test_a_correct_step_is_not_reported(how, caplog):
     """It moves, is given, or is the first one of many metrics; the first calls find that out."""
     with Run(InMemory(), run_name="mine") as run:
         if how == "evaluation":

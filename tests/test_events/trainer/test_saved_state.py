@@ -234,7 +234,7 @@ def compiled_part():
     ],
     ids=["average", "late-average", "switches", "group", "group-at-start", "compiled-part"],
 )
-def test_what_callbacks_change_is_resumed(tmp_path, make):
+def test_changes_by_callbacks_are_resumed(tmp_path, make):
     """Modules that they hold, modes, gradients that are switched on and off, and groups that they add."""
     whole, after = resumed(tmp_path, make, at=5, eval_interval="2ba")
 
@@ -320,7 +320,7 @@ class Distills(torch.nn.Module):
 
 
 def test_a_module_that_nothing_trains_is_saved_once_it_changes(tmp_path, caplog):
-    """A teacher stays out of the checkpoint; another one where the run resumes is said."""
+    """A teacher is not saved; a different one in the resumed run is reported."""
     train(tmp_path / "same", lambda: {"loss_fn": Distills()}, Killed())
     assert read_checkpoint(tmp_path / "same")["modules"] == {}
     loss = Distills()
@@ -328,7 +328,7 @@ def test_a_module_that_nothing_trains_is_saved_once_it_changes(tmp_path, caplog)
 
     train(tmp_path / "same", lambda: {"loss_fn": loss}, Killed(), max_duration="9ba")
 
-    assert "was saved with another loss_fn" in caplog.text
+    assert "was saved with a different loss_fn" in caplog.text
 
 
 def test_declared_objects_are_saved_and_none_leaves_one_out(tmp_path):
@@ -370,7 +370,7 @@ def test_a_shared_module_is_saved_once(tmp_path):
     assert list(read_checkpoint(tmp_path)["modules"]) == ["loss_fn"]
 
 
-def test_what_is_saved_is_listed_before_training(tmp_path, caplog):
+def test_saved_parts_are_listed_before_training(tmp_path, caplog):
     """One message names parts, generators, and callbacks that only their order tells apart."""
     caplog.set_level(logging.INFO, "events")
     mixes = [Mixes(lambda: random.Random(1), lambda one: one.random()) for _ in range(2)]
@@ -380,10 +380,10 @@ def test_what_is_saved_is_listed_before_training(tmp_path, caplog):
     (text,) = (one.getMessage() for one in caplog.records if "Checkpoints hold" in one.getMessage())
     assert "\n  loss_fn: CenterLoss\n" in text
     assert "\n  callbacks.Mixes#2.inside['generators'][0]: Random\n" in text
-    assert "callbacks.Mixes#2: told from others of its name by its order; set state_key" in text
+    assert "callbacks.Mixes#2: identified by its order among others of its name; set state_key" in text
 
 
-def test_an_older_checkpoint_lacks_what_is_named(tmp_path, caplog):
+def test_missing_states_of_an_older_checkpoint_are_reported(tmp_path, caplog):
     """It is resumed, and one line says what begins anew."""
     train(tmp_path, lambda: with_loss(lambda loss: loss), Killed(3))
     path = tmp_path / "ep0-ba3.pt"
@@ -418,11 +418,11 @@ class Renamed(Counts):
 
 
 def test_a_renamed_callback_finds_its_state_by_its_key(tmp_path, caplog):
-    """Without a key, the state that nothing takes is said."""
+    """Without a key, an unused state is reported."""
     train(tmp_path, lambda: {"callbacks": [Counts()]}, Killed(3))
     renamed = Renamed()
     train(tmp_path, lambda: {"callbacks": [renamed]}, Killed(3))
-    assert (renamed.count, "give it that name: state_key = 'Counts'" in caplog.text) == (0, True)
+    assert (renamed.count, "set its state_key = 'Counts'" in caplog.text) == (0, True)
     renamed.state_key = "Counts"
 
     train(tmp_path, lambda: {"callbacks": [renamed]}, Killed(3))

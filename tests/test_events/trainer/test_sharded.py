@@ -79,7 +79,7 @@ class TestOnTheDisk:
         assert (summary["run_name"], summary["batch"], summary["epoch"]) == ("test", 10, 2)
         assert (saved / "latest.symlink").read_text() == f"test/checkpoints/{NEWEST}/manifest.json"
 
-    def test_has_what_a_file_has(self, saved, make_trainer, tmp_path):
+    def test_shards_hold_the_content_of_a_file(self, saved, make_trainer, tmp_path):
         """Keys and tensors are the same to the last bit."""
         with make_trainer(save_folder=tmp_path / "whole", save_interval="4ba") as trainer:
             trainer.fit()
@@ -199,7 +199,7 @@ class TestReading:
             assert trainer.state.timestamp.batch == 10
 
     def test_weights_are_exported(self, saved, tmp_path):
-        """Their file is like that of a checkpoint in one file."""
+        """Their file looks like a single-file checkpoint."""
         export_weights(saved / "latest.symlink", tmp_path / "model.pt")
 
         torch.testing.assert_close(
@@ -220,7 +220,7 @@ class TestReading:
 
     @pytest.mark.parametrize("name", [name for name in FILES if name != "manifest.json"])
     def test_every_file_is_verified(self, make_trainer, saved, caplog, name):
-        """A flipped bit, a byte less and a file that is missing each cost the checkpoint, and it is said."""
+        """A flipped bit, a shorter file and a missing file each make the checkpoint invalid, with a warning."""
         path = saved / NEWEST / name
         content = path.read_bytes()
         middle = len(content) // 2
@@ -378,7 +378,7 @@ class TestThePointerInAStore:
     """It is handed on when everything that it stands for is there."""
 
     def test_waits_for_the_files(self, make_trainer, tmp_path):
-        """It waits for those of the newest; training goes on meanwhile."""
+        """It waits for the newest checkpoint's files while training continues."""
         slow, seen, deleted = Slow(), [], []
 
         class Answers(Callback):
@@ -403,7 +403,7 @@ class TestThePointerInAStore:
 
     @pytest.mark.parametrize("answer", [OSError("the store refused it"), ZeroDivisionError("a bug")], ids=str)
     def test_stays_where_a_file_will_never_be_there(self, make_trainer, tmp_path, caplog, answer):
-        """That is said, and ends no training."""
+        """A warning is logged, and training continues."""
         slow = Slow()
         slow.answer = answer
 

@@ -384,7 +384,7 @@ def through_no_copy(values, path):
 @pytest.mark.parametrize("way", [through_a_file, through_no_copy])
 @settings(max_examples=40, deadline=None)
 @given(value=VALUES)
-def test_what_is_saved_is_loaded_and_all_else_is_refused_with_its_place(way, value, tmp_path_factory):
+def test_saved_values_are_loaded_and_others_are_refused_with_their_location(way, value, tmp_path_factory):
     """Equal and of the same type, or of the plain type that stands for it; whatever it is nested in."""
     path = tmp_path_factory.getbasetemp() / "drawn.pt"
 
@@ -402,7 +402,7 @@ def test_what_is_saved_is_loaded_and_all_else_is_refused_with_its_place(way, val
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (2**2039, "an int of 2040 bits, of which 2039 can be read, at /a/0"),
+        (2**2039, "an int of 2040 bits, where 2039 can be read, at /a/0"),
         ({"b": {torch.ones(1): 1}}, "a Tensor as a key or in a set at /a/0/b/<Tensor>"),
         ({frozenset({1})}, "a frozenset as a key or in a set at /a/0/0"),
         ({b"": 1}, "a bytes as a key or in a set at /a/0/<bytes>"),
@@ -410,7 +410,7 @@ def test_what_is_saved_is_loaded_and_all_else_is_refused_with_its_place(way, val
         (np.zeros(1, "g"), f"an array of type {np.dtype('g')} at /a/0"),
         (np.datetime64(1, "ns"), r"a numpy scalar of type datetime64\[ns\] at /a/0"),
         (np.zeros(1, "M8[s]"), r"an array of type datetime64\[s\] at /a/0"),
-        (np.ma.masked_array([1], [True]), "a MaskedArray, of which a tensor is less at /a/0"),
+        (np.ma.masked_array([1], [True]), "a MaskedArray, which a tensor cannot represent at /a/0"),
         (looped(), "a list that contains itself at /a/0/1/again"),
         (deep(2000), "more than 100 levels at /a/0/0/0"),
         (torch.empty(1, device="meta"), "a tensor on the device 'meta', which has no values, at /a/0"),
@@ -422,7 +422,7 @@ def test_what_is_saved_is_loaded_and_all_else_is_refused_with_its_place(way, val
         ({"\ud800": object()}, r"a object at /a/0/\\ud800"),
     ],
 )
-def test_what_could_not_be_read_again_is_refused_by_name(save, value, message):
+def test_values_that_could_not_be_read_again_are_refused_by_name(save, value, message):
     """Torch would write some of it, or say something else."""
     with pytest.raises(CheckpointError, match=message):
         save({"a": [value]})

@@ -1,4 +1,4 @@
-"""The training data: what is skipped, what is given back, and what is said."""
+"""Training data: skipping, restoring, and warnings."""
 
 import functools
 import random
@@ -82,7 +82,7 @@ def test_a_map_dataset_is_not_read_again(resume):
     assert loader.dataset.read == [index for batch in whole[8:] for index in batch]
 
 
-def test_a_map_dataset_read_by_workers_is_read_again_and_it_is_said(resume, caplog):
+def test_a_map_dataset_with_workers_is_read_again_with_a_warning(resume, caplog):
     """Workers may draw random numbers for each sample; the message names the argument that reads none."""
     whole, resumed, _ = resume(
         lambda: DataLoader(
@@ -201,8 +201,8 @@ def test_generators_are_named_by_their_place():
     ]
 
 
-def test_a_generator_that_is_gone_is_said(make_trainer, tmp_path, caplog):
-    """Its name is said where the run is resumed."""
+def test_a_missing_generator_is_reported(make_trainer, tmp_path, caplog):
+    """A warning names it when the run resumes."""
     make_trainer(
         train_dataloader=DataLoader(Noisy(), batch_size=4), save_folder=tmp_path, max_duration="3ba"
     ).fit()
@@ -210,7 +210,7 @@ def test_a_generator_that_is_gone_is_said(make_trainer, tmp_path, caplog):
 
     make_trainer(train_dataloader=loader, save_folder=tmp_path, autoresume=True, max_duration="4ba").fit()
 
-    assert "generators that are not there now: dataset.draws['numpy'], dataset.draws['legacy']" in caplog.text
+    assert "generators that no longer exist: dataset.draws['numpy'], dataset.draws['legacy']" in caplog.text
 
 
 def test_an_older_checkpoint_is_resumed(make_trainer, tmp_path):
@@ -265,7 +265,7 @@ def test_a_dataset_with_a_state_is_given_it_back(resume):
 
 
 def test_a_dataset_whose_last_batch_ended_it_does_not_begin_anew_in_the_same_epoch(resume):
-    """A batch with fewer samples ends the epoch of the dataset, whose state is then that of its next."""
+    """A smaller batch ends the dataset's epoch, and its state then belongs to the next one."""
     whole, resumed, _ = resume(lambda: DataLoader(Stream(), batch_size=3), after=8)
 
     assert resumed == whole
@@ -352,7 +352,7 @@ class OwnOrder(NumpyOrder):
         ),
         (lambda: iter([(torch.zeros(4, 3), torch.zeros(4).long())] * 9), {}, "list_iterator is an iterator"),
         (WithWorkers, {}, "the WithWorkers with persistent_workers=True may read in another order"),
-        (Loader, {}, "the Loader has no length, and must not begin anew"),
+        (Loader, {}, "the Loader has no length, and must not start over"),
         (lambda: DataLoader(Counted(), sampler=OwnOrder()), {}, "the sampler OwnOrder has neither"),
         (
             lambda: DataLoader(Counted(), num_workers=1, multiprocessing_context="fork"),
@@ -369,14 +369,14 @@ class OwnOrder(NumpyOrder):
         (
             lambda: DataLoader(Stream(), batch_size=4),
             {"train_subset_num_batches": 2},
-            "ends an epoch where the dataset may mean to go on",
+            "ends an epoch where the dataset may want to continue",
         ),
     ],
 )
-def test_what_is_not_promised_is_said_when_training_begins(
+def test_inexact_loaders_cause_a_warning_when_training_begins(
     make_trainer, tmp_path, caplog, make_loader, arguments, words
 ):
-    """It is said once, by name."""
+    """One warning names it."""
     trainer = make_trainer(
         train_dataloader=make_loader(), save_folder=tmp_path, max_duration="1ba", **arguments
     )
@@ -386,14 +386,14 @@ def test_what_is_not_promised_is_said_when_training_begins(
     assert caplog.text.count(words) == 1
 
 
-def test_what_is_exact_needs_no_words(make_trainer, tmp_path, caplog):
+def test_exact_loaders_cause_no_warning(make_trainer, tmp_path, caplog):
     """A shuffled dataset without workers is."""
     make_trainer(save_folder=tmp_path).fit()
 
     assert "may not read the same samples" not in caplog.text
 
 
-def test_a_sampler_inside_a_batch_sampler_is_told_the_epoch(make_trainer):
+def test_a_sampler_inside_a_batch_sampler_gets_the_epoch(make_trainer):
     """Torchvision's references have such a sampler, which ranks need."""
     sampler = DistributedSampler(range(20), num_replicas=2, rank=0)
     loader = DataLoader(Counted(), batch_sampler=BatchSampler(sampler, 4, drop_last=False))
@@ -431,7 +431,7 @@ def test_training_twice_reads_all_data_in_between(make_trainer):
     ids=["map", "workers", "batch-sampler", "stream"],
 )
 def test_another_batch_size_goes_on_at_the_same_sample(make_trainer, tmp_path, make_loader):
-    """The samples are those of one run, in its order, however often the size changes within an epoch."""
+    """The samples and their order don't change, however often the batch size changes within an epoch."""
     seen, epochs = [], []
     for folder, parts in (("whole", ((2, None),)), ("parts", ((2, 3), (4, 5), (3, None)))):
         seen.append([])
@@ -485,7 +485,7 @@ def test_a_batch_size_by_which_the_epoch_cannot_go_on_is_refused(make_trainer, t
         trainer.fit("1ep")
 
 
-def test_batches_of_a_list_that_are_others_are_said(make_trainer, tmp_path, caplog):
+def test_a_changed_list_of_batches_is_reported(make_trainer, tmp_path, caplog):
     """Nobody knows their size before they are read."""
     batches = list(DataLoader(Counted(16), batch_size=2))
     with pytest.raises(KeyboardInterrupt):

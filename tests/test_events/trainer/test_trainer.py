@@ -166,7 +166,7 @@ def test_batches_may_be_mappings_and_losses_the_models_own(make_trainer, metric_
     assert len(metric_list.series("loss/train/total")) == 2
 
 
-def test_tokens_are_those_of_the_longest_sequence_where_a_batch_does_not_tell(make_trainer):
+def test_tokens_default_to_the_longest_sequence(make_trainer):
     """A dataset says how long its sequences are, as for Composer."""
     data = DataLoader(dataset(8), batch_size=4)
     data.dataset.max_seq_len = 100
@@ -300,7 +300,7 @@ class TestEnds:
         assert trainer.logger.faults.counts[("AlwaysBroken", "log_metrics", "RuntimeError")] == 10
         assert caplog.text.count("AlwaysBroken.log_metrics failed; training continues.") == 1
 
-    def test_a_trainer_that_cannot_be_made_closes_what_it_opened(self, make_trainer, metric_list):
+    def test_a_failed_trainer_closes_its_destinations(self, make_trainer, metric_list):
         """A checkpoint that is not there leaves the destinations free for the next trainer."""
         with pytest.raises(FileNotFoundError):
             make_trainer(load_path="nowhere.pt", loggers=metric_list)
@@ -375,7 +375,7 @@ class TestBadInput:
         ):
             make_trainer(loss_fn=None).fit()
 
-    def test_a_metric_that_is_none(self, make_trainer):
+    def test_none_metric_raises(self, make_trainer):
         """A metric is a function or a torchmetric."""
         with pytest.raises(TypeError, match="metric 'accuracy' must be a function"):
             make_trainer(metrics={"accuracy": 1})

@@ -52,14 +52,14 @@ def names(seen):
     return {name for _, row in seen["rows"] for name in row if not name.startswith(("lr/", "time/"))}
 
 
-def test_an_end_in_tokens_or_samples_counts_those_of_all_ranks(seen):
+def test_an_end_in_tokens_or_samples_counts_all_ranks(seen):
     """Batches of two and five samples, or of four and three, are seven; both ranks end alike."""
     assert position(seen["tokens"]) == (0, 5, 35, 105)
     assert position(seen["samples"]) == (0, 3, 21, 0)
 
 
 def test_a_rank_without_evaluation_data_has_the_values_of_those_that_have(seen):
-    """Losses, functions, vectors, and the lists of a torchmetrics are those of rank 0; counts are its own."""
+    """Losses, functions, vectors and lists of torchmetrics come from rank 0; counts are per rank."""
     values = seen["evaluation"]["values"]
 
     assert set(values) == {
@@ -91,7 +91,7 @@ def test_the_first_rank_without_a_batch_ends_the_epoch_of_all(seen, mode):
 
 
 def test_an_end_at_the_last_batch_of_the_shorter_rank_ends_the_epoch(seen):
-    """The length that counts is that of all."""
+    """The smallest length counts for all ranks."""
     assert position(seen["ending"]) == (1, 5, 35, 0)
 
 

@@ -50,7 +50,7 @@ def test_a_pattern_that_matches_nothing_is_refused(make_trainer, saved):
         make_trainer(load_path=saved, load_weights_only=True, load_exclude=["head"])
 
 
-def test_names_that_do_not_match_are_refused_or_said(make_trainer, saved, tmp_path, caplog):
+def test_mismatched_names_raise_or_are_reported(make_trainer, saved, tmp_path, caplog):
     """With load_strict=False the rest is loaded."""
     checkpoint = torch.load(saved, weights_only=True)
     checkpoint["model"]["3.weight"] = checkpoint["model"].pop("2.weight")
@@ -64,7 +64,7 @@ def test_names_that_do_not_match_are_refused_or_said(make_trainer, saved, tmp_pa
 
 
 def test_weights_alone_are_saved_and_loaded_but_not_resumed_from(make_trainer, saved, tmp_path):
-    """The file has the model; a run that would resume from it is told what to do."""
+    """The file holds the model; resuming from it raises with advice."""
     make_trainer(save_folder=tmp_path / "new", save_weights_only=True).fit()
     path = tmp_path / "new" / "ep2-ba10.pt"
 
@@ -84,7 +84,7 @@ def test_weights_alone_are_saved_and_loaded_but_not_resumed_from(make_trainer, s
         ({"save_weights_only": True, "autoresume": True, "save_folder": "x"}, "autoresume needs whole"),
     ],
 )
-def test_what_does_not_go_together_is_refused_by_name(make_trainer, arguments, message):
+def test_incompatible_arguments_are_refused_by_name(make_trainer, arguments, message):
     """The error comes before anything is set up."""
     with pytest.raises(ValueError, match=message):
         make_trainer(**arguments)

@@ -65,7 +65,7 @@ def test_probes_of_a_parked_store_come_at_least_every_five_minutes():
         (KeyError("a bug"), FailureAction.RETRY),
     ],
 )
-def test_what_a_first_failure_means(error, action):
+def test_a_first_failure_has_a_meaning(error, action):
     """It passes, parks the store, or is the entry's own."""
     assert classify_failure(error, FailureCounts(), LONGEST, successes=0).action is action
 
@@ -118,7 +118,7 @@ def test_a_denial_is_about_the_name_only_while_others_get_through():
 @pytest.mark.parametrize(
     "error", [StoreError("a proxy's answer"), RemoteNotFoundError("404"), KeyError("a bug")], ids=repr
 )
-def test_what_the_store_did_not_refuse_never_fails_while_nothing_gets_through(error):
+def test_nothing_fails_while_nothing_gets_through(error):
     """It does not matter how often: it may be the network, a proxy or a bug that a restart mends."""
     attempts = FailureCounts()
 
@@ -144,7 +144,7 @@ def test_a_policy_reaches_another_process_whole():
     assert RetryPolicy(**json.loads(json.dumps(policy.to_json()))) == policy
 
 
-def test_what_is_wrong_with_this_machine_never_ends_an_entry():
+def test_errors_of_this_machine_never_fail_an_entry():
     """A full disk or too many open files pass; other errors of the system are counted."""
     codes = ["EMFILE", "ENFILE", "ENOMEM", "ENOSPC", "EDQUOT", "EINTR", "EIO"]
     errors = [OSError(getattr(errno, code), "of this machine") for code in codes] * 20
@@ -191,7 +191,7 @@ def test_one_outage_is_one_probe_for_all_threads():
     assert health.park("denied again") == 2.0
 
 
-def test_that_uploads_resumed_is_logged_once(caplog):
+def test_resumed_uploads_are_logged_once(caplog):
     """It is said where they had been parked, and not for each success."""
     health = StoreHealth(LONGEST, lambda: 0.0)
     health.record_success()

@@ -116,7 +116,7 @@ def test_an_entry_waits_for_the_newer_version_of_what_it_comes_after(schedule):
     assert schedule.next(0) == pointer
 
 
-def test_a_resting_store_gets_nothing(schedule, clock):
+def test_a_paused_store_gets_nothing(schedule, clock):
     """While the store asks to slow down, no entry is handed out."""
     schedule.add([_folder(1, "a")])
     schedule.pause(5)
@@ -250,7 +250,7 @@ def test_a_success_ends_the_probing_that_new_credentials_began(schedule):
     assert [schedule.next(0), schedule.next(0)] == [_folder(2, "b"), _folder(3, "c")]
 
 
-def test_once_the_store_is_well_the_order_is_that_of_submission_again(schedule, clock):
+def test_a_recovered_store_gets_entries_in_order_of_submission(schedule, clock):
     """A name that was denied during the outage does not let others pass for ever."""
     schedule.add([_folder(1, "denied"), _folder(2, "b")])
     schedule.pause(5, probing_only=True)
@@ -320,7 +320,7 @@ def test_a_delay_holds_back_the_whole_line(schedule, clock):
     assert schedule.next(0) == _folder(1, "a")
 
 
-def test_what_is_unknown_has_to_be_asked_of_the_store(schedule):
+def test_an_unknown_dependency_is_looked_up_in_the_store(schedule):
     """An entry that is neither waiting nor remembered may have been delivered long ago."""
     schedule.add([_folder(3, "pointer")])
     pointer = schedule.next(0)
@@ -344,7 +344,7 @@ def test_the_last_sixteen_thousand_deliveries_are_remembered():
     assert not history.was_delivered("0")
 
 
-def test_new_credentials_end_the_rest_at_once(schedule):
+def test_new_credentials_end_a_pause_at_once(schedule):
     """Once the credentials file has changed, entries do not wait for a timer."""
     schedule.add([_folder(1, "a")])
     schedule.retry(schedule.next(0), 300)

@@ -40,7 +40,7 @@ def make_worker_queue(tmp_path):
 
 
 def test_a_file_that_kills_the_worker_keeps_no_other_back(make_worker_queue, make_file, moto, proxy, prefix):
-    """Each time the first file is sent the worker dies; the twenty behind it are delivered all the same."""
+    """The worker dies at each attempt with the first file; the twenty behind it are delivered."""
     queue = make_worker_queue(
         moto.at(proxy.url).uri(prefix), workers=1, policy=RetryPolicy(first_seconds=20.0)
     )
@@ -59,10 +59,8 @@ def test_a_file_that_kills_the_worker_keeps_no_other_back(make_worker_queue, mak
     assert not poison.done()
 
 
-def test_what_is_printed_in_the_worker_is_not_taken_for_an_answer(
-    make_worker_queue, make_file, tmp_path, monkeypatch
-):
-    """A `sitecustomize` that prints, to both streams, does not end the link: handles hear of the end."""
+def test_printed_text_of_the_worker_is_not_an_answer(make_worker_queue, make_file, tmp_path, monkeypatch):
+    """A `sitecustomize` that prints to both streams doesn't break the link; handles settle."""
     customs = tmp_path / "customs"
     customs.mkdir()
     (customs / "sitecustomize.py").write_text(
@@ -87,7 +85,7 @@ os._exit(0)
 
 
 def test_a_shell_that_waits_for_the_output_ends_with_the_trainer(tmp_path, make_file):
-    """`python train.py 2>&1 | cat` ends when the trainer does, and not with the worker that continues without it."""
+    """`python train.py 2>&1 | cat` ends with the trainer, although the worker continues."""
     with refusing_port() as port:
         uri = f"s3://bucket?endpoint_url=http://127.0.0.1:{port}"
         command = 'timeout 300 "$0" "$@" 2>&1 | cat'
@@ -121,10 +119,7 @@ print(backlog, flush=True)
 
 
 def test_a_trainer_that_is_stopped_does_not_stop_its_worker(tmp_path):
-    """SIGSTOP of the trainer: the worker delivers everything, although its messages are not read.
-
-    Afterwards the trainer knows.
-    """
+    """While the trainer is stopped with SIGSTOP, the worker delivers everything."""
     trainer = subprocess.Popen(
         [sys.executable, "-c", STOPPED, tmp_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -145,7 +140,7 @@ def test_a_trainer_that_is_stopped_does_not_stop_its_worker(tmp_path):
 
 
 def test_dropped_messages_are_looked_up_later():
-    """What the pipe had no room for is said where it was begun, and else replaced by the advice to look into the spool."""
+    """Messages that didn't fit into the pipe are replaced by the advice to look into the spool."""
     reading, writing = os.pipe()
     voice = _Messenger(writing)
 
@@ -167,10 +162,7 @@ def test_dropped_messages_are_looked_up_later():
 
 
 def test_a_delivery_by_another_process_is_noticed(make_worker_queue, make_file, tmp_path):
-    """`uploads resume --follow` beside training: its worker waits for the spool.
-
-    Handles and `close` know of the end all the same.
-    """
+    """`uploads resume --follow` runs beside training, and the worker waits for the spool."""
     spool = Spool(tmp_path / "spool")
     spool.create()
     resumed = Drain(spool, LocalStore(tmp_path / "store"), policy=SOON, role="resume")
@@ -190,7 +182,7 @@ def test_a_delivery_by_another_process_is_noticed(make_worker_queue, make_file, 
 def test_threads_upload_where_no_process_can_be_started(
     make_worker_queue, make_file, tmp_path, monkeypatch, caplog
 ):
-    """An interpreter that is not a program of its own, as in an embedding one: uploads run in threads, and that is said."""
+    """In an embedding program no worker can start, so threads upload, with a warning."""
     monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
 
     queue = make_worker_queue(str(tmp_path / "store"))
@@ -201,10 +193,7 @@ def test_threads_upload_where_no_process_can_be_started(
 
 @pytest.mark.parametrize("isolation", ["threads", "process"])
 def test_a_queue_that_cannot_start_leaves_the_spool_free(tmp_path, make_file, isolation):
-    """No thread can be started: the constructor raises, keeps no lock and leaves no worker.
-
-    The next queue works.
-    """
+    """If no thread can be started, the constructor raises and leaves no lock and no worker."""
     # More than an address space has: a system that overcommits memory gives one thread 64 TiB.
     usual = threading.stack_size(1 << 60)
     try:
@@ -221,7 +210,7 @@ def test_a_queue_that_cannot_start_leaves_the_spool_free(tmp_path, make_file, is
 
 
 def test_a_trainer_without_standard_streams_gets_its_worker(tmp_path, make_file):
-    """A daemon that closed its standard streams: the pipes to the worker take none of their numbers."""
+    """A daemon closed its standard streams; the pipes to the worker don't take their numbers."""
     program = (
         "import os, sys; os.closerange(0, 3)\n"
         "from uploads import UploadQueue\n"
@@ -266,10 +255,7 @@ class Programs:
 
 @pytest.mark.parametrize("program", ["exit 0", "echo '{\"owner\": 1}'; kill -9 $$", "echo nonsense; exit 3"])
 def test_a_worker_that_ends_at_once_is_started_ever_more_rarely(program, caplog):
-    """The third comes a second after the second, whatever the first two said of themselves.
-
-    The log has their exit codes.
-    """
+    """The third worker starts a second after the second."""
     programs = Programs(program)
     link = WorkerSupervisor(
         WorkerConfig("spool", "s3://bucket", {}, 1),

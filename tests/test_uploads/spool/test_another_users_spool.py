@@ -30,7 +30,7 @@ def theirs(make_queue, make_file, tmp_path):
 @by_root
 @pytest.mark.parametrize("command", [resume, gc, verify])
 def test_a_command_refuses_another_users_spool_without_trust(theirs, command):
-    """Its owner decides which store it names, and so where files are written with these rights."""
+    """The owner of a spool decides where files are written with your rights."""
     with pytest.raises(SpoolUnusableError, match="--trust"):
         command(theirs.path)
 
@@ -39,7 +39,7 @@ def test_a_command_refuses_another_users_spool_without_trust(theirs, command):
 
 @by_root
 def test_trust_is_an_option_of_the_command_line(theirs, capsys):
-    """`status`, which only reads, does not ask for it."""
+    """`status` only reads, so it doesn't need it."""
     assert main(["resume", str(theirs.path)]) == EXIT_FAILED
     assert f"got user {ANOTHER_USER}" in capsys.readouterr().err
     assert main(["status", str(theirs.path)]) == EXIT_OK
@@ -48,14 +48,14 @@ def test_trust_is_an_option_of_the_command_line(theirs, capsys):
 
 @by_root
 def test_a_queue_refuses_another_users_spool(theirs, tmp_path):
-    """What waits in it would go to this user's store."""
+    """Its files would go to this user's store."""
     with pytest.raises(SpoolUnusableError, match="must belong to user 0"):
         UploadQueue(tmp_path / "store", spool=theirs.path)
 
 
 @by_root
 def test_a_foreign_description_is_not_trusted(tmp_path):
-    """Where the spool's folder is another user's they can replace the file that names the store."""
+    """The owner of the spool's folder can replace the file that names the store."""
     spool = Spool(tmp_path / "spool")
     spool.create({"uri": (tmp_path / "store").as_uri()})
     (spool.path / "spool.json").unlink()
@@ -68,7 +68,7 @@ def test_a_foreign_description_is_not_trusted(tmp_path):
 
 @pytest.mark.parametrize("name", ["pending", "inflight", "done", "failed", "failed/corrupt", "tmp"])
 def test_a_folder_of_the_spool_that_is_a_link_is_refused_even_when_trusted(tmp_path, name):
-    """What is behind it is not the spool's."""
+    """Files behind the link don't belong to the spool."""
     spool = Spool(tmp_path / "spool")
     spool.create()
     (tmp_path / "outside").mkdir()
@@ -82,8 +82,8 @@ def test_a_folder_of_the_spool_that_is_a_link_is_refused_even_when_trusted(tmp_p
         UploadQueue(tmp_path / "store", spool=spool.path)
 
 
-def test_what_a_spool_says_is_shown_escaped(tmp_path, capsys):
-    """A name or a reason that clears the screen or writes over a line does not."""
+def test_texts_of_a_spool_are_shown_escaped(tmp_path, capsys):
+    """A name or reason can't clear the screen or overwrite a line."""
     spool = Spool(tmp_path / "spool")
     spool.create()
     failed = spool.failed / "rejected" / f"{1:012d}-{'0' * 16}-{'1' * 16}"

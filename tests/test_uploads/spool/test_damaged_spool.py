@@ -143,8 +143,8 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_file_costs_itself(tmp_path, damage):
-    """Every file of a spool is replaced in turn: it opens, does not hang, delivers the other entries as they were, and deletes nothing."""
+def test_a_damaged_file_affects_only_itself(tmp_path, damage):
+    """With each file damaged in turn, the spool opens, doesn't hang, delivers the other entries, and deletes nothing."""
     outside = tmp_path / "outside"
     for number, file in enumerate(FILES):
         if damage == "symlink" and file in PLACES:
@@ -183,7 +183,7 @@ def test_a_damaged_file_costs_itself(tmp_path, damage):
 
 
 def test_a_log_torn_within_a_letter_does_not_stop_the_spool(make_queue, make_file, tmp_path, caplog):
-    """A full disk tore a line in the middle of a letter that is not ASCII: the queue opens, and the other lines count."""
+    """The queue opens and reads the other lines, although a full disk cut a line inside a non-ASCII letter."""
     spool = Spool(tmp_path / "spool")
     spool.create()
     line = json.dumps(
@@ -199,7 +199,7 @@ def test_a_log_torn_within_a_letter_does_not_stop_the_spool(make_queue, make_fil
 
 
 def test_an_empty_manifest_among_what_is_done_is_put_into_quarantine(make_queue, make_file, tmp_path, caplog):
-    """What a full disk left of a delivered entry does not make the spool unusable; `status` shows it."""
+    """A full disk left an empty manifest of a delivered entry; the spool stays usable, and `status` shows it."""
     spool = Spool(tmp_path / "spool")
     spool.create()
     folder = _entry(1, "a", 1).folder
@@ -215,7 +215,7 @@ def test_an_empty_manifest_among_what_is_done_is_put_into_quarantine(make_queue,
 
 
 def test_a_second_folder_of_an_entry_is_put_into_quarantine(make_queue, tmp_path):
-    """An entry that is there twice, as a copied spool may have it, is delivered once and does not stop the others."""
+    """An entry that exists twice, as in a copied spool, is delivered once and doesn't stop the others."""
     spool, names = _spool_with_everything(tmp_path / "spool")
     shutil.copytree(spool.pending / names["VICTIM"], spool.inflight / names["VICTIM"])
     store = MemoryStore()
@@ -228,7 +228,7 @@ def test_a_second_folder_of_an_entry_is_put_into_quarantine(make_queue, tmp_path
 
 @pytest.mark.parametrize("place", PLACES)
 def test_a_place_that_is_a_symlink_is_refused(tmp_path, place):
-    """What is behind the link is not the spool's, and is neither read nor hidden."""
+    """Files behind the link are neither read nor hidden."""
     (tmp_path / "spool" / place).parent.mkdir(parents=True)
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "spool" / place).symlink_to(tmp_path / "elsewhere")
@@ -238,7 +238,7 @@ def test_a_place_that_is_a_symlink_is_refused(tmp_path, place):
 
 
 def test_the_last_number_is_refused_and_not_lost(make_queue, make_file, tmp_path):
-    """An entry with a number that the format cannot hold would never be found; it is refused."""
+    """An entry whose number is too large for the format would never be found, so it is refused."""
     spool = Spool(tmp_path / "spool")
     spool.create()
     last = _entry(10**12 - 1, "a", 1).folder
@@ -251,7 +251,7 @@ def test_the_last_number_is_refused_and_not_lost(make_queue, make_file, tmp_path
 
 @pytest.mark.parametrize("size", [10, 3 << 20], ids=["small", "large"])
 def test_a_moved_file_that_rots_is_corrupt(make_queue, make_file, gate, size):
-    """One byte of a file that was taken by rename changes in the spool: it is not sent."""
+    """A file that was renamed into the spool isn't sent if one byte changes there."""
     store = StoreThatWaits(gate)
     queue = make_queue(store, workers=1)
     queue.submit(make_file("blocker"), "blocker")
@@ -270,7 +270,7 @@ def test_a_moved_file_that_rots_is_corrupt(make_queue, make_file, gate, size):
 
 @pytest.mark.parametrize("staging", ["moved", "copied", "reflinked"])
 def test_whole_files_of_another_boot_are_delivered(tmp_path, staging):
-    """The trainer was killed and the machine started anew before anything noted that the disk has the bytes: they are all there, and sent."""
+    """The machine restarted before anything confirmed that the bytes are on the disk; they are complete, and sent."""
     spool = Spool(tmp_path / "spool", boot="before")
     spool.create()
     contents = {f"n{number}": os.urandom(1_500_000 + number) for number in range(4)}
@@ -288,7 +288,7 @@ def test_whole_files_of_another_boot_are_delivered(tmp_path, staging):
 
 
 def test_a_file_of_another_boot_with_a_hole_is_corrupt(tmp_path):
-    """Zeros are what a loss of power leaves of bytes that did not reach the disk: without a checksum they are not sent."""
+    """A power loss leaves zeros for missing bytes; without a checksum such a file isn't sent."""
     spool = Spool(tmp_path / "spool", boot="before")
     spool.create()
     content = os.urandom(8192) + bytes(4096) + os.urandom(8192)
@@ -304,8 +304,8 @@ def test_a_file_of_another_boot_with_a_hole_is_corrupt(tmp_path):
     assert spool.list_failed()[UploadState.CORRUPT] == [entry.folder]
 
 
-def test_what_was_delivered_is_kept_in_bounded_files(tmp_path):
-    """The log of what was delivered is cut at its limit, the newest lines are kept, and opening a spool reads only what a schedule needs."""
+def test_the_log_of_deliveries_is_bounded(tmp_path):
+    """The log is cut at its limit and keeps the newest lines; opening a spool reads only what a schedule needs."""
     spool = Spool(tmp_path / "spool", log_bytes=20_000)
     spool.create()
     for number in range(1, 301):
@@ -333,7 +333,7 @@ def test_what_was_delivered_is_kept_in_bounded_files(tmp_path):
 
 
 def test_a_folder_in_the_place_of_the_old_log_makes_way(tmp_path):
-    """It appears during a run: what is delivered afterwards is logged."""
+    """It appears during a run, and later deliveries are still logged."""
     spool = Spool(tmp_path / "spool", log_bytes=300)
     spool.create()
     (spool.path / "delivered.old.jsonl").mkdir()
@@ -347,7 +347,7 @@ def test_a_folder_in_the_place_of_the_old_log_makes_way(tmp_path):
     assert [name.partition(".old")[0] for name in spool.list_quarantined()] == ["delivered"]
 
 
-def test_of_a_log_that_is_too_large_the_newest_lines_are_read(tmp_path):
+def test_only_the_newest_lines_of_a_large_log_are_read(tmp_path):
     """A release with another limit, or a user, may have written it."""
     spool = Spool(tmp_path / "spool")
     spool.create()
@@ -363,8 +363,8 @@ def test_of_a_log_that_is_too_large_the_newest_lines_are_read(tmp_path):
     assert found == [f"n{number:05}" for number in range(9_990, 10_000)]
 
 
-def test_what_is_delivered_frees_its_bytes_on_a_full_disk(tmp_path, monkeypatch):
-    """It does so before anything is written: else a spool that fills its disk could never be emptied."""
+def test_a_delivery_frees_its_bytes_on_a_full_disk(tmp_path, monkeypatch):
+    """The bytes are freed before anything is written, or a full spool could never be emptied."""
     spool = Spool(tmp_path / "spool")
     spool.create()
     folder = _publish(spool, 1, "victim")
@@ -412,7 +412,7 @@ class SpoolThatTurns(Spool):
 @pytest.mark.parametrize("turns", range(5))
 @pytest.mark.parametrize("start", ["pending", "inflight"])
 def test_an_entry_that_changes_its_place_is_listed_once(tmp_path, turns, start):
-    """An entry that is tried and put back is seen, exactly once, by readers of the spool."""
+    """Readers of the spool see an entry exactly once while it is tried and put back."""
     spool = SpoolThatTurns(tmp_path / "spool")
     spool.create()
     entry = _entry(1, "later", 5)
@@ -429,7 +429,7 @@ def test_an_entry_that_changes_its_place_is_listed_once(tmp_path, turns, start):
 
 
 def test_the_log_says_what_is_damaged(tmp_path, caplog):
-    """Nothing is put into quarantine without a word."""
+    """Every quarantined file is logged."""
     spool = Spool(tmp_path / "spool")
     spool.create({"uri": "file:///store"})
     (spool.path / "spool.json").write_text("{")
@@ -441,8 +441,8 @@ def test_the_log_says_what_is_damaged(tmp_path, caplog):
     assert spool.describe()["store"] == {"uri": "file:///store"}
 
 
-def test_what_cannot_be_put_into_quarantine_stays_where_it_is(tmp_path, caplog):
-    """It is said, nothing goes behind a link, and the file is there for whoever looks."""
+def test_a_file_that_cannot_be_quarantined_stays(tmp_path, caplog):
+    """The log says so, nothing follows a link, and the file stays where it is."""
     spool = Spool(tmp_path / "spool")
     spool.create()
     (tmp_path / "outside").mkdir()
@@ -460,7 +460,7 @@ def test_what_cannot_be_put_into_quarantine_stays_where_it_is(tmp_path, caplog):
 
 
 def test_an_entry_that_cannot_be_moved_does_not_keep_the_others(tmp_path, monkeypatch, caplog):
-    """A disk without room for a name: one stays in flight, which is said, and is recovered when there is room."""
+    """On a disk without room for a name, one entry stays in flight, is logged, and recovers once there is room."""
     spool = Spool(tmp_path / "spool")
     spool.create()
     stays, goes = (_publish(spool, number, name) for number, name in ((1, "victim"), (2, "later")))
@@ -485,7 +485,7 @@ def test_an_entry_that_cannot_be_moved_does_not_keep_the_others(tmp_path, monkey
 
 
 def test_a_delivery_that_cannot_be_logged_is_logged_later(tmp_path, monkeypatch, caplog):
-    """A full disk does not keep a spool from being opened; what was delivered is kept until there is a line of it."""
+    """A spool opens on a full disk, and keeps a delivered entry until its line is written."""
     spool = Spool(tmp_path / "spool")
     spool.create()
     folder = _publish(spool, 1, "victim")
@@ -506,7 +506,7 @@ def test_a_delivery_that_cannot_be_logged_is_logged_later(tmp_path, monkeypatch,
 
 
 def test_a_line_with_a_bad_name_is_a_finding(tmp_path):
-    """`verify` looks up no name that could leave the store, and compares the others."""
+    """`verify` doesn't look up a name that leaves the store, and compares the others."""
     spool = Spool(tmp_path / "spool")
     spool.create({"uri": "memory://store/"})
     for number, name in enumerate(("../outside", "there", "missing"), 1):
@@ -526,7 +526,7 @@ def test_a_line_with_a_bad_name_is_a_finding(tmp_path):
 
 @pytest.mark.parametrize("damage", ["folder", "symlink", "fifo", "huge"])
 def test_a_log_that_is_damaged_while_it_is_used(make_queue, make_file, tmp_path, damage):
-    """Something else takes the place of `delivered.jsonl` during a run: it goes to quarantine or is renamed, and lines are written again."""
+    """If something replaces `delivered.jsonl`, it is quarantined or renamed, and lines are written again."""
     queue = make_queue(MemoryStore())
     queue.submit(make_file(), "a").result(LIMIT_SECONDS)
     log = queue.spool.path / "delivered.jsonl"

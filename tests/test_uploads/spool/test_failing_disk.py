@@ -40,10 +40,7 @@ def _of_main_thread():
 def test_each_call_of_submit_may_fail(
     make_queue, make_file, gate, tmp_path, monkeypatch, code, short, move, durability
 ):
-    """One call after the other fails: submit returns a handle.
-
-    Refused means that nothing changed, anything else arrives.
-    """
+    """Whichever system call fails, `submit` returns a handle."""
     store = StoreThatWaits(gate)
     queue = make_queue(store)
     disk = FailingDisk(queue.spool.path, code, is_ours=_of_main_thread)
@@ -73,7 +70,7 @@ def test_each_call_of_submit_may_fail(
 
 @pytest.mark.parametrize("code", [*CODES.values(), errno.EDQUOT], ids=[*CODES, "over quota"])
 def test_each_call_of_submit_pointer_may_fail(make_queue, make_file, gate, monkeypatch, code):
-    """A pointer that cannot be staged is a refused handle as well."""
+    """A pointer that can't be staged is a refused handle too."""
     queue = make_queue(StoreThatWaits(gate))
     target = queue.submit(make_file(), "target")
     disk = FailingDisk(queue.spool.path, code, is_ours=_of_main_thread)
@@ -91,7 +88,7 @@ def test_each_call_of_submit_pointer_may_fail(make_queue, make_file, gate, monke
 
 
 def test_a_refusal_is_raised_where_that_is_asked_for(make_queue, make_file, monkeypatch):
-    """With raise_errors the caller gets SpoolFullError, which says what the disk did."""
+    """With `raise_errors` you get SpoolFullError with the error of the disk."""
     queue = make_queue(MemoryStore(), raise_errors=True)
     target = queue.submit(make_file(), "target")
     disk = FailingDisk(queue.spool.path, errno.EMFILE, is_ours=_of_main_thread)
@@ -105,7 +102,7 @@ def test_a_refusal_is_raised_where_that_is_asked_for(make_queue, make_file, monk
 @pytest.mark.parametrize("short", [False, True], ids=["whole", "short"])
 @pytest.mark.parametrize("code", CODES.values(), ids=CODES)
 def test_each_call_of_an_upload_may_fail(make_queue, make_file, gate, monkeypatch, code, short):
-    """One call of the uploading threads after the other fails: the file arrives, its handle ends well, and its line is in the log in the end."""
+    """Whichever call of an uploading thread fails, the file arrives, its handle settles, and its line is logged."""
     # What could not be noted is looked for so often.
     monkeypatch.setattr("uploads.drain.drain._RESCAN_SECONDS", 0.1)
     monkeypatch.setattr("uploads.drain.drain._TICK_SECONDS", 0.1)
@@ -140,7 +137,7 @@ def test_each_call_of_an_upload_may_fail(make_queue, make_file, gate, monkeypatc
     ids=["full", "no descriptors", "over quota", "full with leftovers", "broken with leftovers"],
 )
 def test_each_call_of_a_new_queue_may_fail(make_queue, make_file, tmp_path, monkeypatch, code, is_new):
-    """It opens, or says that its spool cannot be used and keeps no lock; what an earlier one left arrives."""
+    """The queue opens and delivers leftovers, or raises SpoolUnusableError and holds no lock."""
     names, opened, refused = set(), 0, 0
     store = MemoryStore()
     for number in range(1, 100):
@@ -171,7 +168,7 @@ def test_each_call_of_a_new_queue_may_fail(make_queue, make_file, tmp_path, monk
 def test_a_queue_that_is_opened_on_a_full_disk_delivers_what_is_left(
     make_queue, make_file, tmp_path, monkeypatch
 ):
-    """Only so the disk is ever emptied."""
+    """Otherwise the disk would stay full."""
     left = make_queue(StoreThatFails(*[TransientStoreError("down")] * 1000))
     left.submit(make_file(), "a")
     left.close(0)
@@ -190,8 +187,8 @@ def test_a_queue_that_is_opened_on_a_full_disk_delivers_what_is_left(
 @pytest.mark.parametrize(
     "left", [(), ("tmp",), ("pending", "tmp"), ("inflight", "pending", "tmp", "done", "quarantine")]
 )
-def test_a_spool_of_which_a_part_was_deleted_is_mended(make_queue, make_file, tmp_path, left):
-    """A program that removes empty folders does so: what is submitted next is delivered, and what fails is kept."""
+def test_a_partly_deleted_spool_is_repaired(make_queue, make_file, tmp_path, left):
+    """If a program removes empty folders, later files are still delivered, and failed ones are kept."""
     store = MemoryStore()
     queue = make_queue(store)
     queue.submit(make_file(), "a").result(LIMIT_SECONDS)
@@ -210,8 +207,8 @@ def test_a_spool_of_which_a_part_was_deleted_is_mended(make_queue, make_file, tm
     assert queue.spool.list_unfinished() == ([], [])
 
 
-def test_a_file_in_a_spool_of_which_only_tmp_is_left_is_delivered(make_file, tmp_path):
-    """A process took it by rename and was killed: `resume` with the name of the store brings it there."""
+def test_a_moved_file_is_delivered_from_a_spool_with_only_tmp(make_file, tmp_path):
+    """The process was killed after it moved the file; `resume --store` uploads it."""
     spool = Spool(tmp_path / "spool")
     spool.create()
     staged = spool.new_folder()
@@ -242,7 +239,7 @@ def test_a_file_in_a_spool_of_which_only_tmp_is_left_is_delivered(make_file, tmp
 
 
 def test_a_deleted_spool_stays_the_queues_own(make_queue, make_file):
-    """The lock that was deleted protects nothing: with the spool it is taken anew."""
+    """A deleted lock protects nothing, so the queue takes a new one with the new spool."""
     queue = make_queue(MemoryStore())
     shutil.rmtree(queue.spool.path)
 
@@ -252,8 +249,8 @@ def test_a_deleted_spool_stays_the_queues_own(make_queue, make_file):
         make_queue(MemoryStore())
 
 
-def test_files_in_a_folder_of_the_user_are_left_alone(make_queue, tmp_path):
-    """Somebody names a project as the spool, in which `tmp/` is the user's own."""
+def test_user_files_in_the_folder_are_kept(make_queue, tmp_path):
+    """A user names a project folder as the spool, with a `tmp/` of its own."""
     for name in ("tmp/notes.txt", "tmp/cache/array.npy", f"tmp/{'0' * 32}"):
         (tmp_path / "project" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "project" / name).write_bytes(b"mine")
@@ -271,7 +268,7 @@ def test_files_in_a_folder_of_the_user_are_left_alone(make_queue, tmp_path):
 
 
 def test_a_folder_that_is_no_spool_is_not_made_one(tmp_path):
-    """`gc` and `resume` in the wrong folder say so, also where it has a folder `tmp/`."""
+    """`gc` and `resume` refuse the wrong folder, even if it has a `tmp/`."""
     (tmp_path / "tmp").mkdir()
     (tmp_path / "tmp/notes.txt").write_bytes(b"mine")
 
@@ -282,7 +279,7 @@ def test_a_folder_that_is_no_spool_is_not_made_one(tmp_path):
 
 
 def test_a_spool_that_was_deleted_is_recreated_for_a_pointer(make_queue, make_file, tmp_path):
-    """`submit_pointer` finds no spool, and makes one as `submit` does."""
+    """`submit_pointer` creates a missing spool, as `submit` does."""
     store = MemoryStore()
     queue = make_queue(store)
     target = queue.submit(make_file(), "target")
@@ -295,7 +292,7 @@ def test_a_spool_that_was_deleted_is_recreated_for_a_pointer(make_queue, make_fi
 
 
 def test_a_move_that_cannot_remove_its_source_is_not_refused(make_queue, other_disk, monkeypatch):
-    """What is pending can no longer be refused: a move from another disk is a copy, and its source may be in a folder that cannot be written."""
+    """A move from another disk is a copy, and its source may be in a read-only folder; a pending entry can't be refused."""
     store = MemoryStore()
     queue = make_queue(store)
     source = other_disk / "a"
@@ -310,7 +307,7 @@ def test_a_move_that_cannot_remove_its_source_is_not_refused(make_queue, other_d
 
 
 def test_a_move_from_another_disk_needs_room_on_this_one(make_queue, other_disk, make_file):
-    """It is a copy, which the floor of free space refuses; its source stays. A rename takes no room."""
+    """Such a move is a copy, so the limit of free space refuses it and keeps the source; a rename takes no room."""
     store = MemoryStore()
     queue = make_queue(store, free_bytes=1 << 60)
     source = other_disk / "a"
@@ -327,8 +324,8 @@ def test_a_move_from_another_disk_needs_room_on_this_one(make_queue, other_disk,
 
 
 @pytest.mark.parametrize("move", [True, False])
-def test_a_file_that_is_given_up_is_not_waited_for(make_queue, other_disk, monkeypatch, move):
-    """A writer of a file that is moved is gone; that of one that is copied could still write in this tick."""
+def test_a_moved_file_is_not_waited_for(make_queue, other_disk, monkeypatch, move):
+    """The writer of a moved file is gone, but a copied file could still be written in this tick."""
     queue = make_queue(MemoryStore())
     source = other_disk / "a"
     source.write_bytes(b"just written")
@@ -369,10 +366,7 @@ print("reopened", flush=True)
 
 
 def test_a_real_disk_fills_up_and_is_emptied(tmp_path):
-    """On a file system of two megabytes that is full: refused handles, no exception.
-
-    Afterwards the same queue delivers, and reopens.
-    """
+    """On a full file system of two megabytes, handles are refused and nothing raises."""
     disk = tmp_path / "disk"
     disk.mkdir()
     mount = f"mount -t tmpfs -o size=2m none {disk}"

@@ -86,7 +86,7 @@ def _plant(spool, name="a", **changes):
     ids=lambda change: "-".join(f"{key}" for key in change),
 )
 def test_a_manifest_is_checked_again_when_it_is_read(change):
-    """What `submit` refuses, and what no release wrote, is unreadable."""
+    """Values that `submit` refuses, or that no release writes, make it unreadable."""
     record = _record("a")
 
     with pytest.raises(ManifestError, match="must be a JSON object of an entry"):
@@ -94,7 +94,7 @@ def test_a_manifest_is_checked_again_when_it_is_read(change):
 
 
 def test_a_name_that_leaves_the_store_is_set_aside(spool, tmp_path):
-    """The entry fails as corrupt, and the store is not asked to keep it."""
+    """The entry fails as corrupt, and the store never sees the name."""
     _plant(spool, "../escaped")
     store = MemoryStore()
 
@@ -107,7 +107,7 @@ def test_a_name_that_leaves_the_store_is_set_aside(spool, tmp_path):
 
 @pytest.mark.parametrize("kind", ["link", "fifo", "folder"])
 def test_bytes_that_are_no_regular_file_are_not_sent(spool, outside, kind):
-    """A link to a file outside, a FIFO without a writer and a folder fail as corrupt."""
+    """A link to an outside file, a FIFO and a folder fail as corrupt."""
     folder = _plant(spool)
     (folder / "data").unlink()
     if kind == "link":
@@ -126,7 +126,7 @@ def test_bytes_that_are_no_regular_file_are_not_sent(spool, outside, kind):
 
 @pytest.mark.parametrize("kind", ["link", "fifo", "folder", "huge"])
 def test_a_manifest_that_is_no_small_regular_file_is_unreadable(spool, outside, kind):
-    """The same of the manifest; a huge one is not read into memory."""
+    """A link, a FIFO and a folder aren't read, and neither is a huge file."""
     folder = _plant(spool)
     manifest = folder / "entry.json"
     manifest.rename(outside.with_name("manifest"))
@@ -145,7 +145,7 @@ def test_a_manifest_that_is_no_small_regular_file_is_unreadable(spool, outside, 
 
 
 def test_an_entry_that_is_a_link_to_a_folder_outside_is_none(spool, outside):
-    """Nothing behind it is sent or removed."""
+    """Nothing behind the link is sent or removed."""
     folder = _plant(spool)
     shutil.move(folder, outside.parent / "entry")
     folder.symlink_to(outside.parent / "entry")
@@ -159,7 +159,7 @@ def test_an_entry_that_is_a_link_to_a_folder_outside_is_none(spool, outside):
 
 @pytest.mark.parametrize("name", ["queue.lock", "drain.lock"])
 def test_a_lock_that_is_a_link_is_not_followed(spool, outside, name):
-    """The holder's name does not replace a foreign file."""
+    """The lock's text doesn't replace a foreign file."""
     (spool.path / name).symlink_to(outside)
 
     with pytest.raises(OSError, match="symbolic link"):
@@ -169,7 +169,7 @@ def test_a_lock_that_is_a_link_is_not_followed(spool, outside, name):
 
 
 def test_a_log_that_is_a_link_is_not_appended_to(spool, outside):
-    """What was delivered is not written into a foreign file."""
+    """Deliveries aren't written into a foreign file."""
     log = spool.path / "delivered.jsonl"
     log.symlink_to(outside)
 
@@ -180,7 +180,7 @@ def test_a_log_that_is_a_link_is_not_appended_to(spool, outside):
 
 
 def test_notes_of_parts_cannot_abort_uploads_of_others(tmp_path):
-    """A key beyond the store's prefix, or one that is no text, is not asked for."""
+    """A key outside the store's prefix, or one that isn't a text, is ignored."""
 
     class NothingIsAsked:
         pass

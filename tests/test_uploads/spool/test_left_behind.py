@@ -74,8 +74,8 @@ def test_a_moved_file_is_adopted_though_the_host_was_renamed(tmp_path, make_file
     assert [path for path in queue.spool.tmp.iterdir() if path.is_dir()] == []
 
 
-def test_what_a_living_process_stages_is_left_alone(tmp_path):
-    """Any process leaves it, also this one; what is left there otherwise is removed."""
+def test_staged_files_of_a_living_process_are_kept(tmp_path):
+    """Every process keeps them, this one included; other leftovers are removed."""
     spool = Spool(tmp_path)
     spool.create()
     left = spool.new_folder()
@@ -90,7 +90,7 @@ def test_what_a_living_process_stages_is_left_alone(tmp_path):
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
-def test_what_cannot_be_removed_does_not_keep_a_spool_from_being_opened(tmp_path, make_queue, monkeypatch):
+def test_a_spool_opens_despite_files_that_cannot_be_removed(tmp_path, make_queue, monkeypatch):
     """NFS keeps files in a folder that another machine has open; they are removed later."""
     spool = Spool(tmp_path / "spool")
     spool.create()
@@ -109,8 +109,8 @@ def test_what_cannot_be_removed_does_not_keep_a_spool_from_being_opened(tmp_path
     assert not left.exists()
 
 
-def test_what_is_staged_after_a_look_by_another_process_is_left_alone(tmp_path, monkeypatch):
-    """It looks whether anything is being staged, for an instant, in which a file comes: the next look finds it."""
+def test_files_staged_after_a_look_by_another_process_are_kept(tmp_path, monkeypatch):
+    """A file that is staged during that process's look stays, and the next look finds it."""
     spool = Spool(tmp_path)
     spool.create()
     looking = os.open(tmp_path / "staging.lock", os.O_RDWR | os.O_CREAT)
@@ -125,7 +125,7 @@ def test_what_is_staged_after_a_look_by_another_process_is_left_alone(tmp_path, 
 
 
 def test_a_forked_child_that_stages_is_left_alone(tmp_path):
-    """A child may outlive the process whose queue it submits to; the next queue does not sweep under it."""
+    """A child may outlive its parent, so the next queue doesn't sweep files that it stages."""
     spool = Spool(tmp_path)
     spool.create()
     ready, go_on = os.pipe(), os.pipe()
@@ -149,7 +149,7 @@ def test_a_forked_child_that_stages_is_left_alone(tmp_path):
 
 
 def test_a_spool_that_was_deleted_and_recreated_protects_what_is_staged(tmp_path):
-    """Its lock was deleted too, so another is taken."""
+    """Its lock was deleted too, so the queue takes a new one."""
     spool = Spool(tmp_path / "spool")
     spool.create()
     with spool.staging():
@@ -169,7 +169,7 @@ class Down(MemoryStore):
 
 
 def test_the_limit_of_a_spool_is_held_over_restarts(make_queue, make_file):
-    """What earlier processes left counts until it is delivered."""
+    """Leftovers of earlier processes count until they are delivered."""
     taken = []
     for number in range(5):
         queue = make_queue(Down(), spool_bytes=250)
@@ -210,8 +210,8 @@ def three_ranks(make_queue, make_file, prefix):
     return [rank.spool for rank in ranks]
 
 
-def test_what_other_ranks_left_is_found_by_a_single_one(three_ranks, make_queue, prefix):
-    """A training that is started again with fewer processes leaves nothing behind."""
+def test_a_single_rank_finds_the_leftovers_of_others(three_ranks, make_queue, prefix):
+    """A training that restarts with fewer processes leaves nothing behind."""
     store = Folder(prefix)
     queue = make_queue(store, spool=None)
 
@@ -223,8 +223,8 @@ def test_what_other_ranks_left_is_found_by_a_single_one(three_ranks, make_queue,
     assert [owner_of(spool.queue_lock) is None for spool in three_ranks] == [False, True, True]
 
 
-def test_what_a_killed_rank_was_uploading_is_uploaded_once(make_queue, make_file, prefix):
-    """It was killed during one upload, and after another one before it noted that the file is there."""
+def test_an_upload_of_a_killed_rank_is_uploaded_once(make_queue, make_file, prefix):
+    """The rank was killed during one upload, and after another whose delivery it hadn't noted."""
     rank, killed = (make_queue(Folder(prefix, is_down=True), spool=None) for _ in range(2))
     for name in ("during", "after"):
         killed.submit(make_file(content=b"x"), name)
@@ -246,7 +246,7 @@ def test_what_a_killed_rank_was_uploading_is_uploaded_once(make_queue, make_file
 
 
 def test_an_answer_that_a_killed_rank_waited_for_counts_as_lost(make_queue, make_file, prefix):
-    """It counts after a failure of the next process, too, so that its own object is not taken for another's."""
+    """It still counts after the next process fails, so that our own object isn't taken for a conflict."""
     rank, killed = (make_queue(Folder(prefix, is_down=True), spool=None) for _ in range(2))
     killed.submit(make_file(), "during")
     rank.close(0)
@@ -260,8 +260,8 @@ def test_an_answer_that_a_killed_rank_waited_for_counts_as_lost(make_queue, make
     assert read_attempts(queue.spool.place_of(folder)).is_answer_lost is True
 
 
-def test_what_other_ranks_left_is_named_while_it_cannot_be_uploaded(three_ranks, make_queue, prefix):
-    """One spool has all of it, so that one command finishes it."""
+def test_leftovers_of_other_ranks_are_named_until_they_are_uploaded(three_ranks, make_queue, prefix):
+    """One spool holds all of them, so one command finishes them."""
     queue = make_queue(Folder(prefix, is_down=True), spool=None)
     assert queue.unsettled() == 3
 
@@ -272,8 +272,8 @@ def test_what_other_ranks_left_is_named_while_it_cannot_be_uploaded(three_ranks,
     assert [len(spool.list_pending()) for spool in three_ranks] == [3, 0, 0]
 
 
-def test_what_an_earlier_worker_still_uploads_is_left_to_it(three_ranks, make_queue, prefix):
-    """It is named, and nothing is moved away under the worker; the next queue takes what the worker left."""
+def test_an_earlier_worker_keeps_its_uploads(three_ranks, make_queue, prefix):
+    """They are named and stay with the worker; the next queue takes the rest."""
     store = Folder(prefix)
     with OwnerLock(three_ranks[1].drain_lock, "worker"):
         queue = make_queue(store, spool=None)
@@ -288,7 +288,7 @@ def test_what_an_earlier_worker_still_uploads_is_left_to_it(three_ranks, make_qu
 
 
 def test_a_newer_version_replaces_one_that_another_rank_left(make_queue, make_file, prefix):
-    """The number that the older one had in its own spool does not matter."""
+    """The older one's number in its own spool doesn't matter."""
     first, second = (make_queue(Folder(prefix, is_down=True), spool=None) for _ in range(2))
     for version in range(5):
         second.submit(make_file(content=b"old %d" % version), "name", overwrite=True)
@@ -304,7 +304,7 @@ def test_a_newer_version_replaces_one_that_another_rank_left(make_queue, make_fi
 
 
 def test_the_spool_of_a_living_rank_is_its_own(make_queue, make_file, prefix):
-    """Its files are neither taken nor named by another."""
+    """Another rank neither takes nor names its files."""
     living = make_queue(Folder(prefix, is_down=True), spool=None)
     living.submit(make_file(), "living")
 
@@ -316,7 +316,7 @@ def test_the_spool_of_a_living_rank_is_its_own(make_queue, make_file, prefix):
 
 
 def test_a_left_spool_that_is_damaged_keeps_no_other_waiting(three_ranks, make_queue, prefix):
-    """It is named, the others are emptied."""
+    """It is named, and the others are emptied."""
     damaged = three_ranks[1]
     (damaged.path / "tmp").rename(damaged.path / "was")
     (damaged.path / "tmp").symlink_to("/")
@@ -329,7 +329,7 @@ def test_a_left_spool_that_is_damaged_keeps_no_other_waiting(three_ranks, make_q
 
 
 def test_a_spool_on_nfs_is_finished_by_another_machine(tmp_path, make_file):
-    """One host took a file with zeros in it and died before the checksum was noted; on NFS its bytes are on the server, whatever the boot of the other host."""
+    """On NFS the bytes are on the server, so a file with zeros and no checksum isn't suspect after the first host died."""
     (tmp_path / "mounts").write_text("22 1 0:20 / / rw shared:1 - nfs4 server:/home rw\n")
     spools = [
         Spool(tmp_path / "spool", boot=boot, mounts=tmp_path / "mounts") for boot in ("one host", "another")
@@ -350,7 +350,7 @@ def test_a_spool_on_nfs_is_finished_by_another_machine(tmp_path, make_file):
 
 
 def test_a_lock_file_that_is_deleted_before_it_is_locked_locks_nothing(tmp_path, monkeypatch):
-    """Another process locks the file that is there now; the one that locked the deleted file looks again."""
+    """Another process locks the new file, so the one that locked the deleted file looks again."""
     path = tmp_path / "queue.lock"
     other = OwnerLock(path, "queue")
     real = fcntl.flock
@@ -369,7 +369,7 @@ def test_a_lock_file_that_is_deleted_before_it_is_locked_locks_nothing(tmp_path,
 
 
 def test_a_process_id_that_was_given_again_holds_no_lock(make_queue, make_file):
-    """The lock files of a killed process name an id that a living process has now: this one."""
+    """The lock files of a killed process name an id that this living process has now."""
     first = make_queue(MemoryStore())
     spool = first.spool
     first.close(LIMIT_SECONDS)

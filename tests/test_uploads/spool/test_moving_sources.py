@@ -45,7 +45,7 @@ def _pending(queue):
 @pytest.mark.parametrize("size", times([3_000_000], [65_536, 1_200_000, 3_000_000]))
 @pytest.mark.parametrize("pause", [0, 0.02], ids=["always", "often"])
 def test_a_copy_is_of_one_state_of_a_file_that_is_rewritten(make_file, tmp_path, size, pause):
-    """Another process rewrites the file in place all the time: what is taken is one of its states, anything else is refused."""
+    """Another process rewrites the file all the time; the copy shows one of its states, or is refused."""
     source = make_file(content=bytes(size))
     writer = subprocess.Popen(
         [sys.executable, "-c", WRITER, str(source), str(size), str(pause)], stdout=subprocess.PIPE
@@ -71,7 +71,7 @@ def test_a_copy_is_of_one_state_of_a_file_that_is_rewritten(make_file, tmp_path,
 
 
 def test_a_file_of_a_clock_that_is_ahead_is_taken(make_file, tmp_path, monkeypatch):
-    """Where the time of a file is always later than now, as on a file server, it is taken when it stands still."""
+    """A file whose time is always in the future, as on a file server, is accepted once it stops changing."""
     monkeypatch.setattr("time.clock_gettime_ns", lambda _: 0)
     source = make_file(content=b"still")
 
@@ -82,7 +82,7 @@ def test_a_file_of_a_clock_that_is_ahead_is_taken(make_file, tmp_path, monkeypat
 
 @pytest.mark.parametrize("bad", ["fifo", "broken link", "link", "taken name"])
 def test_a_folder_is_refused_whole(make_queue, make_file, gate, tmp_path, bad):
-    """Nothing of a folder is staged where one thing in it cannot be."""
+    """Nothing of a folder is staged if one item can't be."""
     queue = make_queue(StoreThatWaits(gate), workers=1)
     for name in "abz":
         make_file(f"folder/{name}")
@@ -104,7 +104,7 @@ def test_a_folder_is_refused_whole(make_queue, make_file, gate, tmp_path, bad):
 
 
 def test_linked_folders_of_a_folder_are_delivered(make_queue, make_file, tmp_path):
-    """What `done` says of a folder is true of all that is seen in it."""
+    """When a folder is `done`, everything visible in it has arrived."""
     store = MemoryStore()
     make_file("run/checkpoints/ep1.pt", b"weights")
     (tmp_path / "run/best").symlink_to("checkpoints")
@@ -117,7 +117,7 @@ def test_linked_folders_of_a_folder_are_delivered(make_queue, make_file, tmp_pat
 
 
 def test_a_folder_that_holds_the_spool_is_refused(make_queue, make_file, tmp_path):
-    """The files of the spool would be submitted with it, and be gone before their turn."""
+    """The spool's own files would be submitted with it."""
     queue = make_queue(MemoryStore(), spool=tmp_path / "run/spool")
     make_file("run/a")
 
@@ -131,7 +131,7 @@ def test_a_folder_that_holds_the_spool_is_refused(make_queue, make_file, tmp_pat
 def test_a_folder_without_a_free_descriptor_is_refused_as_a_file_is(
     make_queue, make_file, tmp_path, monkeypatch, call
 ):
-    """Training goes on with a handle in state `refused`, whether listing or opening found none."""
+    """Training continues with a refused handle, whether listing or opening failed."""
     make_file("run/a")
     queue = make_queue(MemoryStore())
     disk = FailingDisk(tmp_path / "run", errno.EMFILE, only=(call,))
@@ -147,18 +147,15 @@ def test_a_folder_without_a_free_descriptor_is_refused_as_a_file_is(
 
 @pytest.mark.parametrize("path", ["/proc/self/status", "/proc/cpuinfo"])
 def test_a_file_without_a_size_is_refused(tmp_path, path):
-    """What the kernel makes up while it is read has no size to check by."""
+    """Files that the kernel generates while they are read have no size to check."""
     with pytest.raises(
         (InvalidSourceError, UnstableSourceError), match=r"its file system reports|changed while"
     ):
         stage_copy(Path(path), tmp_path / "copy")
 
 
-def test_a_file_that_grows_is_refused_until_it_rests(make_file, tmp_path):
-    """A log that is appended to all the time is not cut in the middle of a line.
-
-    When its writer is done it is taken.
-    """
+def test_a_growing_file_is_refused_until_it_stops(make_file, tmp_path):
+    """A log that is appended to all the time isn't cut in the middle of a line."""
     source = make_file(content=b"")
     program = "import sys\nwith open(sys.argv[1], 'ab', 0) as log:\n print(flush=True)\n while True: log.write(b'a line\\n')"
     writer = subprocess.Popen([sys.executable, "-c", program, str(source)], stdout=subprocess.PIPE)
@@ -179,7 +176,7 @@ def test_a_file_that_grows_is_refused_until_it_rests(make_file, tmp_path):
 
 
 def test_one_inode_under_two_names_is_taken_twice(make_queue, make_file, tmp_path):
-    """Hard links of one file are files of their own: each is copied, and moving one leaves the other."""
+    """Each hard link is copied as a file of its own, and moving one leaves the other."""
     store = MemoryStore()
     first = make_file("first", b"shared")
     (tmp_path / "second").hardlink_to(first)
@@ -197,7 +194,7 @@ def test_one_inode_under_two_names_is_taken_twice(make_queue, make_file, tmp_pat
 
 
 def test_names_at_the_limit_arrive(make_queue, make_file, tmp_path):
-    """A source whose name is as long as the file system takes, and a remote name of 1,024 bytes, are no trouble to the spool."""
+    """A source name of the file system's maximum and a remote name of 1,024 bytes work."""
     store = MemoryStore()
     source = make_file("n" * 255, b"long")
     name = "/".join(["p" * 127] * 8)
@@ -208,7 +205,7 @@ def test_names_at_the_limit_arrive(make_queue, make_file, tmp_path):
 
 
 def test_a_hole_of_a_terabyte_is_refused_for_want_of_room(make_queue, tmp_path):
-    """A sparse file counts with its whole size before a byte of it is copied."""
+    """A sparse file counts with its full size before it is copied."""
     source = tmp_path / "sparse"
     source.touch()
     os.truncate(source, 1 << 42)
@@ -229,7 +226,7 @@ class DrainerThatRemembers:
 
 
 def test_versions_of_one_name_are_announced_in_the_order_of_their_numbers(make_queue, make_file):
-    """Threads submit one name at once: the uploader never gets a newer version before an older one."""
+    """Threads submit one name at once, and the uploader never gets a newer version first."""
     queue = make_queue(MemoryStore())
     real, queue._drainer = queue._drainer, DrainerThatRemembers()
     source = make_file()
@@ -279,7 +276,7 @@ def _no_reflink(*arguments):
 def test_a_linked_file_that_is_replaced_by_rename_arrives_as_one_of_its_versions(
     make_queue, make_file, tmp_path, replaced_while_read
 ):
-    """A writer that renames a newer version onto the source during the submit costs no upload with link=True."""
+    """With `link=True`, a writer may rename a newer version onto the source during `submit`."""
     store = MemoryStore()
     queue = make_queue(store)
     source = make_file("model", b"older")
@@ -295,7 +292,7 @@ def test_a_linked_file_that_is_replaced_by_rename_arrives_as_one_of_its_versions
 def test_a_link_without_proc_is_compared_with_what_was_read(
     make_queue, make_file, monkeypatch, replaced_while_read
 ):
-    """Where an open file cannot be linked, another one that got its name is not taken for it."""
+    """If an open file can't be linked, another file that took its name isn't accepted for it."""
     store = MemoryStore()
     queue = make_queue(store)
     source = make_file("model", b"older")
@@ -321,7 +318,7 @@ def test_a_link_without_proc_is_compared_with_what_was_read(
 def test_a_moved_file_that_is_replaced_by_rename_arrives_as_it_is_then(
     make_queue, make_file, replaced_while_read, size
 ):
-    """What the rename brought is measured again, since another file got the name after the first was measured."""
+    """Another file took the name after the first was measured, so the moved one is measured again."""
     store = MemoryStore()
     queue = make_queue(store)
     source = make_file("model", b"older")
@@ -337,7 +334,7 @@ def test_a_moved_file_that_is_replaced_by_rename_arrives_as_it_is_then(
 def test_a_symlink_that_replaces_a_file_to_move_gets_its_name_again(
     make_queue, make_file, tmp_path, monkeypatch
 ):
-    """Of a link only the link would be taken: the call raises, and the link is where it was."""
+    """Only the link would be moved, so the call raises and the link stays."""
     queue = make_queue(MemoryStore())
     source, target = make_file("model"), make_file("target")
     real = os.rename
@@ -358,7 +355,7 @@ def test_a_symlink_that_replaces_a_file_to_move_gets_its_name_again(
 
 
 def test_a_linked_file_that_is_replaced_all_the_time_is_refused(make_queue, make_file, monkeypatch):
-    """Without /proc an open file cannot be linked: after twenty replacements in a row the caller is told."""
+    """Without /proc an open file can't be linked; after twenty replacements the call raises."""
     queue = make_queue(MemoryStore())
     source = make_file("model", b"older")
     real = os.link
@@ -383,7 +380,7 @@ def test_a_linked_file_that_is_replaced_all_the_time_is_refused(make_queue, make
 def test_a_file_that_changes_after_it_was_copied_is_not_removed(
     make_queue, other_disk, replaced_while_read, monkeypatch, change
 ):
-    """A move from another disk removes the file that it copied, and no other that has its name or newer bytes."""
+    """A move from another disk removes only the file that it copied, not one with its name or newer bytes."""
     store = MemoryStore()
     queue = make_queue(store)
     source = other_disk / "model"
@@ -412,7 +409,7 @@ def test_a_file_that_changes_after_it_was_copied_is_not_removed(
 
 
 def test_a_symlink_on_another_disk_is_not_moved(make_queue, other_disk, make_file):
-    """Only the link would be removed; it is refused there as it is here."""
+    """Only the link would be removed, so it is refused."""
     queue = make_queue(MemoryStore())
     (other_disk / "link").symlink_to(make_file())
 
@@ -440,7 +437,7 @@ def test_a_move_between_two_mounts_of_one_device_is_a_copy(make_queue, make_file
 
 @pytest.mark.parametrize("is_taken", [False, True], ids=["free", "taken"])
 def test_a_ctrl_c_right_after_a_rename_loses_no_file(make_queue, make_file, tmp_path, monkeypatch, is_taken):
-    """The file gets its name again; where another file has it by then, the next queue takes it from the spool."""
+    """The file gets its name back; if that is taken, the next queue finds it in the spool."""
     store = MemoryStore()
     queue = make_queue(store)
     source = make_file("model", b"bytes")
@@ -464,8 +461,8 @@ def test_a_ctrl_c_right_after_a_rename_loses_no_file(make_queue, make_file, tmp_
     assert store.objects == ({"model": b"bytes"} if is_taken else {})
 
 
-def test_what_replaces_a_file_counts_with_its_own_size(make_queue, make_file, replaced_while_read):
-    """Room for the older version is given back: nothing of it stays reserved when both have left."""
+def test_a_replacement_counts_with_its_own_size(make_queue, make_file, replaced_while_read):
+    """No room for the older version stays reserved."""
     queue = make_queue(MemoryStore(), spool_bytes=100)
     source = make_file("model", b"x" * 10)
     replaced_while_read(source, b"y" * 90)

@@ -102,10 +102,7 @@ def _moments(disk):
 
 @pytest.mark.parametrize("durability", ["power", "process"])
 def test_a_loss_of_power_at_any_moment_keeps_what_was_promised(tmp_path, monkeypatch, durability):
-    """With "power" whatever was accepted arrives; with "process" whatever the flusher had a second for.
-
-    And no wrong byte ever does.
-    """
+    """With "power" every accepted file arrives; with "process" every file that was a second old."""
     disk = _recorded_life(tmp_path, monkeypatch, durability)
     moments = list(_moments(disk))
 

@@ -203,7 +203,7 @@ def test_the_name_of_a_folder_says_what_its_manifest_does():
 
 
 @pytest.mark.parametrize("is_claimed", [True, False])
-def test_an_entry_whose_name_the_disk_does_not_take_is_refused_unless_it_is_being_uploaded(
+def test_an_entry_whose_name_cannot_be_synced_is_refused_unless_it_is_in_flight(
     spool, monkeypatch, caplog, is_claimed
 ):
     """With durability="power": it is staged as before, and raises; or it can no longer be refused, which is said."""
@@ -402,18 +402,6 @@ def test_a_lock_is_one_process_at_a_time_and_names_it(tmp_path):
     assert owner_of(tmp_path / "lock") is None
 
 
-def test_the_kernel_decides_who_owns_not_the_number_in_the_file(tmp_path):
-    """After a reboot the file may name a process id that another process has now."""
-    (tmp_path / "lock").write_text(
-        json.dumps({"pid": os.getpid(), "host": "here", "role": "queue", "since": "then"})
-    )
-
-    assert owner_of(tmp_path / "lock") is None
-    lock = OwnerLock(tmp_path / "lock", "queue")
-    lock.take()
-    lock.release()
-
-
 def test_a_file_in_the_place_of_a_folder_makes_way_for_a_private_one(spool):
     """It is put into quarantine; nobody else may look into what comes instead."""
     (spool.path / "tmp").rmdir()
@@ -465,7 +453,7 @@ def test_attempts_that_ended_with_their_process_are_counted(tmp_path):
     assert read_attempts(tmp_path).is_answer_lost is True
 
 
-def test_bytes_may_be_lost_by_a_reboot_before_they_were_synced_alone(tmp_path):
+def test_a_reboot_is_suspect_only_before_bytes_are_synced(tmp_path):
     """They are safe in the same boot, once they are on the disk, and where they were synced at once."""
     lost = [
         may_have_lost_bytes(tmp_path, _entry(boot=boot), now)

@@ -86,7 +86,7 @@ def test_a_hole_in_a_sparse_file_is_copied_as_zeros(tmp_path):
 @pytest.mark.parametrize(
     "take", [stage_copy, stage_link, lambda source, _: measure_to_move(source)], ids=["copy", "link", "move"]
 )
-def test_what_is_not_a_readable_file_is_refused(tmp_path, take):
+def test_anything_but_a_readable_file_is_refused(tmp_path, take):
     """A folder, a FIFO, a device, a missing or NUL path are refused at once, without hanging."""
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "fifo")
@@ -177,7 +177,7 @@ def test_a_small_file_that_changes_through_a_memory_map_is_refused(make_file, tm
             stage_copy(source, tmp_path / "data")
 
 
-def test_a_file_that_comes_to_rest_is_taken(make_file, tmp_path, written_while_read):
+def test_a_file_that_stops_changing_is_accepted(make_file, tmp_path, written_while_read):
     """A source that changed during the first copy is copied once more, as it is then."""
     source = make_file(content=b"old")
     written_while_read(source, times=1)
@@ -208,7 +208,7 @@ def test_a_file_that_is_cut_while_it_is_copied_is_taken_as_it_is_then(make_file,
     assert (staged.size, staged.crc32) == (5, zlib.crc32(b"long "))
 
 
-def test_a_file_at_rest_is_copied_without_a_wait(make_file, tmp_path, monkeypatch):
+def test_an_unchanging_file_is_copied_without_waiting(make_file, tmp_path, monkeypatch):
     """What was written before the present tick of the file system's clock is taken at once."""
     source = make_file()
     stage_copy(source, tmp_path / "first")  # Waits for the next tick.

@@ -96,7 +96,7 @@ class Overwriting(MemoryStore):
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_in_a_store_that_overwrites_exactly_one_wins(seed):
+def test_exactly_one_wins_in_a_store_that_overwrites(seed):
     """Whenever each request of each process is answered; the others find the winner's bytes."""
     time = Time(seed)
     store = Overwriting(time)
@@ -142,7 +142,7 @@ def test_a_store_that_refuses_is_asked_once(tmp_path):
     assert {one.name: b"".join(store.get(one.name)) for one in store.list()} == {"claim": b"first"}
 
 
-def test_of_processes_at_a_server_that_ignores_create_only_one_wins(rclone, prefix):
+def test_one_process_wins_on_a_server_that_ignores_create_only(rclone, prefix):
     """A real one, which overwrites whatever it is asked to create."""
     start = threading.Barrier(PROCESSES)
     won = []

@@ -88,7 +88,7 @@ def test_an_existing_object_is_never_overwritten(s3, prefix, make_queue, make_fi
 
 
 @pytest.mark.parametrize("content", [b"mine", LARGE], ids=["small", "in parts"])
-def test_of_two_racing_create_only_puts_one_wins(moto, prefix, make_file, content):
+def test_one_of_two_racing_create_only_puts_wins(moto, prefix, make_file, content):
     """The name is free when both look; the server decides; the loser's parts are aborted."""
     store = open_store(moto.uri(prefix) + SMALL_PARTS)
     with (
@@ -142,7 +142,7 @@ def test_a_server_that_refuses_create_only_counts_as_not_honouring_it(proxy, at_
     ],
     ids=lambda fault: getattr(fault, "code", "") or type(fault).__name__,
 )
-def test_what_passes_is_tried_again(proxy, at_proxy, moto, prefix, make_queue, make_file, fault):
+def test_transient_answers_are_retried(proxy, at_proxy, moto, prefix, make_queue, make_file, fault):
     """Storms, resets, black holes and conflicts of requests end in the right bytes."""
     proxy.fail_first(2, fault, part="/name")
     patience = "&read_timeout_seconds=1" if isinstance(fault, Hang) else ""
@@ -262,7 +262,7 @@ def test_an_upload_whose_id_was_never_noted_is_aborted(moto, prefix, make_file, 
         moto.client().abort_multipart_upload(Bucket=BUCKET, Key=upload["Key"], UploadId=upload["UploadId"])
 
 
-def test_what_is_half_sent_can_be_abandoned(proxy, at_proxy, moto, prefix, make_file, tmp_path):
+def test_a_half_sent_upload_can_be_abandoned(proxy, at_proxy, moto, prefix, make_file, tmp_path):
     """An entry that is given up leaves no parts to pay for."""
     notes = tmp_path / "multipart.json"
     proxy.fail_first(1, Answer(500, "InternalError"), part="partNumber=3")
@@ -277,7 +277,7 @@ def test_what_is_half_sent_can_be_abandoned(proxy, at_proxy, moto, prefix, make_
     assert (moto.open_uploads(prefix), notes.exists()) == (0, False)
 
 
-def test_what_was_created_and_not_noted_can_be_abandoned(moto, prefix, tmp_path):
+def test_an_upload_without_a_noted_id_can_be_abandoned(moto, prefix, tmp_path):
     """All uploads of the name are aborted, and no other."""
     notes = tmp_path / "multipart.json"
     notes.write_text(json.dumps({"key": f"{prefix}/name", "part_bytes": PART_BYTES}))
@@ -528,7 +528,7 @@ def test_checksums_are_those_of_the_bytes_and_damage_is_sent_again(
     assert verifier.compared == proxy.count("PUT")
 
 
-def test_a_server_that_says_another_checksum_is_not_believed(proxy, at_proxy, make_file):
+def test_a_server_with_another_checksum_is_not_believed(proxy, at_proxy, make_file):
     """An acknowledgement of other bytes is no acknowledgement."""
     proxy.plan = lambda request: Answer(200, headers=(("x-amz-checksum-sha256", "AAAA"), ("ETag", '"x"')))
 

@@ -448,7 +448,7 @@ def test_an_empty_answer_is_no_empty_bucket(proxy, at_proxy, moto, prefix, make_
     assert (moto.open_uploads(prefix), notes.exists()) == (1, True)
 
 
-def test_a_probe_whose_answer_was_cut_says_nothing_of_the_server(proxy, at_proxy):
+def test_a_truncated_answer_to_a_probe_says_nothing_about_the_server(proxy, at_proxy):
     """The second put was refused, and the first line of the answer alone came: the next probe knows."""
     cut = Answer(200, "", (("x-amz-request-id", "1"),), after_forwarding=True)
     answers = iter([None, cut])

@@ -30,8 +30,8 @@ def connect(tmp_path):
         store.renew()
 
 
-def test_of_two_create_only_writers_one_wins(sshd_login, connect, make_file, tmp_path):
-    """Of writers that race for a name exactly one is done, its bytes are there, and nothing else."""
+def test_one_of_two_create_only_writers_wins(sshd_login, connect, make_file, tmp_path):
+    """Exactly one of the racing writers succeeds, and only its bytes are there."""
     outcomes = {}
     barrier = threading.Barrier(WRITERS)
 
@@ -58,7 +58,7 @@ def test_of_two_create_only_writers_one_wins(sshd_login, connect, make_file, tmp
 
 
 def test_a_taken_name_is_refused(sshd_login, connect, make_file, tmp_path):
-    """The object stays as it is."""
+    """The object stays unchanged."""
     store = connect(sshd_login)
     with Body(make_file("one", b"1"), "a") as one, Body(make_file("two", b"2"), "b") as two:
         store.put("name", one, overwrite=False)
@@ -69,7 +69,7 @@ def test_a_taken_name_is_refused(sshd_login, connect, make_file, tmp_path):
 
 
 def test_a_server_whose_rename_replaces_is_detected(tmp_path, connect, make_file):
-    """Nothing is put there create-only, and no probe stays behind."""
+    """Nothing is put create-only, and no probe stays behind."""
     with careless_sftp(tmp_path) as login:
         store = connect(login, create_only="require")
         with Body(make_file(), "id") as body:
@@ -81,8 +81,8 @@ def test_a_server_whose_rename_replaces_is_detected(tmp_path, connect, make_file
 
 
 @pytest.mark.parametrize("policy", [{}, {"create_only": "head"}], ids=["default", "head"])
-def test_such_a_server_is_asked_for_the_name(tmp_path, connect, make_file, caplog, policy):
-    """By default, and by the earlier name, the target is checked for, and the log says what may happen."""
+def test_a_server_without_create_only_is_asked_for_the_name(tmp_path, connect, make_file, caplog, policy):
+    """By default, and with the earlier name of the option, the target is looked up, and the log explains the risk."""
     with careless_sftp(tmp_path) as login:
         store = connect(login, **policy)
         with Body(make_file(), "id") as body:
@@ -94,8 +94,8 @@ def test_such_a_server_is_asked_for_the_name(tmp_path, connect, make_file, caplo
     assert ("create_only=head" in store.uri()) is bool(policy)
 
 
-def test_what_killed_writers_left_is_swept(sshd_login, connect, make_file, tmp_path):
-    """Partial files that are an hour old; newer ones stay. None of them is listed."""
+def test_leftovers_of_killed_writers_are_swept(sshd_login, connect, make_file, tmp_path):
+    """Partial files that are an hour old are removed, newer ones stay, and none is listed."""
     folder = tmp_path / "there"
     folder.mkdir()
     past = time.time() - HOUR_AGO

@@ -60,10 +60,7 @@ def submit_all(queue, make_file, count, **options):
 
 
 def test_an_expired_token_as_aws_says_it_is_renewed(s3_behind, make_queue, make_file, tmp_path, monkeypatch):
-    """A HEAD is answered 400 without a body and a PUT 400 ExpiredToken.
-
-    The rotated file is read and everything arrives.
-    """
+    """AWS answers 400 without a body to a HEAD and 400 ExpiredToken to a PUT."""
     server, proxy = s3_behind
     file = tmp_path / "credentials"
     file.write_text("[default]\naws_access_key_id = OLDKEY\naws_secret_access_key = s\n")
@@ -100,7 +97,7 @@ STATUSES = [302, 400, 401, 403, 404, 407, 418]
     ],
 )
 def test_a_proxys_refusals_fail_nothing(s3_behind, make_queue, make_file, status, overwrite):
-    """A front may answer in the store's stead for long: afterwards everything is delivered."""
+    """A proxy may answer instead of the store for long; afterwards everything is delivered."""
     server, proxy = s3_behind
     proxy.plan = until(proxy, MANY_REQUESTS, lambda _: front(status))
 
@@ -127,7 +124,7 @@ def test_a_pause_is_reported_once_whatever_file_is_probed(s3_behind, make_queue,
 
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_a_captive_portal_is_not_a_store(s3_behind, make_queue, make_file, overwrite):
-    """It says 200 to everything; neither a conflict, nor corrupt, nor done follows from that."""
+    """It answers 200 to everything, which means neither conflict, nor corrupt, nor done."""
     server, proxy = s3_behind
     proxy.plan = until(proxy, MANY_REQUESTS, captive_portal)
 
@@ -156,7 +153,7 @@ def test_a_put_that_a_portal_swallowed_is_not_taken_for_done(s3_behind, make_fil
 
 @pytest.mark.parametrize("part_bytes", ["", SMALL_PARTS], ids=["one request", "parts"])
 def test_a_portals_page_is_not_a_file(s3_behind, make_file, part_bytes):
-    """Neither by looking nor by reading, and no upload in parts begins there."""
+    """Neither looking nor reading accepts it, and no upload in parts begins."""
     _server, proxy = s3_behind
     store = open_store(uri_at(proxy, "p") + part_bytes)
     proxy.plan = captive_portal
@@ -170,7 +167,7 @@ def test_a_portals_page_is_not_a_file(s3_behind, make_file, part_bytes):
 def test_credentials_that_may_only_put_make_no_conflict_of_a_lost_answer(
     s3_behind, make_queue, make_file, caplog
 ):
-    """The name is taken by the attempt whose answer was lost; that it could not be compared is said."""
+    """The attempt whose answer was lost took the name; the log says that it couldn't be compared."""
     server, proxy = s3_behind
     lost = [True]
 
@@ -192,7 +189,7 @@ def test_credentials_that_may_only_put_make_no_conflict_of_a_lost_answer(
 
 
 def test_credentials_that_may_only_put_make_no_conflict_of_a_killed_attempt(s3_behind, make_queue, make_file):
-    """A process was killed before the answer came, and the next attempt of the next process is denied."""
+    """The process was killed before the answer came, and the next process is denied."""
     server, proxy = s3_behind
     denied = Answer(403, headers=(("x-amz-request-id", "1"),))
     proxy.plan = lambda request: denied
@@ -217,7 +214,7 @@ def test_credentials_that_may_only_put_make_no_conflict_of_a_killed_attempt(s3_b
 
 
 def test_credentials_that_may_only_put_see_a_real_conflict(s3_behind, make_queue, make_file):
-    """Where no answer was lost, the object is another's, and the bytes are kept."""
+    """If no answer was lost, the object belongs to somebody else, and the bytes are kept."""
     server, proxy = s3_behind
     server.objects["p/name"] = b"theirs"
     proxy.plan = lambda request: (
@@ -234,7 +231,7 @@ def test_credentials_that_may_only_put_see_a_real_conflict(s3_behind, make_queue
 def test_a_put_that_the_server_carries_out_late_does_not_replace_a_newer_one(
     moto, proxy, prefix, make_queue, make_file
 ):
-    """The first version timed out here; the second is delivered; then the server carries out the first."""
+    """The first version timed out, the second was delivered, then the server carries out the first."""
     late = Late()
     taken = threading.Event()
 
@@ -265,7 +262,7 @@ class BodyThatCannotBeRead(Body):
 
 
 def test_parts_that_cannot_be_read_hold_up_no_other_upload(moto, prefix, make_file):
-    """As many reads fail as there are slots for parts; the next upload goes through."""
+    """As many reads fail as there are slots for parts, and the next upload still succeeds."""
     store = open_store(moto.uri(prefix) + SMALL_PARTS + "&part_threads=2")
     file = make_file(content=LARGE)
     for _ in range(2):
@@ -282,7 +279,7 @@ def test_parts_that_cannot_be_read_hold_up_no_other_upload(moto, prefix, make_fi
 
 
 def test_no_upload_in_parts_is_left_after_answers_of_503(moto, proxy, prefix, make_queue, make_file):
-    """Every request is carried out and answered 503 the first three times, also those that tidy up."""
+    """The server carries out every request but answers 503 the first three times, even to aborts."""
     seen = {}
 
     def first_thrice(request):
@@ -303,7 +300,7 @@ def test_no_upload_in_parts_is_left_after_answers_of_503(moto, proxy, prefix, ma
 
 
 def test_an_abort_that_failed_is_retried(moto, proxy, prefix, make_queue, make_file):
-    """A newer version takes the place of one that was half sent, while the server refuses to forget its parts."""
+    """A newer version replaces a half-sent one while the server refuses to drop its parts."""
     refusals = [3]
 
     def plan(request):
@@ -332,7 +329,7 @@ def test_an_abort_that_failed_is_retried(moto, proxy, prefix, make_queue, make_f
 
 
 def test_a_known_hosts_file_that_comes_later_is_waited_for(sshd_login, make_queue, make_file, tmp_path):
-    """Without it the host is not trusted; nothing is rejected, and the file is read when it is there."""
+    """Without the file the host isn't trusted; nothing is rejected, and the file is read once it exists."""
     known_hosts = tmp_path / "known_hosts"
     store = over_ssh(tmp_path / "there", **{**sshd_login, "known_hosts": str(known_hosts)})
     with Body(make_file(), "id") as body, pytest.raises(StoreParkedError, match="known_hosts"):
@@ -363,7 +360,7 @@ class BodyThatWaits(Body):
 
 
 def test_a_new_session_of_one_thread_does_not_cut_the_uploads_of_others(sshd_login, make_file, tmp_path):
-    """A refused name has the store connect anew, while a large file is on its way."""
+    """A refused name makes the store reconnect while a large file is on its way."""
     store = over_ssh(tmp_path / "there", **sshd_login)
     started, gate = threading.Event(), threading.Event()
     errors = []
@@ -392,7 +389,7 @@ def test_a_new_session_of_one_thread_does_not_cut_the_uploads_of_others(sshd_log
 
 
 def test_a_torn_continue_is_an_error(make_file):
-    """A server that closes the connection after "100 Continue", where botocore, had it asked, would read for ever."""
+    """The server closes the connection after "100 Continue", for which botocore would wait forever."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         store = open_store(f"s3://bucket?endpoint_url=http://127.0.0.1:{listening.getsockname()[1]}")
         errors = []
@@ -415,8 +412,8 @@ def test_a_torn_continue_is_an_error(make_file):
     assert len(errors) == 1
 
 
-def test_what_a_killed_writer_left_in_a_folder_is_swept(tmp_path, make_file):
-    """A half-written file without a writer; one that is locked, or new, stays."""
+def test_leftovers_of_killed_writers_in_a_folder_are_swept(tmp_path, make_file):
+    """Half-written files without a writer are removed; locked or new ones stay."""
     folder = tmp_path / "store"
     folder.mkdir()
     for name in ("dead", "locked", "new"):

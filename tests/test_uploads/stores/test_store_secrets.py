@@ -30,7 +30,7 @@ def _files(folder):
 def test_no_secret_of_a_store_reaches_disk_uri_or_log(
     isolation, tmp_path, make_file, monkeypatch, caplog, moto, prefix
 ):
-    """Given in the URI, by option, or as part of an endpoint; where one fails, too."""
+    """This holds for secrets in the URI, in options and in an endpoint, and for failed attempts."""
     monkeypatch.setenv("UPLOADS_HOME", str(tmp_path / "home"))
     caplog.set_level(logging.DEBUG)
     endpoint = moto.endpoint_url.replace("http://", f"http://user:{HUSH}@") + f"?sig={HUSH}"
@@ -65,7 +65,7 @@ def test_no_secret_of_a_store_reaches_disk_uri_or_log(
     ],
 )
 def test_a_uri_with_credentials_is_refused_without_showing_them(uri, tmp_path, monkeypatch):
-    """They would be part of the store's name, and so of its spool's, or be dropped without a word."""
+    """They would become part of the store's and the spool's name, or be dropped silently."""
     monkeypatch.setenv("UPLOADS_HOME", str(tmp_path / "home"))
 
     with pytest.raises(ValueError, match="cannot contain credentials") as raised:
@@ -76,7 +76,7 @@ def test_a_uri_with_credentials_is_refused_without_showing_them(uri, tmp_path, m
 
 
 def test_a_uri_of_no_store_is_refused_without_its_secrets():
-    """What is wrong with it is its scheme."""
+    """The error names only the scheme."""
     with pytest.raises(ValueError, match="no store for") as raised:
         open_store(f"fpt://host/bucket?aws_secret_access_key={HUSH}")
 
@@ -84,7 +84,7 @@ def test_a_uri_of_no_store_is_refused_without_its_secrets():
 
 
 def test_a_signed_query_stays_out_of_a_stores_uri():
-    """Azure's SAS, whole or in parts, and what a later release of a client may call a key."""
+    """This covers Azure's SAS, whole or in parts, and keys of later releases of a client."""
     pytest.importorskip("obstore")
     store = open_store(
         "az://container/run?account_name=me",
@@ -98,7 +98,7 @@ def test_a_signed_query_stays_out_of_a_stores_uri():
 
 
 def test_the_order_of_a_worker_shows_no_secret():
-    """It may be part of a traceback."""
+    """The order may appear in a traceback."""
     order = WorkerConfig("/spool", f"s3://bucket?aws_secret_access_key={HUSH}", {"password": HUSH}, 1)
 
     assert HUSH not in repr(order)
@@ -118,7 +118,7 @@ def test_the_order_of_a_worker_shows_no_secret():
     ids=str,
 )
 def test_a_description_that_is_none_is_an_error_or_taken_for_what_it_says(tmp_path, store):
-    """Options that no release writes are not passed on."""
+    """Options that no release writes aren't passed on."""
     spool = Spool(tmp_path / "spool")
     spool.create()
     (spool.path / "spool.json").write_text(json.dumps({"version": 1, "store": store}))

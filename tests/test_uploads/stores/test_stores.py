@@ -23,7 +23,6 @@ from tests.waiting import open_files
 from uploads import (
     LocalStore,
     StoreLocation,
-    disk,
     object_store_location,
     open_store,
     register_store,
@@ -177,7 +176,7 @@ class TestLocalStore:
             (errno.EIO, TransientStoreError, "Input/output error: 'name'"),
         ],
     )
-    def test_what_a_disk_says_has_a_meaning(self, tmp_path, make_file, monkeypatch, code, error, message):
+    def test_every_disk_error_has_a_meaning(self, tmp_path, make_file, monkeypatch, code, error, message):
         """A full disk is waited for, with all files; a right that is missing may be that of one name."""
 
         def refuse(descriptor):
@@ -192,10 +191,14 @@ class TestLocalStore:
         assert getattr(raised.value, "may_be_the_entry", None) in {None, code == errno.EACCES}
         assert list((tmp_path / "store").iterdir()) == []
 
-    def test_create_only_works_without_a_rename_that_replaces_nothing(self, tmp_path, make_file, monkeypatch):
-        """On NFS, a hard link refuses the second writer, and nothing is left beside the first."""
-        monkeypatch.setattr(disk, "_RENAME_NOREPLACE", 1 << 30)
+    def test_create_only_works_without_hard_links(self, tmp_path, make_file, monkeypatch):
+        """On FAT, a rename refuses the second writer, and nothing is left beside the first."""
+
+        def link(*_args, **_options):
+            raise OSError(errno.EPERM, "Operation not permitted")
+
         store = LocalStore(tmp_path / "store")
+        monkeypatch.setattr(os, "link", link)
         _put(store, make_file, "name", b"x", overwrite=False)
 
         with pytest.raises(RemoteExistsError):

@@ -1,7 +1,7 @@
-"""Classifies S3's answers: the only module that knows their codes.
+"""Classifies S3's answers; no other module knows their codes.
 
-Codes from https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html; what botocore raises by itself
-from its `exceptions.py`.
+The codes are from https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html, and botocore's own
+exceptions from its `exceptions.py`.
 """
 
 import contextlib
@@ -118,11 +118,10 @@ def translated(what: str) -> Iterator[None]:
 def is_from_store(answer: dict[str, Any]) -> bool:
     """Returns whether an S3 server sent the answer: it has a header of S3's, or an ETag of S3's form.
 
-    A captive portal or a proxy answers with a status and a page. The ETag of a page is not 32 hexadecimal
-    digits.
+    A captive portal or a proxy answers with a status and a page, whose ETag isn't 32 hexadecimal digits.
 
     Args:
-        answer: As botocore parsed it, an error's too.
+        answer: As botocore parsed it, or the response of an error.
     """
     headers = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {})
     return any(name.startswith(("x-amz-", "x-amzn-", "x-goog-")) for name in headers) or bool(
@@ -143,19 +142,19 @@ def check_sender(what: str, answer: dict[str, Any]) -> None:
 
 
 def check_removed(what: str, answer: dict[str, Any]) -> None:
-    """Raises StoreError for a removal that no S3 server did: each answers 204, or with its headers."""
+    """Raises StoreError for a removal that no S3 server did; they answer 204, or with their headers."""
     if answer.get("ResponseMetadata", {}).get("HTTPStatusCode") != _NO_CONTENT:
         check_sender(what, answer)
 
 
 def check_page(what: str, answer: dict[str, Any]) -> None:
-    """Raises StoreError for a page of a listing that no S3 server sent: it is not an empty one."""
+    """Raises StoreError for a page of a listing that no S3 server sent, instead of taking it for empty."""
     if "IsTruncated" not in answer:
         check_sender(what, answer)
 
 
 def check_names(what: str, answer: dict[str, Any]) -> None:
-    """Raises StoreError for a page of names that was damaged on its way: it is not an empty one."""
+    """Raises StoreError for a page of names that was damaged on its way, instead of taking it for empty."""
     check_page(what, answer)
     if "IsTruncated" not in answer:
         raise TransientStoreError(f"{what}: the answer is no listing.")
@@ -164,7 +163,7 @@ def check_names(what: str, answer: dict[str, Any]) -> None:
 
 
 def required(what: str, answer: dict[str, Any], field: str) -> Any:
-    """Returns a field that every S3 server's answer has.
+    """Returns a field that the answer of every S3 server has.
 
     Raises:
         StoreError: It is missing.
@@ -193,18 +192,18 @@ def code_of(error: BaseException | None) -> str:
     return str(response.get("Error", {}).get("Code", ""))
 
 
-# A table of codes, read from top to bottom.
+# A table of codes, from top to bottom.
 def _from_answer(what: str, error: Any) -> StoreError:  # noqa: C901, PLR0912
     code = code_of(error)
     about = error.response.get("ResponseMetadata", {})
     status, headers = about.get("HTTPStatusCode", 0), about.get("HTTPHeaders", {})
     is_moved = _MULTIPLE_CHOICES <= status < _BAD_REQUEST
-    # Without its query, which may be signed.
+    # Without the query, which may contain a signature.
     moved = f" (to {headers.get('location', 'an unknown place').partition('?')[0]})" if is_moved else ""
     text = redact(f"{what}: {error}{moved}")
-    is_head = error.operation_name == "HeadObject"  # Its answers have no body, so no code.
+    is_head = error.operation_name == "HeadObject"  # Answers without a body have no code.
     if is_head and status == _NOT_FOUND_STATUS:
-        return RemoteNotFoundError(text)  # If it was a proxy's, the put that follows shows it.
+        return RemoteNotFoundError(text)  # If a proxy answered, the put that follows shows it.
     if is_head and status < _SERVER_ERROR and status not in {_PRECONDITION_FAILED, _TOO_MANY}:
         advice = (
             "Check the bucket, its region and the endpoint."
@@ -238,12 +237,12 @@ def _from_answer(what: str, error: Any) -> StoreError:  # noqa: C901, PLR0912
         return RejectedByStoreError(text)
     if status >= _SERVER_ERROR:
         return TransientStoreError(text, parse_retry_after(headers.get("retry-after")), is_answer_lost=True)
-    # An unknown refusal: about this name, if others get through.
+    # An unknown refusal concerns this name alone if others get through.
     return StoreParkedError(text, may_be_the_entry=True)
 
 
 def _is_foreign(code: str, answer: dict[str, Any]) -> bool:
-    """Whether an error has neither a code, which only S3's XML has, nor a header of the store's own."""
+    """Returns whether an error has neither a code, which only S3's XML has, nor a header of the store."""
     return (not code or code.isdigit()) and not is_from_store(answer)
 
 
@@ -260,7 +259,7 @@ def _from_client(what: str, error: Any) -> StoreError:
             | exceptions.ProxyConnectionError()
             | exceptions.IncompleteReadError()
         ):
-            return TransientStoreError(text)  # Nothing was sent, or it was a reading.
+            return TransientStoreError(text)  # Nothing was sent, or only read.
         case exceptions.HTTPClientError() | exceptions.ConnectionError():
             return TransientStoreError(text, is_answer_lost=True)
         case exceptions.ParamValidationError():

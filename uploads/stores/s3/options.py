@@ -11,7 +11,7 @@ from .requests import Checksum
 
 __all__ = ["S3Options"]
 
-# Those without which the URI of an object leads elsewhere, or is written to in another way.
+# Without these, the URI of an object would lead elsewhere, or objects would be written differently.
 _IN_URIS = ("endpoint_url", "region", "profile", "addressing_style", "checksum", "create_only")
 
 
@@ -26,33 +26,33 @@ def _check_checksum(_options: object, _field: object, value: str) -> None:
 
 @attrs.frozen(kw_only=True)
 class S3Options:
-    """How a bucket is reached, and how objects are put there. Numbers may be text, as they are in a URI.
+    """Options for reaching a bucket and putting objects there. Numbers may be text, as in a URI.
 
     Attributes:
-        endpoint_url: Of another server than AWS's; default `$S3_ENDPOINT_URL`, `$AWS_ENDPOINT_URL_S3` or
+        endpoint_url: URL of another server than AWS; default `$S3_ENDPOINT_URL`, `$AWS_ENDPOINT_URL_S3` or
             `$AWS_ENDPOINT_URL`, then what boto3 finds.
         region: As boto3's `region_name`.
         profile: A profile of the credentials file.
-        aws_access_key_id: Credentials, where they do not come from where boto3 looks. Never written to disk.
+        aws_access_key_id: Credentials that boto3 doesn't find by itself. Never written to disk.
         aws_secret_access_key: As above.
         aws_session_token: As above.
         addressing_style: "path" or "virtual"; boto3 chooses by default.
-        checksum: "auto": "aws", and where the server refuses that "md5", or else "none", each tried with the
-            first file that it refuses, and said once in the log. These three, see `Requests`, are what the
-            server must take.
-        create_only: What `overwrite=False` takes. "auto": where the server does not honour
-            `If-None-Match: *`, which is tried once, look and then put: two ranks at the same instant may both
-            succeed. "require": it must honour it; nothing is ever overwritten. "head": an earlier name of
+        checksum: "auto": "aws", or if the server refuses that "md5", or else "none", found out with the first
+            file that it refuses and logged once. With one of the three, see `Requests`, the server must
+            accept it.
+        create_only: What `overwrite=False` requires. "auto": if the server doesn't honour `If-None-Match: *`,
+            which is tried once, look and then put, so that two ranks at the same instant may both succeed.
+            "require": the server must honour it, and nothing is ever overwritten. "head": an earlier name of
             "auto".
         part_bytes: Files up to this size go in one request, larger ones in parts of this size (more for files
             above 10,000 parts).
         part_threads: Parts in flight at the same time, over all uploads. They are read in pieces while they
-            are sent; in memory is one file up to `part_bytes` per worker.
+            are sent; each worker holds at most one file up to `part_bytes` in memory.
         connect_timeout_seconds: For a connection, and for each piece sent over it.
         read_timeout_seconds: For each piece of an answer.
     """
 
-    # Also from the environment, so that the store's URI works in another shell.
+    # Resolved here, so that the store's URI works in another shell.
     endpoint_url: str | None = attrs.field(default=None, converter=_or_configured)
     region: str | None = None
     profile: str | None = None
@@ -68,7 +68,7 @@ class S3Options:
     read_timeout_seconds: float = attrs.field(default=60.0, converter=float)
 
     def in_uris(self) -> dict[str, Any]:
-        """Returns what stands in the URIs of objects."""
+        """Returns the options in the URIs of objects."""
         return {name: value for name in _IN_URIS if (value := getattr(self, name)) not in {None, "auto"}}
 
     def of_session(self) -> dict[str, Any]:

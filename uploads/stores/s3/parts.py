@@ -1,4 +1,4 @@
-"""Multipart uploads to S3: parallel, resumed after a restart, completed only if whole."""
+"""Multipart uploads to S3: parallel, resumed after a restart, completed only if all bytes are right."""
 
 import contextlib
 import json
@@ -30,21 +30,21 @@ def part_bytes_for(size: int, part_bytes: int) -> int:
 
 @attrs.define(eq=False, slots=False, repr=False)
 class PartsUpload:
-    """The multipart upload of one file. Used by one thread; one for each part checksums and sends it.
+    """The multipart upload of one file. One thread uses it, and a thread per part checksums and sends it.
 
     Args:
         requests: Makes the requests.
-        key: Of the object.
+        key: Key of the object.
         body: The bytes.
         part_bytes: Size of all parts but the last.
         slots: Limits the parts in flight, over all uploads of the store.
-        notes: Where the upload's id is kept for another attempt; None if there is no other one.
-        otherwise: The kind of checksum for a server that does not say that it compares the CRC-32 of the
-            whole; None for the one of `requests`.
+        notes: Keeps the upload's id for another attempt; None if there won't be one.
+        otherwise: The kind of checksum for a server that doesn't confirm that it compares the CRC-32 of the
+            whole; None for the kind of `requests`.
 
     Attributes:
         is_whole_checked: Whether the server compares the CRC-32 of the whole object and keeps it; None until
-            it was asked.
+            it has answered.
     """
 
     _requests: Requests
@@ -60,7 +60,7 @@ class PartsUpload:
         self.is_whole_checked: bool | None = None
         self._lock = threading.Lock()  # Guards the three below.
         self._sent: dict[int, Part] = {}
-        self._sums: dict[int, tuple[int, bytes | None]] = {}  # CRC-32, and MD5 where it is needed.
+        self._sums: dict[int, tuple[int, bytes | None]] = {}  # CRC-32, and MD5 if it is needed.
         self._error: BaseException | None = None
 
     @property
@@ -72,14 +72,14 @@ class PartsUpload:
         """Sends the missing parts and completes the object.
 
         Args:
-            condition: Of the last request, see `Requests.put`.
-            overwrite: Whether to keep the parts if the condition fails, for another try.
+            condition: Condition of the last request, see `Requests.put`.
+            overwrite: Whether to keep the parts for another try if the condition fails.
 
         Raises:
-            RemoteExistsError: The condition does not hold.
+            RemoteExistsError: The condition doesn't hold.
             BytesCorruptError: The bytes changed since they were checked; the parts were aborted.
             RejectedByStoreError: The parts were aborted.
-            StoreError: Any other; where there are notes, the parts stay for the next attempt.
+            StoreError: Any other; with notes, the parts stay for the next attempt.
         """
         ends = (BytesCorruptError, RejectedByStoreError, *(() if overwrite else (RemoteExistsError,)))
         try:
@@ -97,20 +97,20 @@ class PartsUpload:
         self._forget()
 
     def abort(self) -> None:
-        """Aborts the upload, if it was created; where that fails, the notes stay and lead to it."""
+        """Aborts the upload if it was created; if that fails, the notes stay and lead to it."""
         with contextlib.suppress(StoreError), translated(f"abort {self._key}"):
             if self._upload_id:
                 self._requests.abort(self._key, self._upload_id)
             self._forget()
 
     def _continue(self) -> dict[int, Part] | None:
-        """Returns the parts of an earlier attempt, maybe none; None if there is no upload to resume."""
+        """Returns the parts of an earlier attempt, or None if there is no upload to resume."""
         noted = _read(self._notes)
         if noted is None or noted.get("key", self._key) != self._key:
             return None
         if "upload_id" not in noted:
-            # Killed between creating an upload and noting its id, or the notes are damaged. This also aborts
-            # another rank's upload of the same name, which then starts over.
+            # The process was killed before it noted the upload's id, or the notes are damaged. This also
+            # aborts another rank's upload of the same name, which then starts over.
             with translated(f"abort uploads of {self._key}"):
                 self._requests.abort_all(self._key)
             return None
@@ -138,7 +138,7 @@ class PartsUpload:
         with translated(f"create upload of {self._key}"):
             self._upload_id, self.is_whole_checked = self._requests.create_upload(self._key, self._body)
             if not self.is_whole_checked and (self._otherwise or not self._body.is_summed):
-                # Then a sum has to be in the metadata, which go first.
+                # Then the metadata, which are sent first, need a checksum.
                 self._requests.abort(self._key, self._upload_id)
                 self._requests = attrs.evolve(
                     self._requests, checksum=self._otherwise or self._requests.checksum
@@ -149,9 +149,9 @@ class PartsUpload:
         return {}
 
     def _sum_first(self) -> None:
-        """Sums a file of which nothing is known, where its CRC-32 has to be in the metadata, which go first.
+        """Sums a file whose CRC-32 is unknown and must be in the metadata, which are sent first.
 
-        The sums of the parts that are sent are kept, so that each byte is summed once.
+        The sums are kept for sending the parts, so that each byte is summed once.
         """
         if not self._body.is_summed:
             self._each_part(self._sum)
@@ -170,14 +170,14 @@ class PartsUpload:
         self._body.accept(Digest(self._body.size, None, self._whole()))
 
     def _whole(self) -> int:
-        """Returns the CRC-32 of all parts, one after the other."""
+        """Returns the CRC-32 of all parts together."""
         crc32 = 0
         for number in range(1, self._count() + 1):
             crc32 = crc32_of_both(crc32, self._sums[number][0], self._length(number))
         return crc32
 
     def _each_part(self, act: Callable[[int], None]) -> None:
-        """Calls this with each number, in a thread for each, as many at once as there are slots."""
+        """Calls `act` with each part's number in a thread, as many at once as there are slots."""
         senders: list[threading.Thread] = []
         try:
             for number in range(1, self._count() + 1):
@@ -210,10 +210,10 @@ class PartsUpload:
             self._slots.release()
 
     def _send(self, number: int) -> None:
-        """Sums a part and sends it, or compares it with what an earlier attempt sent.
+        """Sums a part and sends it, or compares it with the part of an earlier attempt.
 
-        It is read twice, in pieces: what was sent is what was summed if the server says so, by the CRC-32 of
-        the part or of the whole, or by its MD5; where it does not, the part is read again after it was sent.
+        The part is read twice, in pieces. The server confirms that both readings were the same, with the
+        CRC-32 of the part or the whole, or with the MD5; if it doesn't, the part is read again afterwards.
         """
         if number not in self._sums:
             self._sum(number)
@@ -267,7 +267,7 @@ def abandon_parts(requests: Requests, notes: Path, prefix: str) -> None:
 
 
 def _read(notes: Path | None) -> dict[str, Any] | None:
-    """Returns what is noted; None if there are no notes, and nothing if they cannot be read."""
+    """Returns the notes: None if there are none, and an empty dictionary if they can't be read."""
     if notes is None:
         return None
     try:

@@ -33,10 +33,10 @@ _CRC32_BYTES = 4
 
 
 class PartBody:
-    """A request body: a part of a file, which is read while it is sent.
+    """A request body: a part of a file that is read while it is sent.
 
-    Gives larger pieces than urllib3's 16 KiB, since each takes the interpreter's lock. It gives none after a
-    deadline, so that a server that reads too slowly is given up.
+    Its pieces are larger than urllib3's 16 KiB, because each one takes the interpreter's lock. After a
+    deadline it raises, so that a server that reads too slowly is given up.
 
     Args:
         body: The file.
@@ -65,18 +65,18 @@ class PartBody:
         return next(self._pieces, b"")
 
     def seek(self, position: int, _whence: int = 0, /) -> int:
-        """Goes to the beginning, as botocore does after it has signed and before it sends again."""
+        """Returns to the beginning, as botocore does after signing and before it sends again."""
         self._pieces = self._body.pieces(self._offset, self._size)
         return position
 
     def tell(self) -> int:
-        """Returns where signing begins."""
+        """Returns the position at which signing begins."""
         return 0
 
 
 @attrs.frozen
 class Part:
-    """A part that the server acknowledged; proven if an answer confirmed its bytes, None if not compared."""
+    """An acknowledged part; proven if an answer confirmed its bytes, None if that was not compared."""
 
     number: int
     size: int
@@ -97,10 +97,10 @@ class Requests:
     Args:
         client: From boto3.
         bucket: Its name.
-        checksum: "aws": SHA-256 for whole files, CRC-32 for parts and for the object made of them. "md5":
-            Content-MD5, which older and smaller servers check. "none": for servers that refuse both; the MD5
-            in their ETag is compared all the same.
-        extra_args: Sent with every request that takes them (ServerSideEncryption, StorageClass, ACL, …).
+        checksum: "aws": SHA-256 for files of one request, CRC-32 for parts and for the object made of them.
+            "md5": Content-MD5, which older and smaller servers check. "none": for servers that refuse both;
+            the MD5 in their ETag is still compared.
+        extra_args: Sent with every request that accepts them (ServerSideEncryption, StorageClass, ACL, …).
     """
 
     _client: Any
@@ -112,12 +112,12 @@ class Requests:
         """Puts the whole file in one request.
 
         Args:
-            key: Of the object.
+            key: Key of the object.
             body: The bytes.
             condition: `IfNoneMatch` or `IfMatch`, or empty.
 
         Returns:
-            Whether the server compares the kind of checksum that was sent, as far as its answer says.
+            Whether the server compares the kind of checksum that was sent, according to its answer.
         """
         data, md5 = body.read_whole(), None
         headers = dict(condition)
@@ -129,7 +129,7 @@ class Requests:
         answer = self._client.put_object(
             Bucket=self._bucket,
             Key=key,
-            # A small one as a bytearray: botocore wraps `bytes` into a stream, a third of the processor time.
+            # botocore wraps `bytes`, but not a bytearray, in a stream, for a third of the processor time.
             Body=PartBody(body, 0, len(data)) if len(data) > _SEND_BYTES else bytearray(data),
             Metadata=_metadata(body),
             **(self._extra("PutObject") | headers),
@@ -145,13 +145,13 @@ class Requests:
         """Creates a multipart upload.
 
         Returns:
-            Its id, and whether the server will compare the CRC-32 of the whole object and keep it.
+            Its id, and whether the server compares the CRC-32 of the whole object and keeps it.
         """
         headers = self._extra("CreateMultipartUpload")
         if self.checksum == "aws":
             headers |= {"ChecksumAlgorithm": "CRC32", "ChecksumType": "FULL_OBJECT"}
         else:
-            body.crc32  # noqa: B018  # for the metadata: reads the file, where it is not known
+            body.crc32  # noqa: B018  # for the metadata; reads the file if it is unknown
         answer = self._client.create_multipart_upload(
             Bucket=self._bucket, Key=key, Metadata=_metadata(body), **headers
         )
@@ -171,12 +171,12 @@ class Requests:
         """Sends one part.
 
         Args:
-            key: Of the object.
+            key: Key of the object.
             upload_id: From `create_upload`.
             number: From 1.
             data: The bytes.
             crc32: Their CRC-32.
-            md5: Their MD5; None where it is not needed.
+            md5: Their MD5; None if it isn't needed.
         """
         headers = self._extra("UploadPart")
         if self.checksum == "aws":
@@ -202,10 +202,10 @@ class Requests:
         """Completes an upload from its parts.
 
         Args:
-            key: Of the object.
+            key: Key of the object.
             upload_id: From `create_upload`.
-            parts: All of them, in order.
-            body: What they are of.
+            parts: All parts, in order.
+            body: The bytes of all parts.
             condition: As in `put`.
         """
         _check_parts(key, parts)
@@ -219,7 +219,7 @@ class Requests:
             MultipartUpload={"Parts": [part.to_request() for part in parts]},
             **headers,
         )
-        # Some servers read the whole object again to answer a HEAD.
+        # A HEAD makes some servers read the whole object again.
         are_proven = all(part.is_proven for part in parts)
         is_proven = are_proven and strong_etag(answer.get("ETag", "")).strip('"') == _etag_of(parts)
         if not (_confirms_whole(key, answer, body) or is_proven):
@@ -235,7 +235,7 @@ class Requests:
                 yield Part(part["PartNumber"], part["Size"], part["ETag"], part.get("ChecksumCRC32"))
 
     def abort(self, key: str, upload_id: str) -> None:
-        """Aborts an upload; it may be gone already."""
+        """Aborts an upload, if it still exists."""
         with _ignore_missing_upload():
             answer = self._client.abort_multipart_upload(Bucket=self._bucket, Key=key, UploadId=upload_id)
             check_removed(f"abort {key}", answer)
@@ -252,7 +252,7 @@ class Requests:
                         self.abort(key, upload["UploadId"])
 
     def check_object(self, key: str, body: Body, *, with_checksum: bool = False) -> None:
-        """Checks an object after a put whose answer did not confirm the bytes: size, entry, and any CRC-32.
+        """Checks size, entry and CRC-32 of an object after a put whose answer did not confirm the bytes.
 
         A proxy may have answered, and an older object of that name may have the same size.
         """
@@ -280,7 +280,7 @@ class Requests:
             )
 
     def head(self, key: str, *, with_checksum: bool = False) -> dict[str, Any]:
-        """Returns the answer to a HEAD; with its checksums only for who may decrypt the object."""
+        """Returns the answer to a HEAD; checksums require permission to decrypt the object."""
         mode = {"ChecksumMode": "ENABLED"} if with_checksum else {}
         answer: dict[str, Any] = self._client.head_object(Bucket=self._bucket, Key=key, **mode)
         return answer
@@ -291,7 +291,7 @@ class Requests:
 
 
 def _echoed(answer: dict[str, Any], field: str, headers: dict[str, Any]) -> bool:
-    """Returns whether the answer has the checksum that was sent, and not another."""
+    """Returns whether the answer repeats the sent checksum; raises BytesCorruptError for another one."""
     sent, echo = headers.get(field), answer.get(field)
     if sent is None or echo is None:
         return False
@@ -316,9 +316,9 @@ def _is_md5(etag: str) -> bool:
 
 
 def _check_parts(key: str, parts: list[Part]) -> None:
-    """Raises BytesCorruptError where the ETags of some parts are the MD5 of what was sent, and of others not.
+    """Raises BytesCorruptError if only some parts' ETags are the MD5 of the sent bytes.
 
-    Where none is, as with encryption by keys of KMS, they are no MD5s.
+    If none is, as with encryption by KMS keys, the ETags aren't MD5s.
     """
     damaged = [part.number for part in parts if part.is_proven is False and _is_md5(part.etag)]
     if damaged and any(part.is_proven for part in parts):
@@ -326,7 +326,7 @@ def _check_parts(key: str, parts: list[Part]) -> None:
 
 
 def _etag_of(parts: list[Part]) -> str:
-    """Returns the ETag that most servers give an object of these parts: MD5 of their MD5s, and their number.
+    """Returns the ETag of an object of these parts on most servers: MD5 of their MD5s, and their number.
 
     See "large object checksums" in S3's user guide, checking-object-integrity-upload.html.
     """
@@ -338,7 +338,7 @@ def _etag_of(parts: list[Part]) -> str:
 
 
 def whole_crc32(answer: dict[str, Any]) -> int | None:
-    """Returns the CRC-32 of a whole object, where the answer to a HEAD or a completion has it."""
+    """Returns the CRC-32 of a whole object, if the answer to a HEAD or a completion has it."""
     try:
         crc32 = base64.b64decode(answer.get("ChecksumCRC32") or "", validate=True)
     except ValueError:
@@ -362,7 +362,7 @@ def _encoded(crc32: int) -> str:
 
 
 def _metadata(body: Body) -> dict[str, str]:
-    """Returns what is known of the bytes before they are sent: metadata go first."""
+    """Returns the metadata: the checksum that is known before the bytes are sent."""
     sums = {"crc32": f"{body.crc32:08x}"} if body.is_summed else {}
     if body.is_measured and body.digest.sha256 is not None:
         sums = {"sha256": body.digest.sha256}

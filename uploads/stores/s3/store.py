@@ -1,13 +1,14 @@
 """Store on S3, or a server with its protocol, through boto3's client.
 
-boto3's managed upload is not used: it cannot put create-only, reopens the file's name for every part, and
-needs an executor that refuses work at interpreter exit.
+It doesn't use boto3's managed upload, which can't put create-only, reopens the file's name for every part,
+and needs an executor that refuses work at interpreter exit.
 """
 
 import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -38,9 +39,9 @@ __all__ = ["S3Store", "open_at"]
 _CHUNK_BYTES = 1 << 20
 _REPLACE_TRIES = 3
 _NAMES_NOTED = 10_000
-# How servers refuse a header that they do not know.
+# Refusals of unknown headers.
 _NOT_KNOWN = {"400", "501", "InvalidArgument", "InvalidRequest", "MalformedXML", "NotImplemented"}
-# How servers refuse an unsigned payload, see `_leave_unsigned`: some check it as if it were signed.
+# Refusals of an unsigned payload, see `_leave_unsigned`; some servers check it as if it were signed.
 _WANTS_SIGNED = {"SignatureDoesNotMatch", "XAmzContentSHA256Mismatch"}
 _USER_AGENT = "training-destinations"
 
@@ -50,13 +51,13 @@ _T = TypeVar("_T")
 class S3Store:
     """A bucket, or a prefix in one.
 
-    The client is made at the first request, by a session of its own, so that making a store costs nothing and
-    `renew` finds credentials that changed.
+    The first request makes the client with its own session, so that making a store costs nothing and `renew`
+    finds changed credentials.
 
     Args:
         bucket: Its name.
         prefix: Put before every name, with a `/`.
-        options: Those of `S3Options`, and arguments of S3's own requests, by their own names:
+        options: Options of `S3Options`, and arguments of S3's own requests by their own names:
             `ServerSideEncryption="aws:kms"`, `StorageClass="STANDARD_IA"`,
             `ACL="bucket-owner-full-control"` (default `$S3_CANNED_ACL`).
 
@@ -78,16 +79,16 @@ class S3Store:
         choice: tuple[Checksum, ...] = (
             get_args(Checksum) if self._options.checksum == "auto" else (self._options.checksum,)
         )
-        # What is left to try, for files of one request and of parts.
+        # The kinds of checksums that remain to try, for files of one request and of parts.
         self._checksums = {False: choice, True: choice}
         aws_itself = True if self._options.endpoint_url is None else None  # AWS supports it, since 2024.
         self._create_only = CreateOnlySupport(self._options.create_only, known=aws_itself)
         self._part_bytes = self._options.part_bytes
         self._slots = threading.BoundedSemaphore(self._options.part_threads)
         self._takes_conditions = True  # Until the server refuses If-Match.
-        self._signs_payload = False  # Until the server refuses what is not signed.
+        self._signs_payload = False  # Until the server refuses unsigned payloads.
         self._present: set[str] = set()  # Names that exist, or that a put of ours may create.
-        self._lock = threading.Lock()  # Guards the client, and what checksums are left to try.
+        self._lock = threading.Lock()  # Guards the client, and the remaining kinds of checksums.
         self._client: Any = None
         self._unsigned: Any = None  # The client's configuration, see `_leave_unsigned`.
 
@@ -99,7 +100,7 @@ class S3Store:
     def refuses_overwrite(self) -> bool:
         """Returns whether the server refuses a create-only put of a name that exists.
 
-        Asks a server that is not AWS itself, once.
+        Probes servers other than AWS, once.
         """
         return self._create_only.is_supported(self)
 
@@ -125,7 +126,7 @@ class S3Store:
                     raise
                 if found is not None:
                     refused.append(attrs.evolve(found, version=None))
-                    # The same object again: a proxy makes up its ETags, and no condition will hold.
+                    # For the same object again, a proxy makes up its ETags, and no condition can hold.
                     self._takes_conditions = refused.count(refused[-1]) < _REPLACE_TRIES - 1
             except (RejectedByStoreError, StoreParkedError) as error:
                 if not condition or code_of(error) not in _NOT_KNOWN:
@@ -141,18 +142,18 @@ class S3Store:
         self._present.add(name)
 
     def _condition(self, name: str, *, is_new: bool) -> tuple[dict[str, str], RemoteObject | None]:
-        """Returns the condition of a put that replaces, maybe none, and the object that is there now."""
+        """Returns the condition of a put that replaces, maybe empty, and the present object."""
         if not self._takes_conditions:
             return {}, None
         try:
             found = None if is_new else self.head(name)
         except StoreParkedError as error:
-            if error.may_be_the_entry:  # These credentials may not read.
+            if error.may_be_the_entry:  # The credentials may lack permission to read.
                 return {}, None
             raise
         if found is None:
             return {"IfNoneMatch": "*"}, None
-        # Without an ETag that can match there is no condition, as on a server that ignores them.
+        # Without an ETag that can match, put without a condition.
         if found.version is None or not can_match(found.version):
             return {}, found
         return {"IfMatch": found.version}, found
@@ -166,7 +167,7 @@ class S3Store:
         *,
         overwrite: bool = False,
     ) -> None:
-        """Puts with the first kind of checksum that the server takes, and keeps to it from then on."""
+        """Puts with the first kind of checksum that the server accepts, and uses it from then on."""
         in_parts = body.size > self._part_bytes
         choice = self._checksums[in_parts]
         refusal: StoreError | None = None
@@ -185,7 +186,7 @@ class S3Store:
         raise refusal  # The server refuses it with every checksum and without one.
 
     def _signed_if_wanted(self, send: Callable[[], _T]) -> _T:
-        """Sends with an unsigned payload, see `_leave_unsigned`, and signed where the server wants it so."""
+        """Sends with an unsigned payload, see `_leave_unsigned`, or signed if the server requires it."""
         if not self._signs_payload:
             try:
                 return send()
@@ -203,7 +204,7 @@ class S3Store:
     def _keep_checksums(
         self, left: tuple[Checksum, ...], refusal: StoreError | None, *, in_parts: bool
     ) -> None:
-        """Notes what is left to try; a checksum that is only ignored is made up for, and need not be said."""
+        """Keeps the kinds that remain to try; logs a refused kind, but not an ignored one."""
         with self._lock:
             is_new = 0 < len(left) < len(self._checksums[in_parts])
             if is_new:
@@ -228,7 +229,7 @@ class S3Store:
         *,
         overwrite: bool,
     ) -> tuple[Checksum, ...]:
-        """Sends with the first of these, or where the server ignores it the second; returns what is left."""
+        """Sends with the first kind, or the second if the server ignores it; returns the remaining kinds."""
         key, requests = self._key(name), self._requests(checksums[0])
         if body.size <= self._part_bytes:
             with translated(f"put {key}"):
@@ -248,7 +249,7 @@ class S3Store:
         except StoreError as error:
             if (
                 code_of(error) in _NOT_KNOWN | _WANTS_SIGNED
-            ):  # What it was begun with is not taken to the end.
+            ):  # The server does not complete what it let begin.
                 upload.abort()
             raise
         finally:
@@ -339,7 +340,7 @@ class S3Store:
         return f"{self._uri}/{quote(name)}{self._uri_options}" if name else self._uri + self._uri_options
 
     def renew(self) -> None:
-        """Makes client and session anew: a live session never reads the credentials file again.
+        """Makes a new client and session, because a live session never reads the credentials file again.
 
         See boto/botocore#704.
         """
@@ -382,28 +383,26 @@ class S3Store:
             retries={"total_max_attempts": 1},  # The queue retries.
             max_pool_connections=64,
             tcp_keepalive=True,
-            user_agent=_USER_AGENT,  # Without one, botocore composes it twice for every request.
-            request_checksum_calculation="when_required",  # Every request brings its own.
+            user_agent=_USER_AGENT,  # Otherwise botocore composes it twice for every request.
+            request_checksum_calculation="when_required",  # Every request has its own.
             response_checksum_validation="when_required",
             **self._options.of_client(),
         )
-        parsers = core.get_component("response_parser_factory")
-        # Nobody reads the times of a listing, and parsing them is half its cost. Those of credentials count.
-        parsers.set_parser_defaults(timestamp_parser=str)
+        # botocore parses times with dateutil: half the cost of a listing.
+        core.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=_parse_time)
         client = session.client("s3", endpoint_url=self._options.endpoint_url, config=config)
-        parsers.set_parser_defaults(timestamp_parser=None)
         client.meta.events.register("before-call.s3.HeadBucket", _follow_no_redirect)
         for operation in ("PutObject", "UploadPart"):
             client.meta.events.register(f"before-call.s3.{operation}", self._leave_unsigned)
             client.meta.events.register(f"request-created.s3.{operation}", _send_at_once)
-        # Made once: it takes a fiftieth of a small put.
+        # Made once, because it costs a fiftieth of a small put.
         self._unsigned = client.meta.config.merge(Config(s3={"payload_signing_enabled": False}))
         return client
 
     def _leave_unsigned(self, context: dict[str, Any], **_: Any) -> None:
-        """Spares the SHA-256 of a payload, whose checksum is in a header, which is signed, or in the answer.
+        """Saves the SHA-256 of a payload whose checksum is in a signed header, or in the answer.
 
-        botocore does so with https alone, and for http reads every byte once more.
+        botocore does so only with https, and reads every byte once more for http.
         """
         if not self._signs_payload:
             context["client_config"] = self._unsigned
@@ -417,7 +416,7 @@ class S3Store:
                     Bucket=self.bucket, Key=self._key(name), Body=b"probe", IfNoneMatch="*"
                 )
                 check_sender(f"probe {self.uri()}", answer)
-                # An answer that was cut to its head does not say that the second put was carried out.
+                # A truncated answer doesn't confirm that the put was carried out.
                 required(f"probe {self.uri()}", answer, "ETag")
 
         try:
@@ -429,15 +428,22 @@ class S3Store:
 
 
 def _send_at_once(request: Any, **_: Any) -> None:
-    """Asks for no "100 Continue", which costs a round trip, and where it is torn botocore reads for ever.
+    """Doesn't ask for "100 Continue", which costs a round trip; botocore hangs if that answer is torn.
 
     https://github.com/boto/botocore/blob/1.44.5/botocore/awsrequest.py#L185
     """
     del request.headers["Expect"]
 
 
+def _parse_time(text: Any) -> datetime:
+    from botocore.utils import parse_timestamp
+
+    is_iso = isinstance(text, str) and text[10:11] == "T"
+    return datetime.fromisoformat(text) if is_iso else parse_timestamp(text)
+
+
 def _follow_no_redirect(context: dict[str, Any], **_: Any) -> None:
-    """Stops botocore, which asks HeadBucket where a redirected request should go, at a redirect of that one.
+    """Stops botocore from following a redirect of HeadBucket, with which it resolves other redirects.
 
     It would ask again, without end: https://github.com/boto/botocore/blob/1.44.5/botocore/utils.py#L1651
     """
@@ -445,10 +451,10 @@ def _follow_no_redirect(context: dict[str, Any], **_: Any) -> None:
 
 
 def _extra_args(given: dict[str, Any]) -> dict[str, Any]:
-    """Returns the arguments of S3's own requests, with the one that the environment has.
+    """Returns the arguments of S3's own requests, with the ACL from the environment.
 
     Raises:
-        ValueError: One is none.
+        ValueError: An argument is unknown.
     """
     unknown = [name for name in given if not name[:1].isupper()]
     if unknown:
@@ -464,7 +470,7 @@ def open_at(location: StoreLocation, *, client: str = "boto3", **options: Any) -
     """Returns the bucket of a URI, through boto3 or obstore.
 
     Raises:
-        ValueError: `client` is neither.
+        ValueError: `client` is something else.
     """
     if client == "obstore":
         from uploads.stores import cloud

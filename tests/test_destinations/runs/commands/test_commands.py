@@ -1231,7 +1231,7 @@ def test_import_says_what_it_left_out_and_which_column_it_needs(runs, tmp_path):
     done = runs("import", tmp_path / "history.csv", "--root", tmp_path / "ours", "--column", "step=iteration")
 
     assert asked[0] == 2
-    assert "has no column 'step'. Say which one it is" in asked[2]
+    assert "has no column 'step'. Name the step column" in asked[2]
     assert done == (
         0,
         f"imported 1 runs into {tmp_path / 'ours'}: 1 rows, 1 values; 0 were there already\n",
@@ -1249,7 +1249,7 @@ def test_import_asks_for_the_step_in_a_terminal(tmp_path):
 
     code = options.run(options, session)
 
-    assert (code, session.errors.getvalue()) == (0, "its columns are iteration, loss\n")
+    assert (code, session.errors.getvalue()) == (0, "columns: iteration, loss\n")
     assert [row.step for row in read_rows(tmp_path / "ours/history")] == [0, 10]
 
 
@@ -1271,7 +1271,7 @@ def test_import_shows_a_bar_in_a_terminal(terminal, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nowhere"], "there is nothing at 'nowhere'"),
+        (["nowhere"], "nothing exists at 'nowhere'"),
         (["runs"], "no runs were recognised"),
         (["theirs", "--root", "s3://bucket/runs"], "runs are imported into one folder"),
         (["theirs", "--root", "ours", "--root", "theirs"], "runs are imported into one folder"),

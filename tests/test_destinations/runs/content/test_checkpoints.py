@@ -87,7 +87,7 @@ def flip_a_bit(path):
     path.write_bytes(content)
 
 
-def test_a_run_lists_its_checkpoints_with_what_they_were_worth(root, command):
+def test_run_lists_its_checkpoints_with_their_metrics(root, command):
     """Batches, epochs, the values of the evaluation, sizes, where, and whether they are whole."""
     train(root, save_folder=root / "digits/checkpoints")
 
@@ -108,7 +108,7 @@ def test_a_run_lists_its_checkpoints_with_what_they_were_worth(root, command):
     assert [line[-2:] for line in lines[1:]] == [["local", "yes"]] * 3
 
 
-def test_of_equal_checkpoints_the_best_is_the_one_that_is_kept(root, command, monkeypatch):
+def test_best_of_equal_checkpoints_is_the_kept_one(root, command, monkeypatch):
     """It is the older: `get best` copies what a rule by the best leaves there."""
     monkeypatch.setitem(ACCURACY, 15, ACCURACY[10])
     saver = CheckpointSaver(root / "digits/checkpoints", keep=Retention(best="metrics/eval/accuracy"))
@@ -156,7 +156,7 @@ def test_json_has_every_field(root, command):
         (["ep1-ba5.pt"], "ep1-ba5.pt"),
     ],
 )
-def test_get_copies_the_one_that_is_meant(root, command, which, name):
+def test_get_copies_the_chosen_checkpoint(root, command, which, name):
     """By the metric that the run keeps the best by, or another; the copy is the same to the last bit."""
     saver = CheckpointSaver(root / "digits/checkpoints", keep=Retention(best="metrics/eval/accuracy"))
     train(root, saver=saver)
@@ -171,7 +171,7 @@ def test_get_copies_the_one_that_is_meant(root, command, which, name):
     assert command("get", "digits", *which, "--to", "model.pt", "--overwrite")[0] == 0
 
 
-def test_a_checkpoint_that_is_cut_short_or_no_checkpoint_says_so(root, command):
+def test_cut_or_foreign_file_is_not_a_checkpoint(root, command):
     """In the list; `get` names what is wrong, and writes nothing."""
     train(root, save_folder=root / "digits/checkpoints")
     folder = root / "digits/checkpoints"
@@ -195,7 +195,7 @@ def test_a_checkpoint_that_is_cut_short_or_no_checkpoint_says_so(root, command):
     assert not (root.parent / "model.pt").exists()
 
 
-def test_what_artifacts_uploaded_is_listed_beside_it_and_stands_in_for_it(root, command, tmp_path):
+def test_uploaded_checkpoint_is_listed_and_replaces_a_missing_file(root, command, tmp_path):
     """The run's record says where; a damaged local file is replaced by the one in the store."""
     train(root, Artifacts(tmp_path / "store"), save_folder=root / "digits/checkpoints")
     local = root / "digits/checkpoints/ep3-ba15.pt"
@@ -215,7 +215,7 @@ def test_what_artifacts_uploaded_is_listed_beside_it_and_stands_in_for_it(root, 
     assert (root.parent / "model.pt").read_bytes() == whole
 
 
-def test_a_run_that_saved_to_s3_is_found_there_by_name_and_by_uri(root, command, tmp_path, monkeypatch):
+def test_checkpoints_in_s3_are_found_by_name_and_uri(root, command, tmp_path, monkeypatch):
     """Also on a machine that has nothing of it; of each object the ends are read, not the whole."""
     for name, value in s3_servers.ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
@@ -289,7 +289,7 @@ def test_checkpoints_in_shards_are_listed_and_copied_as_folders(root, command, t
         '{"files": 3}',
     ],
 )
-def test_a_hostile_manifest_is_no_checkpoint(root, command, content):
+def test_hostile_manifest_is_not_a_checkpoint(root, command, content):
     """It is listed with what is wrong, and nothing outside its folder is read."""
     train(root)
     folder = root / "digits/checkpoints/ep1-ba5"

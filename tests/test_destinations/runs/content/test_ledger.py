@@ -113,7 +113,7 @@ def write_slow(folder, rank, *lines):
     (folder / f"slow-{rank}.csv").write_text("\n".join((SLOW, *lines, "")))
 
 
-def test_who_made_others_wait_at_a_step_is_named(folder):
+def test_the_rank_that_made_others_wait_is_named(folder):
     """With its bucket and its span of that time; a step that no other found slow is not."""
     write_slow(folder, 0, "100,101,102,7,,,.1,.9,", "100,110,112,70,,,.1,1.8,")
     write_slow(folder, 1, "100,101,102,7,,.8,.1,.1,", "100,110,112,70,,1.8,.1,.1,", "100,115,116,90,,1,,,")

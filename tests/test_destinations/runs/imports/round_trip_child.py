@@ -1,4 +1,4 @@
-"""Logs the runs of `runs.json` to five trackers, offline, and writes the ids that they give them."""
+"""Logs the runs of `runs.json` to five trackers, offline, and writes the ids that the trackers give them."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""Runs of Aim, where its package is there: what is imported is what Aim's own objects have."""
+"""Imports runs of Aim, if its package is installed, and compares them with Aim's own objects."""
 
 import importlib
 import os
@@ -24,17 +24,17 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def aim():
-    """The package, which is beside the environment."""
+    """The package, which is installed outside the environment."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(sys, "path", [*sys.path, str(peers.PEERS)])
-        # It makes its database in a process.
+        # Aim creates its database in a separate process.
         patched.setenv("PYTHONPATH", str(peers.PEERS), prepend=os.pathsep)
         yield importlib.import_module("aim")
 
 
 @pytest.fixture(scope="module")
 def repo(aim, tmp_path_factory):
-    """A repository with a run, indexed as Aim's page indexes it; and the id of the run."""
+    """A repository with one run, indexed as Aim's page indexes it, and the id of the run."""
     from aim.sdk.index_manager import RepoIndexManager
 
     folder = tmp_path_factory.mktemp("aim")
@@ -61,7 +61,7 @@ def repo(aim, tmp_path_factory):
     return folder, run.hash
 
 
-def test_a_run_is_that_of_the_repository(aim, repo, tmp_path):
+def test_imported_run_equals_the_run_of_the_repository(aim, repo, tmp_path):
     """It has the facts, metrics by context, images, texts and distributions."""
     report = import_runs(repo[0], tmp_path / "runs")
     again = import_runs(repo[0], tmp_path / "runs")

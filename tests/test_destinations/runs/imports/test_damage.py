@@ -1,4 +1,4 @@
-"""Every source x cut, flipped, grown and hostile: what is imported is right, or the report says what is not."""
+"""Damages every source in every way: what is imported is correct, or the report says what is not."""
 
 import json
 import random
@@ -27,7 +27,7 @@ PLACES = 12
 
 
 def write_events(path, rows, mode="wb"):
-    """Writes an event file, a record for each value."""
+    """Writes an event file with a record for each value."""
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
@@ -42,7 +42,7 @@ def write_events(path, rows, mode="wb"):
 
 
 def write_log(path, rows):
-    """Writes a log of W&B, a record for each value."""
+    """Writes a W&B log with a record for each value."""
     path.write_bytes(
         log_bytes(history(_step=step, _timestamp=1e9, **{name: value}) for step, name, value in rows)
     )
@@ -59,7 +59,7 @@ def frame_of(rows):
 
 
 def write_parquet(path, rows):
-    """Writes pages with checksums."""
+    """Writes Parquet pages with checksums."""
     table = pa.Table.from_pandas(frame_of(rows), preserve_index=False)
     pq.write_table(table, path, write_page_checksum=True, data_page_size=64)
 
@@ -79,7 +79,7 @@ def write_archive(path, rows):
 
 
 def write_export(path, rows):
-    """Writes a part of Neptune's exporter."""
+    """Writes a part as Neptune's exporter does."""
     table = pa.table(
         {
             "project_id": ["p"] * len(rows),
@@ -96,7 +96,7 @@ def write_export(path, rows):
 
 @attrs.frozen
 class Format:
-    """A format: its source, its file, what writes it, and whether it has checksums."""
+    """A format: its source, its file, its writer, and whether it has checksums."""
 
     source: str
     name: str
@@ -105,7 +105,7 @@ class Format:
 
 
 def write_text(separator, **names):
-    """Returns what writes a table of texts, with other names of its columns."""
+    """Returns a function that writes a text table, with columns renamed."""
     return lambda path, rows: frame_of(rows).rename(columns=names).to_csv(path, index=False, sep=separator)
 
 
@@ -123,7 +123,7 @@ FORMATS = {
 
 
 def read(place, source):
-    """Returns the values that are read, and what is said to be wrong."""
+    """Returns the values that are read, and the failures that are reported."""
     try:
         report = import_runs(place, place.parent / "runs", source=source, dry_run=True)
     except SourceError as error:
@@ -139,13 +139,13 @@ def read(place, source):
 
 
 def place_of(form, folder):
-    """Returns what is imported."""
+    """Returns the place to import from."""
     return folder if form.source in {"neptune", "tensorboard"} else folder / form.name
 
 
 @pytest.fixture(params=FORMATS)
 def form(request, tmp_path):
-    """A format, a folder with a file of it, and that file."""
+    """A format, a folder with a file in that format, and the file."""
     form = FORMATS[request.param]
     folder = tmp_path / "source"
     folder.mkdir()
@@ -153,30 +153,30 @@ def form(request, tmp_path):
     return form, folder, folder / form.name
 
 
-def assert_right_or_said(form, folder):
-    """Asserts that all values are there and right, unless something is said to be wrong."""
+def assert_correct_or_reported(form, folder):
+    """Asserts that all values are there and correct, unless a failure is reported."""
     values, failures = read(place_of(form, folder), form.source)
     if failures:
         return
     assert len(values) == len(TRUTH)
     if form.has_checksums:
-        # Names in the footer of a Parquet file have none.
+        # The names in the footer of a Parquet file have no checksum.
         found, wanted = (
             sorted((step, np.float32(value)) for step, _, value in one) for one in (values, TRUTH)
         )
         assert found == wanted
 
 
-def test_a_whole_source_is_read_without_a_word(form):
-    """What is wrong is said of damaged ones alone."""
+def test_intact_source_is_read_without_failures(form):
+    """All its values are there."""
     values, failures = read(place_of(*form[:2]), form[0].source)
 
     assert (len(values), failures) == (len(TRUTH), [])
-    assert_right_or_said(*form[:2])
+    assert_correct_or_reported(*form[:2])
 
 
-def test_a_source_that_was_cut_is_read_as_far_as_it_goes(form):
-    """Also where the end of a line, a record or a value is gone."""
+def test_truncated_source_is_reported(form):
+    """This includes a missing end of a line, a record or a value."""
     form, folder, file = form
     whole = file.read_bytes()
     draw = random.Random(0)
@@ -185,7 +185,7 @@ def test_a_source_that_was_cut_is_read_as_far_as_it_goes(form):
 
         _, failures = read(place_of(form, folder), form.source)
 
-        # Lines that are whole are all there is; so is an event file that nothing was written to.
+        # A cut between two lines can't be detected, and an empty event file is valid.
         is_whole = whole[:size].endswith(b"\n") or (form.source, size) == ("tensorboard", 0)
         assert failures or is_whole, size
 
@@ -205,23 +205,23 @@ def remove(data, at, draw):
     del data[at : at + draw.choice([1, 7, 50])]
 
 
-def test_damage_is_found_or_does_not_matter(form):
-    """At random places of the file, its first and its last bytes."""
+def test_damage_is_reported_or_harmless(form):
+    """The damage is at random places, and in the first and last bytes."""
     form, folder, file = form
     whole = file.read_bytes()
     draw = random.Random(1)
-    # Rows of a text may be joined to others that look right.
+    # Without checksums, other damage of a text may produce valid rows.
     for damage in (flip, overwrite, remove) if form.has_checksums else (flip,):
         for at in (0, 4, len(whole) - 1, *(draw.randrange(len(whole)) for _ in range(PLACES))):
             data = bytearray(whole)
             damage(data, at, draw)
             file.write_bytes(data)
 
-            assert_right_or_said(form, folder)
+            assert_correct_or_reported(form, folder)
 
 
-def test_source_that_disappears_while_it_is_read_is_reported(form, tmp_path):
-    """The import ends with a failure, and does not mark the run as imported."""
+def test_source_that_disappears_during_the_import_is_reported(form, tmp_path):
+    """The run is not marked as imported."""
     form, folder, file = form
 
     def remove_source(*_):
@@ -234,12 +234,12 @@ def test_source_that_disappears_while_it_is_read_is_reported(form, tmp_path):
     again = import_runs(place_of(form, folder), tmp_path / "runs", source=form.source)
 
     assert report.failures
-    assert (again.values, again.unchanged, again.failures) == (len(TRUTH), 0, [])  # noqa: PD011  # a report
+    assert (attrs.asdict(again)["values"], again.unchanged, again.failures) == (len(TRUTH), 0, [])
 
 
 @pytest.mark.parametrize("name", ["tensorboard", "wandb", "csv", "tsv", "chart"])
-def test_what_is_written_while_it_is_read_comes_with_the_next_import(tmp_path, name):
-    """The first import has the rows that were there, and knows no more."""
+def test_rows_written_during_an_import_arrive_with_the_next(tmp_path, name):
+    """The first import has the rows that were there when it began."""
     form, folder = FORMATS[name], tmp_path / "source"
     folder.mkdir()
     file, half = folder / form.name, TRUTH[: len(TRUTH) // 2]
@@ -248,7 +248,7 @@ def test_what_is_written_while_it_is_read_comes_with_the_next_import(tmp_path, n
     form.write(file, half)
     start = file.read_bytes()
     assert whole.startswith(start)
-    # As a writer leaves it: a record and a part of the next one.
+    # The file grows by a part of a record, as a writer may leave it.
     appended = [whole[len(start) :][:20], whole[len(start) + 20 :]]
 
     def grow(_done, _runs, items):
@@ -273,8 +273,8 @@ def test_what_is_written_while_it_is_read_comes_with_the_next_import(tmp_path, n
         (b"0,1\n1,\xb2\n2,3\n", "1 cells that are no numbers"),
     ],
 )
-def test_a_damaged_file_of_lightning_is_said(tmp_path, rows, said):
-    """Readers of runs take what they can, and the import says what they could not."""
+def test_damage_in_a_lightning_folder_is_reported(tmp_path, rows, said):
+    """The readable rows are imported."""
     write_lightning(tmp_path / "logs/version_0")
     (tmp_path / "logs/version_0/metrics.csv").write_bytes(b"step,loss\n" + rows)
 
@@ -301,8 +301,8 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("name", ["tensorboard", "wandb", "csv", "comet", "neptune"])
-def test_hostile_names_stay_in_the_folder_or_are_said(tmp_path, name):
-    """Every value is there under its name, or a failure; nothing is written elsewhere."""
+def test_hostile_names_stay_inside_the_folder(tmp_path, name):
+    """Each value is imported under its name or reported, and nothing is written elsewhere."""
     form, folder = FORMATS[name], tmp_path / "top/source"
     folder.mkdir(parents=True)
     rows = [(step, metric, 1.0) for step, metric in enumerate(HOSTILE)]

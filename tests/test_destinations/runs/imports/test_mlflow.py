@@ -1,4 +1,4 @@
-"""Runs of MLflow: what is imported is what MLflow's own client finds, in a database and in files."""
+"""Imports runs of MLflow from a database and from files, and compares them with MLflow's own client."""
 
 import contextlib
 import os
@@ -16,7 +16,7 @@ from destinations.runs.imports import SourceError, import_runs
 
 pytestmark = [
     pytest.mark.xdist_group("mlflow"),
-    # Of MLflow's own code, when runs are written here.
+    # Warnings of MLflow's own code while it writes runs.
     pytest.mark.filterwarnings("ignore"),
 ]
 
@@ -43,7 +43,7 @@ def store(request, tmp_path_factory):
             client.log_metric(first, "val/acc", step / 7, timestamp=1000_003 + 5000 * step, step=step)
         client.log_metric(first, "loss", float("nan"), timestamp=1060_000, step=3)
         client.log_text(first, "hello", "texts/hello.txt")
-        # Of a stranger's run, links may lead anywhere.
+        # Links in an untrusted run may lead anywhere.
         (artifacts,) = (folder / "artifacts").glob("*/artifacts")
         (folder / "key.txt").write_text("private")
         (artifacts / "key.txt").symlink_to(folder / "key.txt")
@@ -66,8 +66,8 @@ def imported(store, tmp_path_factory):
     return report, {run.run_id: run for run in map(Run.open, root.iterdir())}
 
 
-def test_a_run_has_the_facts_of_mlflow(store, imported):
-    """Its id, times, status, tags and notes; parameters are numbers again."""
+def test_imported_run_has_mlflows_facts(store, imported):
+    """Id, times, status, tags and notes are there, and parameters are numbers again."""
     _, _, first, running = store
     report, runs = imported
     run = runs[first]
@@ -87,8 +87,8 @@ def test_a_run_has_the_facts_of_mlflow(store, imported):
 
 
 @pytest.mark.parametrize("name", ["loss", "val/acc"])
-def test_metrics_are_those_of_mlflows_client(store, imported, name):
-    """Every value with its step; those of a step that were logged together are a row."""
+def test_metrics_equal_those_of_mlflows_client(store, imported, name):
+    """Every value has its step; values of a step that were logged together are one row."""
     _, client, first, _ = store
     theirs = sorted((one.timestamp, one.step, one.value) for one in client.get_metric_history(first, name))
 
@@ -99,8 +99,8 @@ def test_metrics_are_those_of_mlflows_client(store, imported, name):
     np.testing.assert_allclose([row.time for row in rows], [time / 1000 for time, *_ in theirs], atol=0.0031)
 
 
-def test_files_and_images_are_those_of_mlflow(store, imported):
-    """An image has its name, step and time; the smaller copy beside it is left out."""
+def test_files_and_images_equal_those_of_mlflow(store, imported):
+    """An image has its name, step and time; the smaller copy is left out."""
     _, _, first, _ = store
     run = imported[1][first]
 
@@ -110,8 +110,8 @@ def test_files_and_images_are_those_of_mlflow(store, imported):
     assert [(one.name, one.path.read_bytes()) for one in run.artifacts()] == [("texts/hello.txt", b"hello")]
 
 
-def test_the_store_stays_as_it_is(store, tmp_path):
-    """What did not change is not imported again; a value of an earlier step is, and a file."""
+def test_import_leaves_the_store_unchanged(store, tmp_path):
+    """Only changed runs are imported again, such as one with a new file or a value at an earlier step."""
     path, client, first, running = store
     files = [path] if path.is_file() else [one for one in path.rglob("*") if one.is_file()]
     before = {file: file.read_bytes() for file in files}
@@ -130,8 +130,8 @@ def test_the_store_stays_as_it_is(store, tmp_path):
     assert import_runs(path, tmp_path / "runs").unchanged == 2
 
 
-def test_a_damaged_store_is_said(store, tmp_path):
-    """The runs that MLflow can read of it are there; what is wrong has a message."""
+def test_damaged_store_is_reported(store, tmp_path):
+    """The readable runs are imported, and each problem has a message."""
     path, _, first, running = store
     copy = tmp_path / "store" / path.name
     if path.is_dir():
@@ -141,7 +141,7 @@ def test_a_damaged_store_is_said(store, tmp_path):
         (copy / metric.parents[2].name / ("0" * 32)).mkdir()
     else:
         copy.parent.mkdir()
-        # A page of one of its tables, as a disk loses it.
+        # A page of one of its tables, as a disk would lose it.
         with contextlib.closing(sqlite3.connect(path)) as database:
             (page,) = database.execute("select rootpage from sqlite_master where name = 'metrics'").fetchone()
             (size,) = database.execute("pragma page_size").fetchone()
@@ -158,8 +158,8 @@ def test_a_damaged_store_is_said(store, tmp_path):
         assert report.failures[-1].startswith("mlflow.db: SQLite finds damage in ")
 
 
-def test_artifacts_of_no_run_are_not_read(tmp_path):
-    """A stranger's database may name any folder of this machine as the one of a run."""
+def test_artifact_folders_outside_mlflow_are_not_read(tmp_path):
+    """An untrusted database may name any folder of this machine."""
     (tmp_path / "private").mkdir()
     (tmp_path / "private/key.txt").write_text("private")
     with pytest.MonkeyPatch.context() as patch:
@@ -176,12 +176,12 @@ def test_artifacts_of_no_run_are_not_read(tmp_path):
     report = import_runs(tmp_path, tmp_path / "runs")
 
     assert (report.runs, report.failures) == (1, [])
-    assert dict(report.left_out) == {"folders of artifacts that are none of MLflow's": 1}
+    assert dict(report.left_out) == {"artifact folders outside MLflow": 1}
     assert not list((tmp_path / "runs").rglob("key.txt"))
 
 
-def test_artifacts_that_are_gone_are_counted(tmp_path):
-    """The rest is imported: a store is often moved without them, and the next import looks again."""
+def test_missing_artifacts_are_counted(tmp_path):
+    """The rest is imported, and the next import looks for them again."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
         patch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
@@ -198,11 +198,11 @@ def test_artifacts_that_are_gone_are_counted(tmp_path):
     assert failure.endswith(": 1 folders of artifacts that are missing")
 
 
-def test_a_database_of_another_kind_is_no_store(tmp_path):
-    """Its name does not matter."""
+def test_other_databases_are_not_recognised(tmp_path):
+    """The name of the file does not matter."""
     Path(tmp_path / "mlflow.db").write_bytes(b"not so")
 
     with pytest.raises(SourceError, match="no runs were recognised"):
         import_runs(tmp_path / "mlflow.db", tmp_path / "runs")
-    with pytest.raises(SourceError, match="is no database, folder or server of MLflow"):
+    with pytest.raises(SourceError, match="is not a database, folder or server of MLflow"):
         import_runs(tmp_path / "mlflow.db", tmp_path / "runs", source="mlflow")

@@ -1,4 +1,4 @@
-"""What Neptune's exporter wrote: what is imported is what pyarrow, with which it reads and writes, finds."""
+"""Imports the output of Neptune's exporter, and compares it with what pyarrow reads."""
 
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -93,8 +93,8 @@ def exported(tmp_path):
 
 
 @pytest.mark.parametrize("place", [".", "data"])
-def test_a_run_is_that_of_the_export(exported, tmp_path, place):
-    """Facts, metrics, texts, histograms, images and files; what cannot be had is counted."""
+def test_imported_run_equals_the_export(exported, tmp_path, place):
+    """It has facts, metrics, texts, histograms, images and files; what can't be imported is counted."""
     report = import_runs(exported / place, tmp_path / "runs")
 
     run = Run.open(tmp_path / "runs/The first")
@@ -114,14 +114,14 @@ def test_a_run_is_that_of_the_export(exported, tmp_path, place):
     ]
     assert dict(report.left_out) == {
         "paths out of the folder": 1,
-        "parts of steps, which are whole here": 1,
+        "fractions of steps": 1,
     }
     assert report.failures == ["DIG-1: 1 files that are missing"]
 
 
 @pytest.mark.parametrize("name", ["metrics/loss", "metrics/acc"])
-def test_metrics_are_those_that_pyarrow_reads(exported, tmp_path, name):
-    """Every value; values of the same step and time are one row."""
+def test_metrics_equal_those_that_pyarrow_reads(exported, tmp_path, name):
+    """Every value is there, and values with the same step and time are one row."""
     import_runs(exported, tmp_path / "runs")
 
     table = pa.concat_tables(pq.read_table(path) for path in sorted(exported.rglob("*.parquet")))
@@ -135,8 +135,8 @@ def test_metrics_are_those_that_pyarrow_reads(exported, tmp_path, name):
     assert len(list(read_rows(tmp_path / "runs/The first"))) == 4
 
 
-def test_again_nothing_is_new(exported, tmp_path):
-    """Until a part is added; a file that was missing is looked for again."""
+def test_second_import_finds_only_changes(exported, tmp_path):
+    """A new part is imported, and a file that was missing is looked for again."""
     import_runs(exported, tmp_path / "runs")
     next((exported / "files").rglob("weights.bin")).with_name("gone").write_bytes(b"found")
     found = import_runs(exported, tmp_path / "runs")
@@ -152,8 +152,8 @@ def test_again_nothing_is_new(exported, tmp_path):
     assert [one.step for one in read_rows(tmp_path / "runs/The first")] == [0, 1, 2, 2, 3]
 
 
-def test_folders_of_files_that_are_links_are_not_followed(exported, tmp_path):
-    """An export of a stranger may link them to any folder of this machine."""
+def test_linked_folders_of_files_are_not_followed(exported, tmp_path):
+    """An untrusted export may link them to any folder of this machine."""
     (files,) = (exported / "files").iterdir()
     files.rename(tmp_path / "private")
     files.symlink_to(tmp_path / "private")

@@ -1,4 +1,4 @@
-"""What our trackers are sent is imported, and equals what was logged: a row of a table for each tracker."""
+"""Imports what our trackers wrote, and compares it with what was logged."""
 
 import importlib.util
 import json
@@ -72,7 +72,7 @@ RUNS = st.fixed_dictionaries(
 
 @attrs.frozen
 class Trip:
-    """What a tracker cannot keep."""
+    """What a tracker can't keep."""
 
     place: str
     statuses: dict[str, str]
@@ -95,7 +95,7 @@ TRIPS = {
 
 @pytest.fixture(scope="module")
 def logged(tmp_path_factory):
-    """The folder, the runs that were drawn and logged there, and their ids."""
+    """The folder, the random runs that were logged there, and their ids."""
     folder, runs = tmp_path_factory.mktemp("logged"), []
 
     @settings(
@@ -134,8 +134,8 @@ def logged(tmp_path_factory):
 
 
 @pytest.mark.parametrize("source", TRIPS)
-def test_what_was_logged_is_imported(logged, tmp_path, source):
-    """Names, steps, values, texts, pictures, hyperparameters, tags, status and id."""
+def test_imported_runs_equal_the_logged_runs(logged, tmp_path, source):
+    """Names, steps, values, texts, pictures, hyperparameters, tags, status and id are equal."""
     folder, drawn, ids = logged
     trip = TRIPS[source]
 
@@ -153,7 +153,7 @@ def test_what_was_logged_is_imported(logged, tmp_path, source):
 
 
 def _content(run):
-    """What a run has, but for what a tracker adds."""
+    """Returns the content of a run, without what a tracker adds."""
     return {
         "rows": {
             row.step: {name: _comparable(value) for name, value in row.metrics.items()}
@@ -170,7 +170,7 @@ def _content(run):
 
 
 def _expected(run, trip):
-    """What a run has that came by a tracker."""
+    """Returns the expected content of a run that went through a tracker."""
     largest = np.inf if trip.has_infinity else np.finfo(float).max
     flat = {}
     for name, value in run["hyperparameters"].items():

@@ -1,4 +1,6 @@
-"""CSV and Parquet: the user names the columns."""
+"""Imports CSV and Parquet files whose columns the user names."""
+
+from decimal import Decimal
 
 import pandas as pd
 import pytest
@@ -24,8 +26,8 @@ def table(request, tmp_path):
     return path
 
 
-def test_columns_are_what_the_user_says(table, tmp_path):
-    """Steps and times as given, a run for each name; an empty cell is no value."""
+def test_user_names_the_columns(table, tmp_path):
+    """Steps and times come from them, each name is a run, and an empty cell is no value."""
     report = import_runs(table, tmp_path / "runs", columns=COLUMNS)
 
     rows = [(row.step, row.time, dict(row.metrics)) for row in read_rows(tmp_path / "runs/a")]
@@ -34,9 +36,9 @@ def test_columns_are_what_the_user_says(table, tmp_path):
     assert (report.runs, report.rows, dict(report.left_out)) == (1, 2, {})
 
 
-def test_a_table_without_a_step_asks_for_it(table, tmp_path):
-    """An empty name counts the rows; what is no number is counted."""
-    with pytest.raises(ColumnsError, match="Say which one it is: --column step=NAME") as asked:
+def test_table_without_a_step_column_raises(table, tmp_path):
+    """An empty name counts the rows. Cells that are not numbers are counted."""
+    with pytest.raises(ColumnsError, match="Name the step column with --column step=NAME") as asked:
         import_runs(table, tmp_path / "runs")
     report = import_runs(table, tmp_path / "runs", columns={"step": ""})
 
@@ -45,8 +47,8 @@ def test_a_table_without_a_step_asks_for_it(table, tmp_path):
     assert dict(report.left_out) == {"cells that are no numbers": 4}
 
 
-def test_the_steps_of_a_trainer_stand_before_the_rows_of_wandb(tmp_path):
-    """A row of the history that the trainer did not log has its last step."""
+def test_steps_of_a_trainer_take_precedence_over_wandb_steps(tmp_path):
+    """A row that the trainer did not log has the previous step."""
     pd.DataFrame(
         {
             "_step": [0, 1, 2],
@@ -62,8 +64,8 @@ def test_the_steps_of_a_trainer_stand_before_the_rows_of_wandb(tmp_path):
     assert rows == [(49, {"loss": 0.5, "gpu": 1}), (49, {"gpu": 2}), (99, {"loss": 0.25, "gpu": 3})]
 
 
-def test_the_columns_of_a_history_of_wandb_need_no_names(tmp_path):
-    """`download_history_exports` of its API writes them so."""
+def test_columns_of_a_wandb_history_are_recognised(tmp_path):
+    """W&B's `download_history_exports` writes them."""
     pd.DataFrame({"_step": [0, 5], "_timestamp": [1000.0, 1001.0], "loss": [0.5, None]}).to_parquet(
         tmp_path / "history.parquet"
     )
@@ -75,8 +77,8 @@ def test_the_columns_of_a_history_of_wandb_need_no_names(tmp_path):
     assert Run.open(tmp_path / "runs/history").created_at == 1000.0
 
 
-def test_what_cannot_be_read_of_a_row_is_a_failure(tmp_path):
-    """Short rows have what they have; a text among numbers is damaged, and a column of texts is left out."""
+def test_unreadable_cells_are_failures(tmp_path):
+    """Short rows keep their cells. A text among numbers is damage; a column of texts is left out."""
     (tmp_path / "history.csv").write_text(
         "step,loss,acc,name,time\n0.5,1,1,a,\n,1,1,a,\n1,0.x5,n/a,a,soon\n2,3\n3,4,5,a,,more\n4,5,6,a,0"
     )
@@ -98,8 +100,8 @@ def test_what_cannot_be_read_of_a_row_is_a_failure(tmp_path):
     ]
 
 
-def test_columns_of_one_name_are_both_there(tmp_path):
-    """As pandas names them; integers are exact."""
+def test_columns_with_the_same_name_are_both_imported(tmp_path):
+    """They are named as in pandas. Integers are exact."""
     (tmp_path / "history.csv").write_text(f"step,loss,loss,loss.1,,\n{2**53 + 1},1,2,{2**53 + 3},4,5\n")
 
     report = import_runs(tmp_path / "history.csv", tmp_path / "runs")
@@ -112,6 +114,16 @@ def test_columns_of_one_name_are_both_there(tmp_path):
     assert (report.failures, dict(report.left_out)) == ([], {"cells of a column without a name": 2})
 
 
+def test_decimals_of_parquet_are_numbers(tmp_path):
+    """Databases export them."""
+    pd.DataFrame({"step": [0, 1], "loss": [Decimal("1.5"), None]}).to_parquet(tmp_path / "history.parquet")
+
+    report = import_runs(tmp_path / "history.parquet", tmp_path / "runs")
+
+    assert [dict(row.metrics) for row in read_rows(tmp_path / "runs/history")] == [{"loss": 1.5}]
+    assert (report.failures, dict(report.left_out)) == ([], {})
+
+
 @pytest.mark.parametrize(
     ("name", "content", "columns", "message"),
     [
@@ -121,8 +133,8 @@ def test_columns_of_one_name_are_both_there(tmp_path):
         ("a.parquet", b"not so", {}, "is not a Parquet file"),
     ],
 )
-def test_what_is_no_such_table_is_refused(tmp_path, name, content, columns, message):
-    """The message names the file, and what is wrong."""
+def test_unusable_table_raises(tmp_path, name, content, columns, message):
+    """The message names the file and the problem."""
     (tmp_path / name).write_bytes(content)
 
     with pytest.raises(SourceError, match=message):

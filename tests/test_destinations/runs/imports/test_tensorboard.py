@@ -1,4 +1,4 @@
-"""Runs of TensorBoard: what is imported is what TensorBoard's own reader finds."""
+"""Imports TensorBoard's event files, and compares the runs with TensorBoard's own reader."""
 
 import io
 import wave
@@ -24,7 +24,7 @@ EVERYTHING = dict.fromkeys(("scalars", "images", "audio", "histograms", "tensors
 
 @pytest.fixture(scope="module")
 def logs(tmp_path_factory):
-    """Event files of PyTorch's writer, with values of both forms."""
+    """Event files of PyTorch's writer, with both forms of values."""
     folder = tmp_path_factory.mktemp("tensorboard")
     random = np.random.default_rng(0)
     with SummaryWriter(folder / "sweep/a") as writer:
@@ -62,7 +62,7 @@ def run(imported):
 
 
 def test_each_folder_of_event_files_is_a_run(imported):
-    """Its id is its path, as in TensorBoard, and a hash; what a run folder does not hold is counted."""
+    """Its id is its path and a hash; what a run folder can't hold is counted."""
     root, report = imported
     runs = {Run.open(path).run_id.rpartition("-")[0]: Run.open(path) for path in root.iterdir()}
 
@@ -76,15 +76,15 @@ def test_each_folder_of_event_files_is_a_run(imported):
 
 
 def scalars_of(theirs, name):
-    """Returns step, time and value of each; TensorBoard's reader has two forms of scalars."""
+    """Returns step, time and value of each scalar, in either form."""
     if name in theirs.Tags()["scalars"]:
         return [(one.step, one.wall_time, one.value) for one in theirs.Scalars(name)]
     return [(one.step, one.wall_time, one.tensor_proto.float_val[0]) for one in theirs.Tensors(name)]
 
 
 @pytest.mark.parametrize("name", ["loss", "acc", "nan"])
-def test_scalars_are_those_of_tensorboards_reader(run, theirs, name):
-    """Steps and values, whether they are stored as numbers or as tensors; values logged together are one row."""
+def test_scalars_equal_those_of_tensorboards_reader(run, theirs, name):
+    """Steps and values are equal in both forms; values that were logged together are one row."""
     rows = [row for row in read_rows(run.path) if name in row.metrics]
     expected = scalars_of(theirs, name)
 
@@ -94,8 +94,8 @@ def test_scalars_are_those_of_tensorboards_reader(run, theirs, name):
     assert all(0 <= row.time - time < 1 for row, (_, time, _) in zip(rows, expected, strict=True))
 
 
-def test_images_texts_and_sounds_are_those_of_tensorboards_reader(run, theirs):
-    """Every pixel, every sample and every character is the same, with step and time."""
+def test_images_texts_and_sounds_equal_those_of_tensorboards_reader(run, theirs):
+    """Every pixel, sample and character is the same, with step and time."""
     (image,), (text,), (sound,) = run.images("image"), run.texts(), run.audio()
     their_image, their_sound = theirs.Images("image")[0], theirs.Audio("tone")[0]
     (words,) = theirs.Tensors("words/text_summary")[0].tensor_proto.string_val
@@ -112,8 +112,8 @@ def test_images_texts_and_sounds_are_those_of_tensorboards_reader(run, theirs):
     assert sound.sample_rate == their_sound.sample_rate == 8000
 
 
-def test_histograms_have_the_buckets_of_tensorboard(run, theirs):
-    """Counts and edges; equal values have a bucket of width one around them."""
+def test_histograms_have_tensorboards_buckets(run, theirs):
+    """Counts and edges are equal; a single value gets a bucket of width one."""
     their = theirs.Histograms("weights")[0].histogram_value
     (weights,), (equal,) = run.histograms("weights"), run.histograms("equal")
 
@@ -125,8 +125,8 @@ def test_histograms_have_the_buckets_of_tensorboard(run, theirs):
     assert (equal.edges.tolist(), equal.counts.tolist()) == ([0.5, 1.5], [10])
 
 
-def test_a_run_that_was_resumed_has_the_rows_of_its_last_attempt(tmp_path):
-    """TensorBoard shows it so after `purge_step`."""
+def test_resumed_run_has_the_rows_of_its_last_attempt(tmp_path):
+    """TensorBoard shows the same after `purge_step`."""
     with SummaryWriter(tmp_path / "logs", filename_suffix=".1") as writer:
         for step in range(4):
             writer.add_scalar("loss", step, step)
@@ -142,8 +142,8 @@ def test_a_run_that_was_resumed_has_the_rows_of_its_last_attempt(tmp_path):
     assert ours == [(0, 0), (1, 1), (2, 9)]
 
 
-def test_damaged_values_cost_themselves(tmp_path):
-    """An image that is none, a sound of no format, hyperparameters and a histogram of other bytes."""
+def test_damaged_values_do_not_stop_the_others(tmp_path):
+    """The event files have a broken image, sound, histogram, and hyperparameters."""
     writer = EventFileWriter(str(tmp_path / "logs"))
     for step, (plugin, tensor) in enumerate(
         {
@@ -170,8 +170,8 @@ def test_damaged_values_cost_themselves(tmp_path):
     ]
 
 
-def test_a_log_that_grew_is_imported_again(tmp_path):
-    """A file whose end is torn costs only that end, and is read again."""
+def test_log_that_grew_is_imported_again(tmp_path):
+    """A torn end is skipped, and read again later."""
     with SummaryWriter(tmp_path / "logs") as writer:
         writer.add_scalar("loss", 1.0, 0)
         writer.flush()

@@ -1,4 +1,4 @@
-"""Runs of Trackio: what is imported is what Trackio's own storage finds."""
+"""Imports runs of Trackio, and compares them with Trackio's own storage."""
 
 import contextlib
 import importlib.util
@@ -47,7 +47,7 @@ print(json.dumps({"run": run, "logs": logs}))
 
 @pytest.fixture(scope="module")
 def logged(tmp_path_factory):
-    """The folder of Trackio, and what its own storage finds."""
+    """Trackio's folder, and what its own storage finds."""
     folder = tmp_path_factory.mktemp("trackio")
     environment = {**os.environ, "TRACKIO_DIR": str(folder), "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(
@@ -69,8 +69,8 @@ def imported(logged, tmp_path_factory):
     return report, Run.open(root / "first")
 
 
-def test_a_run_has_the_facts_of_trackio(logged, imported):
-    """Its id, name, beginning and configuration."""
+def test_imported_run_has_trackios_facts(logged, imported):
+    """Its id, name, start and configuration are there."""
     report, run = imported
 
     assert (report.runs, report.failures, dict(report.left_out)) == (1, [], {})
@@ -80,8 +80,8 @@ def test_a_run_has_the_facts_of_trackio(logged, imported):
     assert (about["source"], about["project"], about["group"]) == ("trackio", "Mydigits", "sweep")
 
 
-def test_rows_are_those_of_trackios_storage(logged, imported):
-    """Every number with its step; what is nested has a name with slashes."""
+def test_rows_equal_those_of_trackios_storage(logged, imported):
+    """Every number has its step; nested names are joined with slashes."""
     theirs = [(log["step"], log["loss"], log["nested"]["x"]) for log in logged[1]["logs"] if "loss" in log]
 
     rows = list(read_rows(imported[1].path))
@@ -94,8 +94,8 @@ def test_rows_are_those_of_trackios_storage(logged, imported):
     assert [row.metrics["system/gpu"] for row in rows if "system/gpu" in row.metrics] == [0.5]
 
 
-def test_records_are_those_that_were_logged(logged, imported):
-    """Pixels, samples, bins, cells and words are those of the database."""
+def test_records_equal_those_that_were_logged(logged, imported):
+    """Pixels, samples, bins, cells and words are equal."""
     run = imported[1]
     (image,), (sound,), (histogram,) = run.images(), run.audio(), run.histograms()
     table = run.table("table")
@@ -110,16 +110,16 @@ def test_records_are_those_that_were_logged(logged, imported):
     assert {text.name: text.text for text in run.texts()} == {"text": "hello", "markdown": "# A title"}
 
 
-def test_again_nothing_is_new(logged, tmp_path):
-    """By the folder or by the database of the project, while the environment names another folder."""
+def test_second_import_finds_nothing_new(logged, tmp_path):
+    """The source is the folder or the database of the project, whatever the environment names."""
     first = import_runs(logged[0], tmp_path / "runs")
     again = import_runs(logged[0] / "Mydigits.db", tmp_path / "runs")
 
     assert (first.runs, again.runs, again.unchanged) == (1, 0, 1)
 
 
-def test_what_changes_in_a_run_is_imported_again(logged, tmp_path):
-    """Also a value that another one replaced, and a database that is damaged is said."""
+def test_changed_run_is_imported_again(logged, tmp_path):
+    """This includes a value that was replaced. A damaged database is reported."""
     folder = tmp_path / "trackio"
     shutil.copytree(logged[0], folder)
     first = import_runs(folder, tmp_path / "runs")

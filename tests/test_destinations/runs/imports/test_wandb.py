@@ -1,4 +1,4 @@
-"""Runs of W&B: what is imported is what W&B's own reader finds in its log, and in a chart that was downloaded."""
+"""Imports runs and charts of W&B, and compares them with W&B's own reader."""
 
 import base64
 import hashlib
@@ -50,7 +50,7 @@ run.finish()
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A folder in which W&B logged a run offline, in a process of its own."""
+    """A folder in which W&B logged a run offline, in a separate process."""
     folder = tmp_path_factory.mktemp("wandb")
     with pytest.MonkeyPatch.context() as patch:
         for name in ("DATA", "CACHE", "CONFIG"):
@@ -91,8 +91,8 @@ def run(imported):
     return Run.open(imported[0] / "The first")
 
 
-def test_a_run_has_the_facts_of_its_log(run, imported, records):
-    """The last tags and config; what a run folder does not hold is counted."""
+def test_imported_run_has_the_facts_of_its_log(run, imported, records):
+    """The last tags and config count; what a run folder can't hold is counted."""
     (begun,) = {record["run"]["start_time"] for record in records if record["type"] == "run"}
     (run_id,) = {record["run"]["run_id"] for record in records if record["type"] == "run"}
 
@@ -109,8 +109,8 @@ def test_a_run_has_the_facts_of_its_log(run, imported, records):
     assert dict(imported[1].left_out) == {"lists": 1}
 
 
-def test_rows_are_those_of_the_history(run, records):
-    """Every number, with step and time; what only the summary has comes last."""
+def test_rows_equal_the_history(run, records):
+    """Every number has its step and time; values that only the summary has come last."""
     history = [record["history"]["item"] for record in records if record["type"] == "history"]
     theirs = [(item["_step"], item["_timestamp"], item["loss"], item["nested.x"]) for item in history[:3]]
 
@@ -125,8 +125,8 @@ def test_rows_are_those_of_the_history(run, records):
     assert rows[-1].metrics["best"] == 0.5
 
 
-def test_media_are_the_files_of_the_run(run, log):
-    """Every pixel, with masks, labels and captions; every sample."""
+def test_media_equal_the_files_of_the_run(run, log):
+    """Every pixel and sample is there, with masks, labels and captions."""
     files = log.parent / "files/media"
     single, several = run.images("image"), run.images("images")
 
@@ -146,8 +146,8 @@ def test_media_are_the_files_of_the_run(run, log):
     assert (sound.caption, sound.sample_rate) == ("low", 8000)
 
 
-def test_other_records_are_those_that_were_logged(run, log):
-    """Tables, histograms, points and texts; what has no kind is kept as a file."""
+def test_other_records_equal_those_that_were_logged(run, log):
+    """Tables, histograms, points and texts are there; other media are kept as files."""
     table, (histogram,), (text,) = run.table("table"), run.histograms("histogram"), run.texts("text")
     html = next((log.parent / "files/media/html").iterdir())
 
@@ -159,8 +159,8 @@ def test_other_records_are_those_that_were_logged(run, log):
     assert kept[f"media/html/{html.name}"] == html.read_bytes()
 
 
-def test_a_log_that_was_cut_off_costs_its_end(log, tmp_path):
-    """A run that did not end is preempted; a log of which nothing can be read is a failure."""
+def test_truncated_log_is_read_up_to_its_end(log, tmp_path):
+    """A run that did not end is preempted; a log without readable records is a failure."""
     for name, data in (("offline-run-1-cut", log.read_bytes()[:2000]), ("offline-run-2-bad", b"not so")):
         (tmp_path / f"wandb/{name}").mkdir(parents=True)
         (tmp_path / f"wandb/{name}/run-{name[-3:]}.wandb").write_bytes(data)
@@ -177,7 +177,7 @@ def test_a_log_that_was_cut_off_costs_its_end(log, tmp_path):
     assert bad.startswith("bad: there is no run of W&B in ")
 
 
-def test_a_run_that_was_resumed_is_one_run(log, tmp_path):
+def test_resumed_run_is_one_run(log, tmp_path):
     """Its logs are read in the order of their folders, whose names have the time."""
     for name in ("run-20250102_000000", "offline-run-20250101_000000"):
         folder = tmp_path / f"wandb/{name}-{log.stem.removeprefix('run-')}"
@@ -192,15 +192,15 @@ def test_a_run_that_was_resumed_is_one_run(log, tmp_path):
 
 
 def read(folder, *records):
-    """Returns what is read of a log with these records, and its run."""
+    """Returns the records that are read from a log, and the run."""
     (folder / "run-mine.wandb").write_bytes(log_bytes(records))
     (run,) = WANDB.runs(str(folder), {})
     run.facts(run)
     return list(run.read(run)), run
 
 
-def test_a_file_that_is_added_later_is_imported(tmp_path):
-    """What lies beside the log belongs to the run."""
+def test_file_added_later_is_imported(tmp_path):
+    """Files beside the log belong to the run."""
     folder = tmp_path / "wandb/run-20250101_000000-mine"
     (folder / "files").mkdir(parents=True)
     (folder / "run-mine.wandb").write_bytes(log_bytes([history(_step=0, loss=0.5)]))
@@ -212,8 +212,8 @@ def test_a_file_that_is_added_later_is_imported(tmp_path):
     assert (first.runs, again.unchanged, more.runs, dict(more.records)) == (1, 1, 1, {"artifact": 1})
 
 
-def test_a_path_out_of_the_folder_is_not_followed(tmp_path):
-    """A record that names one costs itself."""
+def test_path_out_of_the_folder_is_not_followed(tmp_path):
+    """The record is counted as unreadable."""
     (tmp_path / "run").mkdir()
     PIL.Image.new("RGB", (2, 2)).save(tmp_path / "secret.png")
     medium = {"_type": "image-file", "path": "../../secret.png"}
@@ -224,8 +224,8 @@ def test_a_path_out_of_the_folder_is_not_followed(tmp_path):
     assert run.lost == Counter({"unreadable image-file": 1})
 
 
-def test_a_folder_of_files_that_is_a_link_is_not_followed(tmp_path):
-    """Neither for media, which records name, nor for what lies in it."""
+def test_linked_folder_of_files_is_not_followed(tmp_path):
+    """Neither media nor other files are read through it."""
     (tmp_path / "private").mkdir()
     PIL.Image.new("RGB", (2, 2)).save(tmp_path / "private/secret.png")
     (tmp_path / "run").mkdir()
@@ -239,8 +239,8 @@ def test_a_folder_of_files_that_is_a_link_is_not_followed(tmp_path):
     assert (dict(run.lost), dict(run.left_out)) == ({"unreadable image-file": 1}, {"links": 1})
 
 
-def test_a_file_that_w_and_b_keeps_elsewhere_is_read_if_the_log_knows_its_content(tmp_path):
-    """The log of a stranger may name any file of this machine, but not its digest."""
+def test_file_that_wandb_keeps_elsewhere_is_read_if_its_digest_matches(tmp_path):
+    """An untrusted log may name any file of this machine, but does not know its digest."""
     picture, folder = tmp_path / "picture.png", tmp_path / "run"
     folder.mkdir()
     PIL.Image.new("RGB", (2, 2)).save(picture)
@@ -261,25 +261,25 @@ def test_a_file_that_w_and_b_keeps_elsewhere_is_read_if_the_log_knows_its_conten
 
 STAR = {"glob_name": "*", "step_metric": "trainer/global_step"}
 VAL = {"glob_name": "val/*", "step_metric": "epoch"}
-STAND_IN = "x values that are no steps, for which W&B's own step stands"
+STAND_IN = "x values that are not steps, replaced by W&B's own step"
 
 
 @pytest.mark.parametrize(
     ("metrics", "rows", "found", "left_out"),
     [
-        # Lightning's logger: the axis only says where the others stand.
+        # Lightning's logger: the axis only serves the other metrics.
         ([STAR], [{"loss": 0.5, "trainer/global_step": 49}], [(49, {"loss": 0.5})], {}),
         ([STAR], [{"trainer/global_step": 49}], [(49, {"trainer/global_step": 49})], {}),
-        # The most specific of several patterns, and what is defined by name before any.
+        # A name comes before patterns, and the most specific pattern before the others.
         (
             [STAR, VAL, {"name": "val/x", "step_metric": "own"}],
             [{"loss": 0.5, "val/y": 1, "val/x": 2, "trainer/global_step": 49, "epoch": 3, "own": 7}],
             [(49, {"loss": 0.5, "epoch": 3, "own": 7}), (3, {"val/y": 1}), (7, {"val/x": 2})],
             {},
         ),
-        # A definition that has no axis, but says what the summary shows.
+        # A definition without an axis, which only configures the summary.
         ([STAR, {"name": "acc"}], [{"acc": 1, "trainer/global_step": 5}], [(5, {"acc": 1})], {}),
-        # The axis was logged in an earlier row, goes back, is not whole, or was never logged.
+        # The axis was logged in an earlier row, goes back, is fractional, or was never logged.
         ([VAL], [{"epoch": 3}, {"val/y": 1}], [(3, {"epoch": 3}), (3, {"val/y": 1})], {}),
         (
             [VAL],
@@ -295,8 +295,8 @@ STAND_IN = "x values that are no steps, for which W&B's own step stands"
         ([STAR], [{"n": 2**53 + 1, "trainer/global_step": 2**53 + 1}], [(2**53 + 1, {"n": 2**53 + 1})], {}),
     ],
 )
-def test_values_stand_at_the_axis_that_the_run_declares(tmp_path, metrics, rows, found, left_out):
-    """`define_metric` says which metric is the x axis of which; without it, W&B's own step is."""
+def test_values_have_the_axis_that_define_metric_sets(tmp_path, metrics, rows, found, left_out):
+    """Without one, they have W&B's own step."""
     logged = [history(_step=number, **row) for number, row in enumerate(rows)]
 
     items, run = read(tmp_path, *logged, *(metric(**one) for one in metrics))
@@ -307,8 +307,8 @@ def test_values_stand_at_the_axis_that_the_run_declares(tmp_path, metrics, rows,
 
 
 @pytest.mark.parametrize("axis", ["Step", "trainer/global_step", "epoch"])
-def test_a_downloaded_chart_has_a_run_for_each_line(tmp_path, axis):
-    """The columns of the smallest and largest value of a point are left out."""
+def test_downloaded_chart_has_a_run_for_each_line(tmp_path, axis):
+    """The columns with the smallest and largest value of a point are left out."""
     (tmp_path / "chart.csv").write_text(
         f'"{axis}","calm-1 - loss","calm-1 - loss__MIN","calm-1 - loss__MAX","calm-1 - _step","wild - 2 - loss"\n'
         '"0","0.5","0.5","0.5","7",""\n"1","0.25","0.2","0.3","8","0.75"\n'
@@ -327,8 +327,8 @@ def test_a_downloaded_chart_has_a_run_for_each_line(tmp_path, axis):
     assert report.failures == []
 
 
-def test_a_file_that_is_no_chart_is_no_such_source(tmp_path):
-    """It is a table instead."""
+def test_other_tables_are_not_taken_for_charts(tmp_path):
+    """They are tables."""
     (tmp_path / "chart.csv").write_text("Step,loss\n0,1\n")
 
     with pytest.raises(SourceError, match="has no column 'step'"):

@@ -1,4 +1,4 @@
-"""Any source: a run is written once, again where it changed, and an interrupted import is continued."""
+"""Writes runs of any source: once, again after a change, and to the end after an interruption."""
 
 import json
 import os
@@ -29,7 +29,7 @@ NOW = 1_600_000_000.0
 
 
 def source_run(*items, **given):
-    """Returns a run of an imagined source."""
+    """Returns a run of a made-up source."""
     given = {"identity": "test mine", "stamp": "1", "created_at": NOW, **given}
     return SourceRun("mine", "mine", read=lambda run: iter(items), **given)
 
@@ -49,8 +49,8 @@ def rows_of(folder):
     return [(row.step, row.time, dict(row.metrics)) for row in read_rows(folder)]
 
 
-def test_a_run_has_the_facts_of_its_source(tmp_path):
-    """Id, times, tags, notes, hyperparameters, status and environment, and nothing about this process."""
+def test_imported_run_has_the_facts_of_its_source(tmp_path):
+    """Id, times, tags, notes, hyperparameters, status and environment are there; nothing about this process."""
     (tmp_path / "{run_name}").write_bytes(b"weights")
     run = source_run(
         Values({"loss": 0.5}, 3, NOW + 3, epoch=1.0),
@@ -90,8 +90,8 @@ def test_a_run_has_the_facts_of_its_source(tmp_path):
     assert not (found.path / "sessions.jsonl").exists()
 
 
-def test_values_of_a_step_share_a_row_where_they_were_logged_together(tmp_path):
-    """A name that comes again, a second between them or another step begin a row."""
+def test_values_of_a_step_that_were_logged_together_share_a_row(tmp_path):
+    """A repeated name, a gap of a second or another step begins a new row."""
     run = source_run(
         Values({"a": 1}, 0, NOW),
         Values({"b": 2}, 0, NOW + 0.5),
@@ -111,8 +111,8 @@ def test_values_of_a_step_share_a_row_where_they_were_logged_together(tmp_path):
     ]
 
 
-def test_rows_after_a_restart_replace_those_before(tmp_path):
-    """The earlier ones are left behind, as those of a run that was resumed here."""
+def test_rows_after_a_restart_replace_earlier_ones(tmp_path):
+    """The earlier rows become a branch, as in a run that is resumed here."""
     first = [Values({"a": step}, step, NOW + step) for step in range(4)]
     again = [Values({"a": 10 + step}, step, NOW + 10 + step) for step in range(2, 5)]
 
@@ -128,8 +128,8 @@ def test_rows_after_a_restart_replace_those_before(tmp_path):
     assert len(branches_of(tmp_path / "runs/mine")) == 1
 
 
-def test_a_run_is_written_once_and_again_where_it_changed(tmp_path):
-    """The edits of the user stay, wherever the folder is by then."""
+def test_run_is_written_again_only_if_it_changed(tmp_path):
+    """The user's edits are kept, wherever the folder was moved."""
     runs = tmp_path / "runs"
     write(runs, source_run(Values({"a": 1}, 0, NOW)))
     (runs / "mine").rename(runs / "renamed")
@@ -144,8 +144,8 @@ def test_a_run_is_written_once_and_again_where_it_changed(tmp_path):
     assert (runs / "renamed/edits.json").read_text() == '{"display_name": "Mine"}'
 
 
-def test_an_interrupted_import_is_continued(tmp_path):
-    """What was complete is left alone; the run in the middle is written anew, and none of its rows twice."""
+def test_interrupted_import_is_continued(tmp_path):
+    """Complete runs are skipped, and the interrupted run is written again, without duplicate rows."""
 
     def interrupted(run):
         yield Values({"a": 1}, 0, NOW)
@@ -181,8 +181,8 @@ Writer(root, "test", MoveReport()).write(
 """
 
 
-def test_an_import_that_was_killed_is_continued(tmp_path):
-    """What it left of the run is replaced: every row is there once."""
+def test_killed_import_is_continued(tmp_path):
+    """Its partial run is replaced, and every row is there once."""
     process = subprocess.run(
         [sys.executable, "-c", KILLED, str(tmp_path / "runs")],
         env=os.environ | {"PYTHONPATH": ROOT},
@@ -200,8 +200,8 @@ def test_an_import_that_was_killed_is_continued(tmp_path):
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["mine"]
 
 
-def test_two_imports_at_once_write_a_run_once(tmp_path):
-    """The run is left to the one that has begun it, and another of its name gets a folder of its own."""
+def test_two_concurrent_imports_write_a_run_once(tmp_path):
+    """The second import skips the run. Another run with the same name gets a folder of its own."""
     runs, reports = tmp_path / "runs", []
 
     def read(run):
@@ -220,8 +220,8 @@ def test_two_imports_at_once_write_a_run_once(tmp_path):
     assert write(runs, source_run()).unchanged == 1
 
 
-def test_a_run_that_another_import_has_written_meanwhile_is_left_alone(tmp_path):
-    """An import that knew nothing of the run when it began finds it under the folder's lock."""
+def test_run_written_by_a_concurrent_import_is_skipped(tmp_path):
+    """The import finds it once it holds the folder's lock."""
     runs, report = tmp_path / "runs", MoveReport()
     runs.mkdir()
     late = Writer(runs, "test", report)
@@ -233,8 +233,8 @@ def test_a_run_that_another_import_has_written_meanwhile_is_left_alone(tmp_path)
     assert [path.name for path in runs.iterdir()] == ["mine"]
 
 
-def test_runs_of_one_name_have_folders_of_their_own(tmp_path):
-    """Neither replaces the other, and the second one's id has a hash, whenever it is written."""
+def test_runs_with_the_same_name_have_separate_folders(tmp_path):
+    """Neither replaces the other, and the second one's id gets a hash."""
 
     def runs(stamp):
         return [
@@ -253,8 +253,8 @@ def test_runs_of_one_name_have_folders_of_their_own(tmp_path):
     assert {path.name: Run.open(path).run_id for path in (tmp_path / "runs").iterdir()} == ids
 
 
-def test_a_run_named_after_a_placeholder_or_a_path_stays_in_the_root(tmp_path):
-    """Its folder has a harmless name, and its own name is in the environment."""
+def test_run_named_like_a_placeholder_or_path_stays_in_the_root(tmp_path):
+    """Its folder gets a harmless name; its own name is in the environment."""
     names = ["{run_name}", "../../{rank}", "{epoch}/..", "/abs"]
     runs = [
         attrs.evolve(source_run(Values({"a": 1}, 0, NOW), identity=name), name=name, run_id=name)
@@ -269,8 +269,8 @@ def test_a_run_named_after_a_placeholder_or_a_path_stays_in_the_root(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["top"]
 
 
-def test_runs_of_an_earlier_version_are_written_anew_unless_they_were_continued(tmp_path):
-    """Steps and ids are those that this version finds; what was trained here since stays."""
+def test_runs_imported_by_an_earlier_version_are_written_again(tmp_path):
+    """They get this version's steps and ids, unless they were continued here."""
     runs, (first, second) = tmp_path / "runs", (source_run(Values({"a": 1}, 0, NOW)), None)
     second = attrs.evolve(first, name="second", identity="test second")
     write(runs, first, second)
@@ -285,8 +285,8 @@ def test_runs_of_an_earlier_version_are_written_anew_unless_they_were_continued(
     assert (report.runs, report.unchanged, report.failures) == (1, 1, [])
 
 
-def test_a_folder_that_was_trained_in_since_is_kept(tmp_path):
-    """A run that continues here is the user's: the changed source does not replace it."""
+def test_imported_run_that_was_continued_is_kept(tmp_path):
+    """It belongs to the user now, so a changed source does not replace it."""
     runs = tmp_path / "runs"
     write(runs, source_run(Values({"a": 1}, 0, NOW)))
     with WritingRun(loggers=[RunDirectory(runs / "mine", if_exists="resume")], run_name="mine") as run:
@@ -298,8 +298,8 @@ def test_a_folder_that_was_trained_in_since_is_kept(tmp_path):
     assert [values for *_, values in rows_of(runs / "mine")] == [{"a": 1}, {"a": 9}]
 
 
-def test_a_record_that_cannot_be_written_is_a_failure_and_is_tried_again(tmp_path):
-    """It costs itself; the run counts as incomplete, so that the next import writes it anew."""
+def test_record_that_cannot_be_written_is_a_failure(tmp_path):
+    """The other records are written, and the next import writes the run again."""
     bad = Logged(TEXT, "../outside", 0, NOW, {"text": "x"}), Logged(TEXT, "bad", 0, NOW, {"text": 3})
 
     first = write(tmp_path / "runs", source_run(*bad, Values({"a": 1}, 0, NOW)))
@@ -312,7 +312,7 @@ def test_a_record_that_cannot_be_written_is_a_failure_and_is_tried_again(tmp_pat
 
 
 def lossy_run(**given):
-    """Returns a run of which three pictures cannot be read."""
+    """Returns a run with three unreadable pictures."""
 
     def read(run):
         yield Values({"a": 1}, 0, NOW)
@@ -322,8 +322,8 @@ def lossy_run(**given):
     return attrs.evolve(source_run(**given), read=read)
 
 
-def test_what_cannot_be_read_is_a_failure_and_is_tried_again(tmp_path):
-    """The rest is there; the report has the bytes that were there and that were read."""
+def test_unreadable_records_are_failures_and_are_tried_again(tmp_path):
+    """The rest is there, and the report has the bytes there and the bytes read."""
     reports = [write(tmp_path / "runs", lossy_run()) for _ in range(2)]
     mended = write(tmp_path / "runs", source_run(Values({"a": 1}, 0, NOW)))
 
@@ -338,8 +338,8 @@ def test_what_cannot_be_read_is_a_failure_and_is_tried_again(tmp_path):
     assert write(tmp_path / "runs", source_run()).unchanged == 1
 
 
-def test_a_damaged_run_that_was_trained_in_since_is_kept(tmp_path):
-    """An import that tries again what it could not read does not take what the user added."""
+def test_damaged_run_that_was_continued_is_kept(tmp_path):
+    """The next attempt does not remove what the user added."""
     runs = tmp_path / "runs"
     write(runs, lossy_run())
     with WritingRun(loggers=[RunDirectory(runs / "mine", if_exists="resume")], run_name="mine") as run:
@@ -351,8 +351,8 @@ def test_a_damaged_run_that_was_trained_in_since_is_kept(tmp_path):
     assert [values for *_, values in rows_of(runs / "mine")] == [{"a": 1}, {"a": 9}]
 
 
-def test_a_dry_run_reports_the_same_and_writes_nothing(tmp_path):
-    """Rows, records, what is left out, and what cannot be read."""
+def test_dry_run_reports_the_same_and_writes_nothing(tmp_path):
+    """Rows, records, what is left out, and what can't be read are the same."""
     text = Logged(TEXT, "words", 3, NOW + 4, {"text": "hello"})
     (tmp_path / "table.csv").write_text("step,a,b\n0,1,x\n1,2\n")
     reports = []
@@ -371,22 +371,22 @@ def test_a_dry_run_reports_the_same_and_writes_nothing(tmp_path):
 @pytest.mark.parametrize(
     ("place", "given", "message"),
     [
-        ("nowhere", {}, "there is nothing at"),
+        ("nowhere", {}, "nothing exists at"),
         ("empty", {}, "no runs were recognised in"),
         ("empty", {"source": "neptune"}, "there are no runs of neptune in"),
         ("empty", {"source": "tensorbord"}, "source must be one of tensorboard, "),
     ],
 )
-def test_a_place_without_runs_says_what_can_be_imported(tmp_path, place, given, message):
-    """There is nothing, nothing that is recognised, nothing of the kind, or no such kind."""
+def test_place_without_runs_raises(tmp_path, place, given, message):
+    """The message says whether nothing is there, nothing is recognised, or the source is unknown."""
     (tmp_path / "empty").mkdir()
 
     with pytest.raises(SourceError, match=message):
         import_runs(tmp_path / place, tmp_path / "runs", **given)
 
 
-def test_an_import_without_the_package_of_its_source_names_it(tmp_path, monkeypatch):
-    """Nothing is written."""
+def test_missing_package_of_a_source_raises(tmp_path, monkeypatch):
+    """The message names it, and nothing is written."""
     monkeypatch.setitem(sys.modules, "wandb", None)
     (tmp_path / "run-one.wandb").write_bytes(b"")
 
@@ -397,7 +397,7 @@ def test_an_import_without_the_package_of_its_source_names_it(tmp_path, monkeypa
 
 
 def test_fractions_of_epochs_are_kept(tmp_path):
-    """The rows have them, and those of whole epochs stay whole."""
+    """Fractional epochs are a metric; whole ones stay whole."""
     rows = [Values({"a": 1.0}, step, NOW, epoch=epoch) for step, epoch in ((0, 0.5), (1, 1.0))]
 
     write(tmp_path / "runs", source_run(*rows))

@@ -1,4 +1,4 @@
-"""Writes logs as W&B does: its records, in the log format of LevelDB with CRC-32."""
+"""Writes logs as W&B does: its records in LevelDB's log format with CRC-32."""
 
 import json
 import struct
@@ -10,7 +10,7 @@ BLOCK, HEADER = 1 << 15, 7
 
 
 def log_bytes(records):
-    """Returns a log with these records, which are bytes."""
+    """Returns a log with these records, given as bytes."""
     log = bytearray(b":W&B\xe1\xbe\0")
     for record in records:
         at = 0

@@ -125,7 +125,7 @@ RUN = record(
         "hparams.n == 1_000 or hparams.n == +3",
     ],
 )
-def test_a_filter_that_is_true_of_a_run(text):
+def test_filters_select_runs(text):
     """Numbers, texts, truth, times and names, as docs/runs.md describes them."""
     assert holds(text, RUN) is True
     assert holds(f"not ({text})", RUN) is False
@@ -142,7 +142,7 @@ def test_a_time_without_a_zone_is_the_time_of_this_machine():
     assert in_zone == dt.datetime(2026, 1, 3, 8, tzinfo=dt.UTC).timestamp()
 
 
-def test_the_fields_of_a_filter_can_be_asked():
+def test_filter_lists_its_fields():
     """A message that no run has one of them needs that."""
     found = parse_filter("not (hparams.x > 1 or alive) and exists(summary.y)", NOW).fields()
 
@@ -208,7 +208,7 @@ def test_a_field_alone_can_be_read(text, expected):
         ("not", 3, "expected a field, got the end"),
     ],
 )
-def test_a_filter_that_is_wrong_says_what_and_where(text, position, expected):
+def test_invalid_filter_names_the_problem_and_its_place(text, position, expected):
     """The text of the error ends with the filter, and a caret below the place."""
     with pytest.raises(FilterError) as caught:
         parse_filter(text, NOW)
@@ -228,7 +228,7 @@ def test_a_filter_that_is_wrong_says_what_and_where(text, position, expected):
     ],
     ids=["parentheses", "not", "or", "in"],
 )
-def test_a_filter_that_is_too_large_is_refused(text):
+def test_too_large_filter_is_refused(text):
     """Neither Python nor SQLite is brought to its knees."""
     with pytest.raises(FilterError, match="more than"):
         parse_filter(text, NOW)
@@ -236,7 +236,7 @@ def test_a_filter_that_is_too_large_is_refused(text):
 
 @settings(SLOW, max_examples=200)
 @given(st.text(alphabet="ahs.()<>=!~'\"\\ 01-:,andortive\n\x00é", max_size=40))
-def test_any_text_is_a_filter_or_an_error_that_points_into_it(text):
+def test_any_text_parses_or_raises_with_a_position(text):
     """Nothing else is ever raised."""
     position = 0
     try:
@@ -514,7 +514,7 @@ def test_runs_are_sorted_by_any_cell_with_the_missing_last(records, name, group,
 
 @settings(SLOW, max_examples=100)
 @given(st.lists(RECORDS, min_size=1, max_size=4))
-def test_what_goes_into_the_index_comes_out(records):
+def test_index_returns_the_values_stored(records):
     """Hyperparameters and metrics keep types and values, whatever their names are."""
     index = indexed(records)
 

@@ -44,7 +44,7 @@ def index_file(cache):
     return path
 
 
-def test_what_a_process_found_the_next_one_knows(root, cache):
+def test_next_process_knows_the_runs_found(root, cache):
     """Without a scan, the answers are those of the last one."""
     scanned(root, cache)
 
@@ -144,7 +144,7 @@ def test_an_unusable_index_is_rebuilt_and_reported_once(name, root, cache, caplo
 
 
 @pytest.mark.parametrize("act", [cut_off, scramble, overwrite])
-def test_an_index_that_is_damaged_while_it_is_open_is_rebuilt(act, root, cache):
+def test_index_damaged_while_open_is_rebuilt(act, root, cache):
     """The next scan finds everything again."""
     with open_runs(root, cache=cache, clock=clock) as runs:
         act(index_file(cache))
@@ -159,7 +159,7 @@ def test_an_index_that_is_damaged_while_it_is_open_is_rebuilt(act, root, cache):
 
 
 @pytest.mark.parametrize("act", [scramble, overwrite])
-def test_an_index_that_is_damaged_between_scan_and_query_is_rebuilt(act, root, cache):
+def test_index_damaged_between_scan_and_query_is_rebuilt(act, root, cache):
     """The query is answered all the same."""
     scanned(root, cache)
     with open_runs(root, cache=cache, scan=False, clock=clock) as runs:
@@ -204,7 +204,7 @@ def test_without_a_place_the_index_is_in_memory(kind, root, tmp_path):
     assert [("in memory" in warning) for warning in report.warnings] == [True]
 
 
-def test_a_home_that_there_is_not_is_no_error(root, monkeypatch):
+def test_missing_home_does_not_raise(root, monkeypatch):
     """A container may have none."""
     monkeypatch.setattr(Path, "home", no_home)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
@@ -222,7 +222,7 @@ def no_home():
     raise RuntimeError("Could not determine home directory.")
 
 
-def test_an_index_that_can_only_be_read_continues_in_memory(root, cache):
+def test_read_only_index_continues_in_memory(root, cache):
     """Such as one on a full disk: SQLite refuses to write, and the scan begins again."""
     with open_runs(root, cache=cache, clock=clock) as runs:
         runs._roots[0].index._db.execute("PRAGMA query_only = ON")
@@ -347,7 +347,7 @@ def test_opening_runs_loads_nothing_heavy(root, cache):
     assert (result.stdout, result.stderr) == ("[]\n", "")
 
 
-def test_an_index_is_whole_after_a_first_scan_that_was_killed(root, cache):
+def test_index_is_complete_after_a_killed_first_scan(root, cache):
     """Indexes of SQL are made at the end of the first scan; without them, the next one makes them."""
     scanned(root, cache)
     with contextlib.closing(sqlite3.connect(index_file(cache))) as db:

@@ -64,7 +64,7 @@ def test_a_scan_finds_runs_at_any_depth(opened, root):
     assert opened["b"].record.path == root / "20260101" / "120000" / "b"
 
 
-def test_all_that_a_sidecar_says_is_known(opened, root):
+def test_every_field_of_a_sidecar_is_indexed(opened, root):
     """The record has the fields of the sidecar, with the types that they are to have."""
     write_run(
         root / "a",
@@ -97,7 +97,7 @@ def test_all_that_a_sidecar_says_is_known(opened, root):
     assert record.summary == {"val/acc": 0.5, "count": 7}
 
 
-def test_a_finished_run_that_did_not_change_costs_one_stat(root, with_disk):
+def test_unchanged_finished_run_costs_one_stat(root, with_disk):
     """Nor does the folder around it cost more."""
     for name in "abc":
         write_run(root / "group" / name)
@@ -160,7 +160,7 @@ def test_a_running_run_costs_two_stats(root, with_disk):
     assert asked == [("stat", str(root / "a")), ("stat", str(root / "a" / "heartbeat"))]
 
 
-def test_what_changed_is_read_again_and_nothing_else(root, with_disk):
+def test_only_changed_runs_are_read_again(root, with_disk):
     """One run logs: its sidecar is the only file that is opened."""
     write_run(root / "a")
     write_run(root / "b", summary={"loss": 1.0})
@@ -191,7 +191,7 @@ def test_a_restored_older_sidecar_is_read_too(opened, root):
     assert opened["a"].record.notes == "old"
 
 
-def test_what_was_written_this_moment_is_not_relied_on(root, with_disk):
+def test_recent_files_are_checked_again(root, with_disk):
     """Two changes within one tick of the file system's clock are two changes."""
     moment = (NOW, NOW)
     write_run(root / "a", notes="1")
@@ -207,7 +207,7 @@ def test_what_was_written_this_moment_is_not_relied_on(root, with_disk):
     assert runs["a"].record.notes == "2"
 
 
-def test_a_sidecar_that_was_written_over_this_moment_is_read_again(root, with_disk):
+def test_recently_overwritten_sidecar_is_read_again(root, with_disk):
     """An unknown time is not the same as an unknown time before, although file and size are."""
     moment = (NOW, NOW)
     sidecar = write_run(root / "a", notes="1") / "sidecar.json"
@@ -286,7 +286,7 @@ def test_a_folder_becomes_a_run_when_its_sidecar_comes(opened, root):
     assert (first.runs, second.runs) == (0, 1)
 
 
-def test_an_empty_root_is_no_run(opened):
+def test_empty_root_is_not_a_run(opened):
     """Nothing is there, and nothing is reported."""
     report = opened.scan()
 
@@ -310,7 +310,7 @@ def test_there_must_be_a_root(tmp_path):
         open_runs(cache=tmp_path)
 
 
-def test_a_root_that_goes_away_keeps_its_runs(opened, root):
+def test_missing_root_keeps_its_runs(opened, root):
     """A file system that is not mounted at the moment is no reason to forget what was on it."""
     write_run(root / "a")
     opened.scan()
@@ -336,7 +336,7 @@ def test_roots_in_one_another_are_scanned_once(root, tmp_path):
 # What comes and goes.
 
 
-def test_a_run_that_is_deleted_is_gone(opened, root):
+def test_deleted_run_is_gone(opened, root):
     """It is counted, and not found any more; nothing of it stays."""
     write_run(root / "a", tags=["t"], hparams={"x": 1})
     write_run(root / "b", hparams={"x": 2})
@@ -350,7 +350,7 @@ def test_a_run_that_is_deleted_is_gone(opened, root):
     assert opened.query(tag="t") == []
 
 
-def test_a_run_that_moves_is_the_same_run_elsewhere(opened, root):
+def test_moved_run_keeps_its_identity(opened, root):
     """It is neither orphaned nor listed twice."""
     write_run(root / "a", run_id="id")
     opened.scan()
@@ -362,7 +362,7 @@ def test_a_run_that_moves_is_the_same_run_elsewhere(opened, root):
     assert opened["id"].record.path == root / "b"
 
 
-def test_a_tree_that_was_copied_elsewhere_is_read_as_it_lies_there(root, tmp_path):
+def test_copied_tree_is_read_at_its_new_place(root, tmp_path):
     """The paths in the sidecars are those of another machine, and do not matter."""
     write_run(root / "a", run_dir="/cluster/runs/a")
     shutil.copytree(root, tmp_path / "laptop")
@@ -372,7 +372,7 @@ def test_a_tree_that_was_copied_elsewhere_is_read_as_it_lies_there(root, tmp_pat
         assert (runs["a"].record.status, runs.report.damaged) == ("completed", 0)
 
 
-def test_an_id_that_occurs_twice_is_reported_with_its_paths(opened, root):
+def test_duplicate_id_is_reported_with_its_paths(opened, root):
     """A copied folder is a second run with the same id; both are there."""
     write_run(root / "a", run_id="id")
     write_run(root / "b", run_id="id")
@@ -384,7 +384,7 @@ def test_an_id_that_occurs_twice_is_reported_with_its_paths(opened, root):
     assert ids(opened) == ["c", "id", "id"]
 
 
-def test_an_id_that_occurs_in_two_roots_is_reported(tmp_path):
+def test_duplicate_id_in_two_roots_is_reported(tmp_path):
     """Each root has an index of its own; the id is looked for in all."""
     write_run(tmp_path / "one" / "a", run_id="id")
     write_run(tmp_path / "two" / "b", run_id="id")
@@ -407,7 +407,7 @@ class DiskThatDoesSomethingOnce(FileSystem):
         return super().read(path)
 
 
-def test_a_run_that_is_deleted_while_it_is_read_is_not_there(root, with_disk):
+def test_run_deleted_during_the_scan_is_left_out(root, with_disk):
     """It is deleted between the look at the folder and the look at the file."""
     write_run(root / "a")
     write_run(root / "b")
@@ -418,7 +418,7 @@ def test_a_run_that_is_deleted_while_it_is_read_is_not_there(root, with_disk):
     assert counts(report) == {"runs": 1, "added": 1}
 
 
-def test_a_run_that_moves_while_it_is_read_is_found_by_the_next_scan(root, with_disk):
+def test_run_moved_during_the_scan_is_found_by_the_next(root, with_disk):
     """It may be missed once, and never for good."""
     write_run(root / "a", run_id="id")
     runs = with_disk(DiskThatDoesSomethingOnce("a/sidecar.json", lambda: (root / "a").rename(root / "z")))
@@ -464,7 +464,7 @@ def test_a_damaged_sidecar_is_a_run_with_a_problem(content, opened, root):
     assert (opened["a"].record.problem, opened["a"].record.hparams) == (None, {"x": 1})
 
 
-def test_a_sidecar_that_is_cut_off_anywhere_never_raises(opened, root):
+def test_sidecar_cut_anywhere_never_raises(opened, root):
     """A half-written file is damaged, at whatever byte it ends; what was known of the run stays known."""
     write_run(root / "a", notes="before")
     opened.scan()
@@ -523,7 +523,7 @@ def test_a_run_folder_without_a_sidecar_is_an_orphan(opened, root):
     assert counts(opened.scan()) == {"runs": 1, "changed": 1}
 
 
-def test_a_run_whose_sidecar_was_deleted_is_still_known(opened, root):
+def test_run_with_a_deleted_sidecar_is_still_known(opened, root):
     """What it said last stays, with the problem."""
     write_run(root / "a", notes="n", beat=NOW)
     opened.scan()
@@ -536,7 +536,7 @@ def test_a_run_whose_sidecar_was_deleted_is_still_known(opened, root):
     assert counts(opened.scan()) == {"runs": 1, "unchanged": 1, "damaged": 1, "orphans": 1}
 
 
-def test_a_sidecar_that_is_a_folder_is_a_problem(opened, root):
+def test_sidecar_folder_is_a_problem(opened, root):
     """Whatever is there, scanning continues."""
     (root / "a" / "sidecar.json").mkdir(parents=True)
 
@@ -574,7 +574,7 @@ class DiskWithoutRights(FileSystem):
         return FileSystem.stat(path)
 
 
-def test_a_folder_that_cannot_be_looked_at_is_looked_at_again(root, with_disk):
+def test_unreadable_folder_is_checked_again(root, with_disk):
     """The folder around it does not change when the right to read it is given."""
     write_run(root / "group" / "a")
     age(root)
@@ -592,7 +592,7 @@ def test_a_folder_that_cannot_be_looked_at_is_looked_at_again(root, with_disk):
     assert (second.runs, second.problems) == (1, ())
 
 
-def test_names_that_are_no_text_are_found(opened, root):
+def test_non_utf8_names_are_found(opened, root):
     """A folder may be called anything, also what is no UTF-8; and a sidecar may hold half a character."""
     name = os.fsdecode(b"caf\xe9")
     write_run(root / name, run_id="a", notes="\ud800", hparams={"\udfff": "x"})
@@ -608,7 +608,7 @@ def test_names_that_are_no_text_are_found(opened, root):
 # Values.
 
 
-def test_values_that_are_not_finite_come_back(opened, root):
+def test_non_finite_values_come_back(opened, root):
     """In hyperparameters they are the texts of strict JSON.
 
     In the summary as null, which `summary.json` explains.
@@ -641,7 +641,7 @@ def test_a_run_of_very_many_names_keeps_them_all(opened, root):
     assert [run.record.run_id for run in opened.query(sort_by="hparams.layers.2400")] == ["b", "a"]
 
 
-def test_a_value_that_a_run_no_longer_has_is_forgotten(opened, root):
+def test_removed_value_is_forgotten(opened, root):
     """A changed run is replaced as a whole."""
     write_run(root / "a", tags=["old"], hparams={"x": 1, "y": 2})
     opened.scan()
@@ -685,7 +685,7 @@ def test_a_run_is_alive_while_it_has_not_ended_and_its_heart_beats(
     assert (len(opened.query(where="alive")), opened["a"].record.status) == (expected, status)
 
 
-def test_a_run_that_falls_silent_is_not_alive_though_nothing_is_written(opened, root):
+def test_silent_run_stops_being_alive(opened, root):
     """Only the heartbeat grows old."""
     write_run(root / "a", status="running", beat=NOW)
     first = opened.scan()
@@ -766,7 +766,7 @@ def test_a_live_lightning_run_is_read_again(opened, root):
     ],
     ids=["no YAML", "NUL", "in itself", "a bomb"],
 )
-def test_hyperparameters_that_cannot_be_read_are_a_problem(hparams, opened, root):
+def test_unreadable_hyperparameters_are_a_problem(hparams, opened, root):
     """The metrics are there all the same."""
     write_lightning(root / "version_0", hparams=hparams)
 
@@ -830,7 +830,7 @@ def test_runs_of_stable_pretraining_are_runs(opened, root):
     assert repr(dict(record.summary)) == "{'loss': nan, 'gain': inf}"
 
 
-def test_what_stable_pretraining_itself_writes_is_read(opened, root):
+def test_files_of_stable_pretraining_are_read(opened, root):
     """Its own functions write the files, NaN and all."""
     package = folder_of("stable_pretraining")
     if package is None:

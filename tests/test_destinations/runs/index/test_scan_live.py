@@ -162,7 +162,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_the_summary_of_a_killed_run_is_that_of_its_rows(tmp_path):
+def test_summary_of_a_killed_run_covers_its_rows(tmp_path):
     """The record, the statistics and the best runs have the rows after the last flush, and nothing is written."""
     root, hours = tmp_path / "runs", [0.0]
     folder = root / "killed"

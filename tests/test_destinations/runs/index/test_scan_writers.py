@@ -80,7 +80,7 @@ def test_a_change_of_a_writer_is_a_change_of_the_run(root, opened, is_live):
     assert counts(opened.scan()) == {"runs": 1, "unchanged": 1}
 
 
-def test_a_writer_that_begins_and_one_that_is_gone_are_changes(root, opened):
+def test_new_and_deleted_writers_are_changes(root, opened):
     """The first makes the folder of writers, the second does not change that of the run."""
     digits = write_run(root / "digits")
     opened.scan()
@@ -101,7 +101,7 @@ def test_a_writer_that_begins_and_one_that_is_gone_are_changes(root, opened):
     assert opened["digits"].record.summary == {"norm": 2.0}
 
 
-def test_a_run_whose_writer_is_alive_is_read_at_each_scan(root, with_disk):
+def test_run_with_a_live_writer_is_read_at_each_scan(root, with_disk):
     """Its rows may be newer than its documents; when its heartbeat is old, once more."""
     digits = write_run(root / "digits")
     write_writer(digits, "eval", beat=NOW - 10, status="running", metrics={"acc": 0.5})
@@ -114,7 +114,7 @@ def test_a_run_whose_writer_is_alive_is_read_at_each_scan(root, with_disk):
     assert counts(second.scan()) == {"runs": 1, "unchanged": 1}
 
 
-def test_the_status_of_a_run_is_that_of_its_trainer(root, opened):
+def test_run_has_the_status_of_its_trainer(root, opened):
     """A writer that is alive, or has failed, says nothing of it."""
     digits = write_run(root / "digits", status="completed")
     write_writer(digits, "eval", status="failed")
@@ -143,7 +143,7 @@ def test_a_folder_with_writers_alone_is_a_run(root, opened):
     assert opened["digits"].run_id == "trainer"
 
 
-def test_a_run_of_writers_that_have_ended_is_looked_at_only(root, opened):
+def test_run_of_ended_writers_is_not_read_again(root, opened):
     """And it is gone with them."""
     folder = write_writer(root / "digits", "eval", metrics={"acc": 0.5})
     opened.scan()
@@ -156,7 +156,7 @@ def test_a_run_of_writers_that_have_ended_is_looked_at_only(root, opened):
     assert counts(opened.scan()) == {"gone": 1}
 
 
-def test_a_writer_that_has_no_sidecar_yet_is_found_when_it_has(root, opened):
+def test_writer_is_found_once_it_has_a_sidecar(root, opened):
     """Also where nothing changes in the folder of the run any more."""
     folder = root / "digits" / "writers" / "eval"
     (folder / "journal" / "rank0").mkdir(parents=True)
@@ -172,7 +172,7 @@ def test_a_writer_that_has_no_sidecar_yet_is_found_when_it_has(root, opened):
     assert opened["digits"].run_id == "eval-id"
 
 
-def test_an_ordinary_folder_of_that_name_has_runs(root, opened):
+def test_ordinary_folder_called_writers_may_have_runs(root, opened):
     """Runs that do not say that they are writers are runs, at any depth."""
     write_run(root / "writers" / "tolstoy")
     write_run(root / "books" / "writers" / "austen")
@@ -181,7 +181,7 @@ def test_an_ordinary_folder_of_that_name_has_runs(root, opened):
     assert counts(opened.scan()) == {"runs": 2, "unchanged": 2}
 
 
-def test_a_copy_under_another_name_is_no_writer(root, opened):
+def test_renamed_copy_is_not_a_writer(root, opened):
     """It says that it is another one: it is a run, in an ordinary folder."""
     write_writer(root / "digits", "eval")
     (root / "digits" / "writers" / "eval").rename(root / "digits" / "writers" / "copy")
@@ -204,7 +204,7 @@ def test_a_damaged_writer_is_a_problem_or_counts_from_its_rows(root, opened, wha
     assert opened["digits"].record.summary == {"loss": 1.0, "acc": 0.5 if what == "sidecar" else 0.75}
 
 
-def test_a_writer_that_cannot_be_read_is_a_problem_of_the_run(root, opened):
+def test_unreadable_writer_is_a_problem_of_the_run(root, opened):
     """Until it can be."""
     digits = write_run(root / "digits")
     folder = write_writer(digits, "eval")
@@ -240,7 +240,7 @@ def test_writers_of_a_damaged_run_and_of_lightning_are_none_of_their_own(root, o
     assert opened["lightning"].record.summary == {"loss": 0.5, "acc": 0.5}
 
 
-def test_tags_of_writers_can_be_edited_where_there_is_no_trainer(root, opened):
+def test_tags_of_writers_can_be_edited_without_a_trainer(root, opened):
     """One that is taken away stays away, as that of a trainer does."""
     write_writer(root / "digits", "eval", tags=["a", "b"])
     opened.scan()

@@ -12,7 +12,7 @@ from destinations.testing import RecordingDestination
 
 
 def run_of(*records, **given):
-    """Returns a run of an imagined source."""
+    """Returns a run of a made-up source."""
     return SourceRun("mine", "mine", "test mine", "1", lambda run: iter(records), **given)
 
 
@@ -25,8 +25,8 @@ def log(run, destination):
     return report
 
 
-def test_a_run_that_fails_does_not_keep_back_the_others():
-    """Its message is in the report; one that another process writes is left to it."""
+def test_failed_run_does_not_stop_the_others():
+    """Its message is in the report. A run that another process writes is skipped."""
     runs = [run_of(), run_of(), run_of()]
     errors = iter([OSError("disk"), BusyError("busy"), None])
     report, seen = MoveReport(), []
@@ -44,7 +44,7 @@ def test_a_run_that_fails_does_not_keep_back_the_others():
 
 
 @pytest.mark.parametrize("error", [ImportError("no package"), TargetError("no target"), KeyboardInterrupt()])
-def test_an_error_that_every_run_would_meet_ends_the_move(error):
+def test_error_that_affects_every_run_ends_the_move(error):
     """It is raised at the first run."""
     taken = []
 
@@ -58,8 +58,8 @@ def test_an_error_that_every_run_would_meet_ends_the_move(error):
     assert len(taken) == 1
 
 
-def test_a_file_that_the_destination_lacks_is_a_failure_and_one_of_the_source_is_missing():
-    """Only a record whose own file is gone counts as missing."""
+def test_only_files_missing_from_the_source_count_as_missing():
+    """A file that the destination lacks is a failure."""
 
     class Lacking(RecordingDestination):
         def log_text(self, text, name="Text", step=None):
@@ -83,8 +83,8 @@ def test_a_file_that_the_destination_lacks_is_a_failure_and_one_of_the_source_is
     assert report.records == {"text": 1}
 
 
-def test_records_that_a_run_folder_lost_are_failures(tmp_path):
-    """Its sidecar counts what it accepted and could not write."""
+def test_records_lost_by_the_run_folder_are_failures(tmp_path):
+    """The sidecar counts what was accepted and could not be written."""
 
     class Losing(RecordingDestination):
         run_dir = tmp_path
@@ -97,8 +97,8 @@ def test_records_that_a_run_folder_lost_are_failures(tmp_path):
     assert report.failure_count == 2
 
 
-def test_a_source_that_raises_closes_the_destination_as_preempted():
-    """The error is raised, and what came before it was logged."""
+def test_source_that_raises_closes_the_destination():
+    """The error is raised, the earlier records are logged, and the run is preempted."""
 
     def read(run):
         yield Values({"a": 1.0}, 0, 1.0)
@@ -114,7 +114,7 @@ def test_a_source_that_raises_closes_the_destination_as_preempted():
     assert [call.method for call in destination.calls][-2:] == ["close", "post_close"]
 
 
-def test_a_report_names_at_most_a_hundred_failures():
+def test_report_lists_at_most_a_hundred_failures():
     """It counts all of them."""
     report = MoveReport()
     for number in range(150):

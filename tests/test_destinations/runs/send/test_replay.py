@@ -1,4 +1,4 @@
-"""What was written is logged again: to any destination, completely, once."""
+"""Sends runs to folders and replays them to destinations: everything arrives, and arrives once."""
 
 import contextlib
 import json
@@ -31,7 +31,7 @@ INDEXES = ("media", "tables", "histograms", "texts", "traces", "artifacts")
 
 
 class Clock:
-    """A clock that a test sets; each look at it takes some milliseconds."""
+    """A clock that a test sets; each reading advances it by an eighth of a second."""
 
     def __init__(self, now=1_700_000_000.0):
         self.now = now
@@ -42,7 +42,7 @@ class Clock:
 
 
 def write_run(folder, steps=range(5), *, clock=None, error=None, batch=None, **options):
-    """Writes a run of two metrics a step, one call each; from a batch on, if it names one."""
+    """Writes a run with two metrics per step, one call each; starts at `batch` if given."""
     destination = RunDirectory(folder, clock=clock or time.time, **options)
     run = WritingRun(loggers=[destination], run_name=folder.name, raise_errors=True).__enter__()
     run.log_hyperparameters({"optim": {"lr": 0.1}, "layers": [1, 2]})
@@ -56,7 +56,7 @@ def write_run(folder, steps=range(5), *, clock=None, error=None, batch=None, **o
 
 @pytest.fixture(scope="module")
 def everything(tmp_path_factory):
-    """A run with every kind of record that there is, ended by an error."""
+    """A run with every kind of record, ended by an error."""
     folder = tmp_path_factory.mktemp("everything")
     error = RuntimeError("out of luck")
     destination = RunDirectory(
@@ -65,13 +65,14 @@ def everything(tmp_path_factory):
     run = WritingRun(loggers=[destination], run_name="run", raise_errors=True).__enter__()
     run.log_hyperparameters({"optim": {"lr": 0.1}, "layers": [1, 2], "name": "größe"})
     for step in range(20):
-        # In one call: the writer joins two into a row only if it does not come by in between.
+        # In one call, because the writer may not join two calls into one row.
         run.log_metrics({"loss": 1 / (step + 1), "acc": step / 10, "big": 10**25, "flag": True})
         run.batch_end()
     run.epoch_end()
     for call in every_kind_of_record(folder):
         call(run.logger)
-    run.log_images(np.array([[-3.0, 7.0], [0.1, 2.0]]), "stretched", step=7)
+    run.log_images(np.array([[-3.0, 7.0], [0.1, 2.0]]), "clipped", step=7)
+    run.log_images(np.array([[-300, 70_000], [40_000, 2]]), "scaled", step=7)
     run.log_metrics({"nan": math.nan, "inf": math.inf, "epoch": 0.5, "step": 3}, step=30)
     (folder / "weights.bin").write_bytes(b"first")
     run.upload_file("nested/weights.bin", folder / "weights.bin", overwrite=True)
@@ -83,13 +84,13 @@ def everything(tmp_path_factory):
 
 
 def lines_of(folder, index):
-    """Returns the lines of an index, without what cannot come back."""
+    """Returns the lines of an index, without the fields that a copy can't keep."""
     path = folder / f"{index}.jsonl"
     lines = [json.loads(text) for text in path.read_text().splitlines()] if path.exists() else []
     for line in lines:
         del line["session"], line["record"]
         if line.get("type") == "video":
-            # The file is handed on as it is, and not decoded.
+            # The file is copied without decoding.
             line.pop("shape")
         if "sum" in line and line["sum"] is not None:
             line["sum"] = pytest.approx(line["sum"])
@@ -99,7 +100,7 @@ def lines_of(folder, index):
 
 
 def assert_same_run(copy, original):
-    """A run read back from its copy is the original."""
+    """Asserts that a copy equals the original when read back."""
     assert repr(read_rows(copy)) == repr(read_rows(original))
     for index in INDEXES:
         assert lines_of(copy, index) == lines_of(original, index)
@@ -122,11 +123,8 @@ def assert_same_run(copy, original):
     ]
 
 
-def test_a_copy_is_the_run(everything, tmp_path):
-    """It has every row, record and file, with steps, epochs and times.
-
-    Hyperparameters, times, tags, notes and how it ended.
-    """
+def test_copy_equals_the_run(everything, tmp_path):
+    """The copy has every row, record and file, with steps, epochs, times, facts and status."""
     report = send(everything, f"run:{tmp_path / 'copies'}", cache=tmp_path)
 
     assert (report.failures, report.missing, dict(report.left_out)) == ([], [], {})
@@ -134,8 +132,8 @@ def test_a_copy_is_the_run(everything, tmp_path):
     assert_same_run(tmp_path / "copies" / "run", everything.path)
 
 
-def test_sent_twice_it_is_there_once(everything, tmp_path):
-    """The second sending finds nothing to send, and changes no file."""
+def test_run_sent_twice_arrives_once(everything, tmp_path):
+    """The second call finds nothing new and changes no file."""
     send(everything, f"run:{tmp_path}", cache=tmp_path / "cache")
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.suffix != ".lock"}
 
@@ -145,8 +143,8 @@ def test_sent_twice_it_is_there_once(everything, tmp_path):
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
 
-def test_a_destination_gets_each_record_as_it_was_logged(everything):
-    """Steps, timestamp and time are those of then; masks, labels, colours and rates are there.
+def test_destination_gets_each_record_as_it_was_logged(everything):
+    """Steps, timestamps, times, masks, labels, colours and rates are the original ones.
 
     Files are readable.
     """
@@ -184,8 +182,8 @@ def test_a_destination_gets_each_record_as_it_was_logged(everything):
     assert [call.method for call in destination.calls][-2:] == ["close", "post_close"]
 
 
-def test_series_in_memory_are_those_of_the_run(everything):
-    """`InMemory` holds what the run holds."""
+def test_in_memory_gets_the_series_of_the_run(everything):
+    """`InMemory` holds the same values as the run."""
     memory = InMemory()
 
     replay(everything, memory)
@@ -197,7 +195,7 @@ def test_series_in_memory_are_those_of_the_run(everything):
 
 
 def test_new_rows_of_a_live_run_are_sent(tmp_path):
-    """What came since the last time is sent, and nothing else."""
+    """The second call sends only what is new since the first."""
     run = write_run(tmp_path / "a", range(5))
     first = send(run, f"run:{tmp_path / 'to'}", cache=tmp_path)
     run = write_run(tmp_path / "a", range(5, 8), if_exists="resume")
@@ -208,8 +206,8 @@ def test_new_rows_of_a_live_run_are_sent(tmp_path):
     assert repr(read_rows(tmp_path / "to/a")) == repr(read_rows(tmp_path / "a"))
 
 
-def test_a_branch_that_training_left_leaves_the_copy_too(tmp_path):
-    """After a resume from an earlier step the copy is rebuilt."""
+def test_copy_drops_an_abandoned_branch(tmp_path):
+    """After training resumed from an earlier step, the copy is rebuilt."""
     run = write_run(tmp_path / "a", range(10))
     send(run, f"run:{tmp_path / 'to'}", cache=tmp_path)
     run = write_run(tmp_path / "a", range(4, 7), if_exists="resume", batch=4)
@@ -223,7 +221,7 @@ def test_a_branch_that_training_left_leaves_the_copy_too(tmp_path):
 
 
 class Rank:
-    """A rank of a run that a test moves."""
+    """A rank of a run, driven by a test."""
 
     def __init__(self, folder, rank, clock, batch=0):
         self.state = State("run", rank=rank, world_size=2, timestamp=Timestamp(batch=batch))
@@ -235,7 +233,7 @@ class Rank:
 
 
 def write_ranks(folder, steps, clock, *, batch=0, more=None):
-    """Writes a session of a run of two ranks."""
+    """Writes a session of a run with two ranks."""
     ranks = [Rank(folder, rank, clock, batch) for rank in range(2)]
     for step in steps:
         for number, rank in enumerate(ranks):
@@ -247,18 +245,15 @@ def write_ranks(folder, steps, clock, *, batch=0, more=None):
 
 @pytest.fixture(scope="module")
 def ranked(tmp_path_factory):
-    """A run of two ranks that went back to step 4 once."""
+    """A run with two ranks that went back to step 4 once."""
     folder = tmp_path_factory.mktemp("ranked") / "run"
     clock = Clock()
     write_ranks(folder, range(6), clock)
     return write_ranks(folder, range(4, 8), clock, batch=4)
 
 
-def test_a_copy_has_all_ranks(ranked, tmp_path):
-    """Each rank's rows are in a file of its own, as in the run, and come once.
-
-    Abandoned ones where they are asked for.
-    """
+def test_copy_has_all_ranks(ranked, tmp_path):
+    """Each rank's rows are in its own file, once. Abandoned rows are included on request."""
     target = f"run:{tmp_path / 'to'}"
 
     reports = [
@@ -276,15 +271,12 @@ def test_a_copy_has_all_ranks(ranked, tmp_path):
 
 
 def rows_left(folder):
-    """Returns the rows of all branches that were left."""
+    """Returns the rows of all abandoned branches."""
     return [row for branch in branches_of(folder) for file in branch.files() for row in file.rows()]
 
 
-def test_rows_of_other_ranks_have_names_of_their_own(ranked):
-    """Rank 1's metrics are called `rank1/…`; rows that training left come where they are asked for.
-
-    Each once.
-    """
+def test_metrics_of_other_ranks_get_a_prefix(ranked):
+    """Metrics of rank 1 are named `rank1/…`. Abandoned rows are included on request, once each."""
     memory, more = InMemory(), InMemory()
 
     report = replay(ranked, memory)
@@ -302,8 +294,8 @@ def test_rows_of_other_ranks_have_names_of_their_own(ranked):
     assert branches == {"abandoned/step4": [4.0, 5.0], "rank1/abandoned/step4": [4.5, 5.5]}
 
 
-def test_a_metric_that_is_called_like_one_of_another_rank(tmp_path):
-    """Where rank 0 has a metric `rank1/loss`, those of rank 1 get another name."""
+def test_prefix_of_a_rank_avoids_metrics_of_that_name(tmp_path):
+    """If rank 0 has a metric `rank1/loss`, the metrics of rank 1 get another prefix."""
     run = write_ranks(tmp_path / "run", range(2), Clock(), more={"rank1/loss": 7.0})
     memory = InMemory()
 
@@ -314,8 +306,8 @@ def test_a_metric_that_is_called_like_one_of_another_rank(tmp_path):
     assert memory.get_timeseries("rank1_/loss")["rank1_/loss"].tolist() == [0.5, 1.5]
 
 
-def test_a_position_of_a_branch_that_was_left_is_refused(tmp_path):
-    """`replay` itself does not guess what to do."""
+def test_replay_raises_for_a_position_in_an_abandoned_branch(tmp_path):
+    """The caller decides whether to start over."""
     run = write_run(tmp_path / "a", range(10))
     position = replay(run, RecordingDestination()).position
     run = write_run(tmp_path / "a", range(4, 7), if_exists="resume", batch=4)
@@ -328,8 +320,8 @@ def test_a_position_of_a_branch_that_was_left_is_refused(tmp_path):
     assert destination.calls[-1].method == "post_close"
 
 
-def test_a_run_is_followed_until_it_ends(tmp_path):
-    """Rows, texts and the end of a run come as they are logged, each once."""
+def test_run_is_followed_until_it_ends(tmp_path):
+    """Rows, texts and the end of the run arrive as they are logged, each once."""
     destination = RunDirectory(tmp_path / "a", flush_seconds=0.05)
     writing = WritingRun(loggers=[destination], run_name="a", raise_errors=True)
     writing.__enter__()
@@ -341,7 +333,7 @@ def test_a_run_is_followed_until_it_ends(tmp_path):
         if len(passes) == 3:
             writing.__exit__(None, None, None)
         elif len(passes) < 3:
-            # The second value of a step comes when the first was handed on.
+            # The second value of a step arrives after the first was sent.
             writing.log_metrics({"acc": 1.0}, step=len(passes) - 1)
             writing.log_metrics({"loss": 2.0}, step=len(passes))
             writing.log_text("hello", step=len(passes))
@@ -358,8 +350,8 @@ def test_a_run_is_followed_until_it_ends(tmp_path):
     assert len(recording.of("flush")) == len(passes)
 
 
-def test_ctrl_c_ends_the_following_and_nothing_else(tmp_path):
-    """What was handed on until then is remembered; the destination is closed."""
+def test_ctrl_c_ends_following(tmp_path):
+    """The position is kept, and the destination is closed."""
     destination = RunDirectory(tmp_path / "a", flush_seconds=0.05)
 
     def interrupt(seconds):
@@ -388,8 +380,8 @@ def test_ctrl_c_ends_the_following_and_nothing_else(tmp_path):
         (ValueError("bad: worse"), "failed", "ValueError: bad: worse"),
     ],
 )
-def test_how_a_run_ended_is_reported(tmp_path, error, status, exception):
-    """The status and the exception of the run reach the destination."""
+def test_destination_learns_how_the_run_ended(tmp_path, error, status, exception):
+    """It gets the status and the exception of the run."""
     run = write_run(tmp_path / "a", range(2), error=error)
 
     send(run, f"run:{tmp_path / 'to'}", cache=tmp_path)
@@ -398,8 +390,8 @@ def test_how_a_run_ended_is_reported(tmp_path, error, status, exception):
     assert (sidecar["status"], sidecar["exception"]) == (status, exception)
 
 
-def test_a_run_that_was_killed_has_failed(tmp_path):
-    """Its sidecar says that it runs, and its heartbeat is old."""
+def test_killed_run_is_sent_as_failed(tmp_path):
+    """Its sidecar says "running", and its heartbeat is old."""
     run = write_run(tmp_path / "a", range(2))
     sidecar = json.loads((tmp_path / "a/sidecar.json").read_text())
     (tmp_path / "a/sidecar.json").write_text(json.dumps(sidecar | {"status": "running", "ended_at": None}))
@@ -413,8 +405,8 @@ def test_a_run_that_was_killed_has_failed(tmp_path):
     assert sidecar["exception"] == "Killed: the heartbeat stopped"
 
 
-def test_what_a_destination_does_not_take_is_counted(everything):
-    """The kinds that it leaves to the base class, and files where it keeps none."""
+def test_unsupported_records_are_counted(everything):
+    """These are the kinds that the destination doesn't override, and files if it keeps none."""
 
     class MetricsOnly(LoggerDestination):
         rows = 0
@@ -430,8 +422,8 @@ def test_what_a_destination_does_not_take_is_counted(everything):
     assert (report.left_out["artifact"], report.left_out["text"], dict(report.records)) == (1, 2, {})
 
 
-def test_what_a_destination_refuses_is_reported_and_tried_again(tmp_path):
-    """The others are sent; the next sending begins anew, so that nothing is there twice."""
+def test_rejected_records_are_reported_and_sent_again(tmp_path):
+    """The other records are sent. The next call starts over, so nothing arrives twice."""
     run = write_run(tmp_path / "a", range(3), keep_files="copy")
     (tmp_path / "a/texts.jsonl").write_text('{"step": 1, "name": "../up", "time": 1.0, "text": "words"}\n')
     (tmp_path / "a/media.jsonl").write_text(
@@ -448,8 +440,8 @@ def test_what_a_destination_refuses_is_reported_and_tried_again(tmp_path):
     assert len((tmp_path / "to/a/texts.jsonl").read_text().splitlines()) == 1
 
 
-def test_files_that_are_gone_are_reported(tmp_path):
-    """So is one that an index names outside of the run; a damaged line is a failure, a torn one is not there yet."""
+def test_missing_files_are_reported(tmp_path):
+    """So are files outside the run. A damaged line is a failure; a torn last line is not there yet."""
     run = write_run(tmp_path / "a", range(3))
     (tmp_path / "secret.mp4").write_bytes(b"secret")
     (tmp_path / "a/media.jsonl").write_text(
@@ -472,8 +464,8 @@ def test_files_that_are_gone_are_reported(tmp_path):
     assert report.failures == [f"{run.run_id}: 1 damaged lines of media.jsonl"]
 
 
-def test_a_damaged_line_is_said_once_and_the_rest_is_not_sent_again(tmp_path):
-    """To try again would not mend it."""
+def test_damaged_line_is_reported_once(tmp_path):
+    """Trying again would not fix it, so the rest is not sent again."""
     run = write_run(tmp_path / "a", range(3))
     (tmp_path / "a/texts.jsonl").write_text("damaged\n")
 
@@ -485,8 +477,8 @@ def test_a_damaged_line_is_said_once_and_the_rest_is_not_sent_again(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["tensorboard", "run:", "neptune:x", ""])
-def test_a_text_that_names_no_target_is_refused(tmp_path, text):
-    """The error names the targets that there are."""
+def test_unknown_target_raises(tmp_path, text):
+    """The error lists the targets."""
     run = write_run(tmp_path / "a", range(1))
 
     with pytest.raises(
@@ -497,8 +489,8 @@ def test_a_text_that_names_no_target_is_refused(tmp_path, text):
         send(run, text, cache=tmp_path)
 
 
-def test_files_of_others_are_left_alone(tmp_path):
-    """A folder that this run was not sent to is not written to; the run gets one with its id."""
+def test_foreign_folder_is_not_written_to(tmp_path):
+    """The run gets a new folder that is named by its id."""
     run = write_run(tmp_path / "a", range(1), run_id="id7")
     (tmp_path / "to/a").mkdir(parents=True)
     (tmp_path / "to/a/mine").write_text("mine")
@@ -516,8 +508,8 @@ def test_files_of_others_are_left_alone(tmp_path):
     assert len(read_rows(tmp_path / "to/a-id7")) == 1
 
 
-def test_two_runs_of_one_name_have_a_folder_each(tmp_path):
-    """The one that was moved since is found by its id."""
+def test_two_runs_of_one_name_get_a_folder_each(tmp_path):
+    """A copy that was moved is found by its id."""
     one = write_run(tmp_path / "1/a", range(1), run_id="one")
     two = write_run(tmp_path / "2/a", range(2), run_id="two")
     send(one, f"run:{tmp_path / 'to'}", cache=tmp_path)
@@ -530,8 +522,8 @@ def test_two_runs_of_one_name_have_a_folder_each(tmp_path):
     assert sorted(path.name for path in (tmp_path / "to").iterdir()) == ["a", "a-two"]
 
 
-def test_a_run_is_not_sent_onto_itself(tmp_path):
-    """Its folder would be emptied."""
+def test_run_is_not_sent_to_its_own_folder(tmp_path):
+    """Otherwise its folder would be emptied."""
     run = write_run(tmp_path / "a", range(1))
     (tmp_path / "a/.sent.json").write_text(json.dumps({"run_id": run.run_id, "state": "open"}))
 
@@ -541,8 +533,8 @@ def test_a_run_is_not_sent_onto_itself(tmp_path):
     assert len(read_rows(tmp_path / "a")) == 1
 
 
-def test_what_was_deleted_is_sent_anew(tmp_path):
-    """The ledger may be elsewhere than in the folder."""
+def test_deleted_copy_is_sent_again(tmp_path):
+    """The ledger may be outside the deleted folder."""
     import shutil
 
     run = write_run(tmp_path / "a", range(3))
@@ -556,8 +548,8 @@ def test_what_was_deleted_is_sent_anew(tmp_path):
 
 @pytest.mark.parametrize("kind", ["run", "tensorboard"])
 @pytest.mark.parametrize("name", ["thesis.tex", ".git/HEAD"])
-def test_what_was_put_beside_a_copy_stays(tmp_path, kind, name):
-    """Where everything is sent again, nothing is removed if anything is there that was not sent."""
+def test_added_files_prevent_replacing_a_copy(tmp_path, kind, name):
+    """If the copy contains files that were not sent, nothing is removed."""
     if kind == "tensorboard":
         pytest.importorskip("tensorboard")
     run = write_run(tmp_path / "a", range(3))
@@ -566,15 +558,15 @@ def test_what_was_put_beside_a_copy_stays(tmp_path, kind, name):
     (tmp_path / "to/a" / name).write_text("mine")
     before = sorted((tmp_path / "to").rglob("*"))
 
-    with pytest.raises(SendingError, match=rf"has '{name.partition('/')[0]}', which was not sent"):
+    with pytest.raises(SendingError, match=rf"contains '{name.partition('/')[0]}', which was not sent"):
         send(run, f"{kind}:{tmp_path / 'to'}", cache=tmp_path, again=True)
 
     assert sorted((tmp_path / "to").rglob("*")) == before
     assert send(run, f"{kind}:{tmp_path / 'to'}", cache=tmp_path).rows == 0
 
 
-def test_edits_of_a_copy_stay(tmp_path):
-    """The user gave it tags and notes, which are kept."""
+def test_edits_of_a_copy_are_kept(tmp_path):
+    """The user's tags and notes survive when the run is sent again."""
     run = write_run(tmp_path / "a", range(3))
     send(run, f"run:{tmp_path / 'to'}", cache=tmp_path)
     edit_run(tmp_path / "to/a", (), notes="mine")
@@ -583,8 +575,8 @@ def test_edits_of_a_copy_stay(tmp_path):
     assert Run.open(tmp_path / "to/a").notes == "mine"
 
 
-def test_a_copy_that_a_process_writes_to_is_not_replaced(tmp_path):
-    """Training goes on in the copy."""
+def test_copy_with_a_live_writer_is_not_replaced(tmp_path):
+    """Training continues in the copy."""
     run = write_run(tmp_path / "a", range(3))
     send(run, f"run:{tmp_path / 'to'}", cache=tmp_path)
     destination = RunDirectory(tmp_path / "to/a", if_exists="resume")
@@ -598,8 +590,8 @@ def test_a_copy_that_a_process_writes_to_is_not_replaced(tmp_path):
     assert len(read_rows(tmp_path / "to/a")) == len(read_rows(tmp_path / "a"))
 
 
-def test_a_target_that_is_moved_while_it_is_sent_to_is_said(tmp_path, monkeypatch):
-    """Another copy may be at its path by now, of which nothing is removed."""
+def test_target_moved_during_sending_raises(tmp_path, monkeypatch):
+    """Nothing is removed from whatever is at its path now."""
     run = write_run(tmp_path / "a", range(3))
     send(run, f"run:{tmp_path / 'to'}", cache=tmp_path)
     with SentLedger(tmp_path / "to/a/.sent.json", run.run_id, "run") as ledger:
@@ -624,7 +616,7 @@ def test_a_target_that_is_moved_while_it_is_sent_to_is_said(tmp_path, monkeypatc
         None,
     ],
 )
-def test_a_ledger_with_a_position_of_another_type_is_none(tmp_path, position):
+def test_ledger_with_a_malformed_position_is_ignored(tmp_path, position):
     """Everything is sent again."""
     run = write_run(tmp_path / "a", range(3))
     send(run, f"run:{tmp_path / 'to'}", cache=tmp_path)
@@ -635,8 +627,8 @@ def test_a_ledger_with_a_position_of_another_type_is_none(tmp_path, position):
     assert len(read_rows(tmp_path / "to/a")) == 3
 
 
-def test_one_process_at_a_time_sends_a_run_to_a_target(tmp_path):
-    """The second is told so."""
+def test_second_sender_is_rejected_while_the_first_runs(tmp_path):
+    """The error names the run and the target."""
     destination = RunDirectory(tmp_path / "a", flush_seconds=0.05)
 
     def send_again(seconds):
@@ -653,8 +645,8 @@ def test_one_process_at_a_time_sends_a_run_to_a_target(tmp_path):
     assert report.was_interrupted
 
 
-def test_killed_half_way_and_repeated_it_is_there_once(tmp_path):
-    """It does not matter what the process had done when it was killed."""
+def test_killed_and_repeated_sending_arrives_once(tmp_path):
+    """This holds wherever the process was killed."""
     run = write_run(tmp_path / "a", range(5_000))
     ledger = tmp_path / "to/a/.sent.json"
     code = (

@@ -1,4 +1,4 @@
-"""Runs that are sent to trackers, as the trackers' own readers find them."""
+"""Sends runs to trackers and reads them back with the trackers' own readers."""
 
 import attrs
 import pytest
@@ -22,7 +22,7 @@ BEGAN = 1_700_000_000.0
 
 
 class Clock:
-    """A clock that advances by an eighth of a second at each look, which MLflow's milliseconds can tell."""
+    """A clock that advances by an eighth of a second per reading, which MLflow's milliseconds can show."""
 
     def __init__(self, now):
         self.now = now
@@ -34,7 +34,7 @@ class Clock:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A run of long ago, with every kind of record."""
+    """An old run with every kind of record."""
     folder = tmp_path_factory.mktemp("run")
     destination = RunDirectory(
         folder / "old", run_id="abc123", tags=["one"], notes="a note", keep_files="copy", clock=Clock(BEGAN)
@@ -51,7 +51,7 @@ def run(tmp_path_factory):
 
 
 def test_tensorboard_has_steps_times_and_values_of_the_run(run, tmp_path):
-    """Its own reader sees them once, however often the run is sent."""
+    """TensorBoard's own reader sees each value once, however often the run is sent."""
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
 
     first = send(run, f"tensorboard:{tmp_path}", cache=tmp_path / "cache")
@@ -73,7 +73,7 @@ def test_tensorboard_has_steps_times_and_values_of_the_run(run, tmp_path):
 
 
 def test_mlflow_has_steps_times_and_values_of_the_run(run, tmp_path):
-    """Once, however often the run is sent; sent anew, the run before is deleted."""
+    """Each value is there once. If the run is sent with `again`, the earlier MLflow run is deleted."""
     mlflow = pytest.importorskip("mlflow")
     uri = f"sqlite:///{tmp_path / 'store.db'}"
     client = mlflow.MlflowClient(uri)
@@ -100,11 +100,8 @@ def test_mlflow_has_steps_times_and_values_of_the_run(run, tmp_path):
     ) == [(row.step, round(1000 * row.time), row.metrics["loss"]) for row in rows]
 
 
-def test_a_run_has_one_id_at_wandb(run, tmp_path):
-    """Made of its own id, of letters that W&B takes.
-
-    Sent anew, W&B puts it in the place of the run before.
-    """
+def test_run_keeps_one_id_at_wandb(run, tmp_path):
+    """The id is made from the run's id with characters that W&B allows. W&B replaces the earlier run."""
     pytest.importorskip("wandb")
     place = place_of("wandb:team/project", run.record, tmp_path, {})
     odd = attrs.evolve(run.record, run_id="größe/1 2?", display_name="a {b}")

@@ -1,4 +1,4 @@
-"""A run that several write is sent: as it is to another folder, and as one run to a tracker."""
+"""Sends runs with several writers: unchanged to a folder, and as one run to a tracker."""
 
 import json
 
@@ -19,7 +19,7 @@ from tests.test_destinations.runs.written import Written, write_shared
 
 @pytest.fixture
 def run(tmp_path):
-    """A run that three write."""
+    """A run with three writers."""
     return Run.open(write_shared(tmp_path / "digits"))
 
 
@@ -41,8 +41,8 @@ def rows_of(folder):
     }
 
 
-def test_a_copy_has_each_writer_in_a_folder_of_its_own(run, sent, tmp_path):
-    """With its id, its rows in their order, and its sessions; it is sent once."""
+def test_copy_has_a_folder_for_each_writer(run, sent, tmp_path):
+    """Each writer keeps its id, its rows in order, and its sessions. A second call sends nothing."""
     report, again = sent(), sent()
 
     copy = tmp_path / "to" / "digits"
@@ -55,8 +55,8 @@ def test_a_copy_has_each_writer_in_a_folder_of_its_own(run, sent, tmp_path):
     assert Run.open(copy).summary == run.summary
 
 
-def test_what_a_writer_has_added_is_sent(run, sent, tmp_path):
-    """Also late rows, records, hyperparameters and one that has begun since, and nothing twice."""
+def test_additions_of_a_writer_are_sent(run, sent, tmp_path):
+    """This includes late rows, records, hyperparameters and new writers; nothing is sent twice."""
     sent()
     with Written(run.path, writer="eval") as late:
         late.log({"acc": 0.7}, 2)
@@ -75,8 +75,8 @@ def test_what_a_writer_has_added_is_sent(run, sent, tmp_path):
     assert image.path.is_relative_to(copy.path / "writers" / "eval" / "media")
 
 
-def test_a_run_of_writers_alone_is_copied(tmp_path):
-    """Its trainer may never begin."""
+def test_run_without_a_trainer_is_copied(tmp_path):
+    """Its trainer may never start."""
     with Written(tmp_path / "digits", writer="eval") as late:
         late.log({"acc": 0.7}, 2)
     run = Run.open(tmp_path / "digits")
@@ -89,7 +89,7 @@ def test_a_run_of_writers_alone_is_copied(tmp_path):
 
 
 def test_ranks_of_a_writer_are_copied(run, sent, tmp_path):
-    """Each into its file."""
+    """Each rank has its own file."""
     for rank in range(2):
         with Written(run.path, writer="wide", rank=rank, all_ranks=True) as written:
             written.log({"loss": float(rank)}, 1)
@@ -100,8 +100,8 @@ def test_ranks_of_a_writer_are_copied(run, sent, tmp_path):
     assert [read_rows(folder, rank)[0].metrics for rank in range(2)] == [{"loss": 0.0}, {"loss": 1.0}]
 
 
-def test_a_copy_is_replaced_with_its_writers(run, sent, tmp_path):
-    """But not with those that were not sent, nor while one writes."""
+def test_copy_is_replaced_with_its_writers(run, sent, tmp_path):
+    """It is not replaced if it has writers that were not sent, or while a writer is alive."""
     sent()
     assert sent(again=True).rows == 7
     assert rows_of(tmp_path / "to" / "digits") == rows_of(run.path)
@@ -118,8 +118,8 @@ def test_a_copy_is_replaced_with_its_writers(run, sent, tmp_path):
     assert len(read_rows(tmp_path / "to" / "digits" / "writers" / "mine")) == 1
 
 
-def test_a_tracker_gets_the_rows_of_writers_under_their_names(run):
-    """In the order of logging; those of the trainer under their own."""
+def test_tracker_gets_rows_of_writers_with_a_prefix(run):
+    """Rows arrive in the order of logging; the trainer's metrics have no prefix."""
     memory = InMemory()
 
     report = replay(run, memory)
@@ -138,8 +138,8 @@ def test_a_tracker_gets_the_rows_of_writers_under_their_names(run):
     assert replay(run, InMemory(), position=report.position).rows == 0
 
 
-def test_a_tracker_gets_the_records_of_writers_under_their_names(tmp_path):
-    """Texts, tables and files too."""
+def test_tracker_gets_records_of_writers_with_a_prefix(tmp_path):
+    """This includes texts, tables and files."""
     (tmp_path / "file").write_bytes(b"x")
     with Written(tmp_path / "digits", writer="eval", keep_files="copy") as late:
         late.logger.log_text("good", "Notes", step=3)
@@ -157,7 +157,7 @@ def test_a_tracker_gets_the_records_of_writers_under_their_names(tmp_path):
     }
 
 
-def test_a_trainer_that_has_metrics_of_the_name_of_a_writer(tmp_path):
+def test_prefix_of_a_writer_avoids_metrics_of_that_name(tmp_path):
     """An underscore tells them apart, as for ranks."""
     with Written(tmp_path / "digits") as trainer, Written(tmp_path / "digits", writer="eval") as late:
         trainer.log({"eval/loss": 1.0}, 1)
@@ -169,8 +169,8 @@ def test_a_trainer_that_has_metrics_of_the_name_of_a_writer(tmp_path):
     assert sorted(memory.data) == ["eval/loss", "eval_/loss"]
 
 
-def test_a_position_has_a_place_for_each_writer(run):
-    """What is new of one is yielded, whatever the others have."""
+def test_position_covers_each_writer(run):
+    """New records of one writer are yielded, whatever the others have."""
     position = ReadPosition()
     first = [(item.writer, item.step) for item in records_of(run.path, position)]
     with Written(run.path, writer="probe") as probe:
@@ -191,8 +191,8 @@ def vars_of(position):
     return {name: getattr(position, name) for name in position.__slots__ if not name.startswith("__")}
 
 
-def test_a_run_whose_writer_is_alive_is_not_over(tmp_path):
-    """It is sent as far as it is, and the rest later."""
+def test_run_with_a_live_writer_is_not_over(tmp_path):
+    """What is there is sent now, and the rest later."""
     run_dir = tmp_path / "digits"
     late = Written(run_dir, writer="eval")
     with Written(run_dir) as trainer:
@@ -211,8 +211,8 @@ def test_a_run_whose_writer_is_alive_is_not_over(tmp_path):
     assert Run.open(tmp_path / "to" / "digits").status == "completed"
 
 
-def test_a_run_is_followed_until_its_last_writer_ends(tmp_path):
-    """Rows of both come as they are logged, each once."""
+def test_run_is_followed_until_its_last_writer_ends(tmp_path):
+    """Rows of both writers arrive as they are logged, each once."""
     run_dir = tmp_path / "digits"
     trainer, late = Written(run_dir), Written(run_dir, writer="eval")
     acts = [
@@ -235,8 +235,8 @@ def test_a_run_is_followed_until_its_last_writer_ends(tmp_path):
 
 
 @pytest.mark.parametrize("target", ["run", "tracker"])
-def test_a_writer_that_cannot_be_read_fails_by_itself(run, sent, target):
-    """The others are sent, and the failure is reported; later everything is sent again."""
+def test_unreadable_writer_does_not_stop_the_others(run, sent, target):
+    """The failure is reported, and everything is sent again later."""
     (run.path / "writers" / "eval" / "metrics.csv").unlink()
     (run.path / "writers" / "eval" / "metrics.csv").mkdir()
 
@@ -246,8 +246,8 @@ def test_a_writer_that_cannot_be_read_fails_by_itself(run, sent, target):
     assert report.failures[0].startswith(f"{run.run_id}: writer eval cannot be read: ")
 
 
-def test_a_branch_that_a_writer_has_left_is_in_the_copy(run, sent, tmp_path):
-    """Where abandoned rows are asked for."""
+def test_copy_has_the_abandoned_branch_of_a_writer(run, sent, tmp_path):
+    """Only if abandoned rows are requested."""
     with Written(run.path, writer="eval", batch=1) as late:
         late.engine.run_event("before_load")
         late.engine.run_event("after_load")
@@ -262,8 +262,8 @@ def test_a_branch_that_a_writer_has_left_is_in_the_copy(run, sent, tmp_path):
     assert len(names[0]) == 1
 
 
-def test_the_copy_is_written_by_a_run_directory(sent, tmp_path):
-    """The copy of a writer can be continued by a process that has its name."""
+def test_copy_of_a_writer_can_be_continued(sent, tmp_path):
+    """A process with the writer's name can continue its copy."""
     sent()
 
     destination = RunDirectory(tmp_path / "to" / "digits", writer="eval")

@@ -1,4 +1,4 @@
-"""Every tracker is a target of `send`: ours, registered ones, and those of installed packages."""
+"""Every tracker is a target of `send`: ours, registered ones, and trackers of installed packages."""
 
 import importlib.metadata
 import json
@@ -61,7 +61,7 @@ class _Folder(Target):
 
 
 class InFolder(Mine):
-    """A tracker of files in a folder for each run."""
+    """A tracker that writes files into a folder for each run."""
 
     target = _Folder
 
@@ -76,7 +76,7 @@ def registered(monkeypatch):
 
 @pytest.fixture
 def run(tmp_path):
-    """A run of three rows."""
+    """A run with three rows."""
     with WritingRun(loggers=[RunDirectory(tmp_path / "runs/digits", clock=lambda: 1e9)]) as writing:
         for step in range(3):
             writing.log_metrics({"loss": step / 2}, step=step)
@@ -85,7 +85,7 @@ def run(tmp_path):
 
 @pytest.fixture
 def command(tmp_path, monkeypatch, capsys):
-    """Returns a function that runs `destinations runs send`, and returns exit code, output and messages."""
+    """Returns a function that runs `destinations runs send` and returns exit code, output and messages."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
@@ -100,8 +100,8 @@ def command(tmp_path, monkeypatch, capsys):
     return send_command
 
 
-def test_a_registered_tracker_is_a_target_with_its_options(run, command, tmp_path):
-    """`send` logs the run to it with the original times, and then what is new."""
+def test_registered_tracker_is_a_target_with_its_options(run, command, tmp_path):
+    """`send` logs the run to it with the original times, and later only new rows."""
     first = command("digits", "--to", "mine:lines.txt", "--option", "greeting=hello")
     second = command("digits", "--to", "mine:lines.txt", "--option", "greeting=hello")
 
@@ -112,8 +112,8 @@ def test_a_registered_tracker_is_a_target_with_its_options(run, command, tmp_pat
     ]
 
 
-def test_the_help_lists_every_tracker_with_its_options(command):
-    """The names come from the registry, the places and options from the constructors."""
+def test_help_lists_every_tracker_with_its_options(command):
+    """Names come from the registry; places and options come from the constructors."""
     code, out, _ = command("--help")
 
     lines = out[out.index("targets, and the options of each:") : out.index("\nexamples:")].splitlines()
@@ -153,7 +153,7 @@ def test_the_help_lists_every_tracker_with_its_options(command):
         ("everywhere:here", "require=true", "unknown target 'everywhere:here'; expected run:FOLDER, "),
     ],
 )
-def test_a_wrong_target_or_option_is_a_message(run, command, tmp_path, target, option, message):
+def test_wrong_target_or_option_prints_a_message(run, command, tmp_path, target, option, message):
     """The exit code is 2, and nothing is written."""
     code, out, err = command("digits", "--to", target, "--option", option)
 
@@ -162,7 +162,7 @@ def test_a_wrong_target_or_option_is_a_message(run, command, tmp_path, target, o
     assert not (tmp_path / "a").exists()
 
 
-def test_a_tracker_that_cannot_remove_says_that_the_earlier_copy_stays(run, tmp_path, caplog):
+def test_tracker_that_cannot_remove_reports_the_earlier_copy(run, tmp_path, caplog):
     """With `again`, everything is sent once more."""
     target = f"mine:{tmp_path / 'lines.txt'}"
     send(run, target, cache=tmp_path)
@@ -174,22 +174,22 @@ def test_a_tracker_that_cannot_remove_says_that_the_earlier_copy_stays(run, tmp_
     assert len((tmp_path / "lines.txt").read_text().splitlines()) == 6
 
 
-def test_a_tracker_of_files_gets_a_folder_for_each_run(run, tmp_path):
-    """`send` empties it to start over, and removes nothing that the tracker did not write."""
+def test_tracker_with_files_gets_a_folder_for_each_run(run, tmp_path):
+    """To start over, `send` empties the folder, but removes only files that the tracker wrote."""
     target = f"infolder:{tmp_path / 'to'}"
     first = send(run, target, cache=tmp_path)
     again = send(run, target, cache=tmp_path, again=True)
     (tmp_path / "to/digits/mine.txt").write_text("mine")
 
-    with pytest.raises(SendingError, match=r"has 'mine\.txt', which was not sent"):
+    with pytest.raises(SendingError, match=r"contains 'mine\.txt', which was not sent"):
         send(run, target, cache=tmp_path, again=True)
 
     assert (first.rows, again.rows) == (3, 3)
     assert len((tmp_path / "to/digits/lines.txt").read_text().splitlines()) == 3
 
 
-def test_a_package_that_cannot_be_imported_costs_only_its_own_target(run, tmp_path, monkeypatch, caplog):
-    """The others are targets, and a warning names it."""
+def test_broken_package_disables_only_its_own_target(run, tmp_path, monkeypatch, caplog):
+    """The other targets work, and a warning names the package."""
     broken = importlib.metadata.EntryPoint("Broken", "no_such_module:Broken", registry.ENTRY_POINT_GROUP)
     monkeypatch.setattr(
         importlib.metadata, "entry_points", lambda group: importlib.metadata.EntryPoints([broken])

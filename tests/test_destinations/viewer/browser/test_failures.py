@@ -14,7 +14,7 @@ pytestmark = pytest.mark.xdist_group("browser")
 
 
 def fail_once(page, pattern, status):
-    """Answers the first request for a pattern with an error, or cuts its connection where the status is None."""
+    """Answers the first request for a pattern with an error, or cuts its connection if the status is None."""
     failed = []
 
     def answer(route):
@@ -120,7 +120,7 @@ def test_a_page_without_its_runs_says_why(served, console, view):
     console.clear()
 
 
-def test_a_link_without_its_token_says_what_to_do(served, console):
+def test_a_link_without_a_token_says_what_to_do(served, console):
     """A browser that has no token is told in words, as a page; after the address with it, the link works."""
     opened = served(two_runs)
     page = opened.page

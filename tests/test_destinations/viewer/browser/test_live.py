@@ -28,8 +28,8 @@ sys.stdin.read()
 """
 
 
-def test_a_live_run_grows_by_what_is_new(tmp_path, new_page):
-    """Rows that are logged appear in the chart, and answers have only new rows; a later metric gets its chart, a later image is shown."""
+def test_a_live_run_grows_by_its_new_rows(tmp_path, new_page):
+    """New rows appear in the chart, and answers have only new rows; a new metric gets a chart, and a new image appears."""
     server = pytest.importorskip("destinations.viewer.server")
     root = tmp_path / "runs"
     with Written(root / "live") as run:
@@ -88,7 +88,7 @@ def test_a_live_run_grows_by_what_is_new(tmp_path, new_page):
 
 
 def test_a_killed_run_is_shown_as_killed(tmp_path, new_page):
-    """A process that is killed leaves a run that says running; after its threshold the page says killed."""
+    """A killed process leaves a run that says running; after the threshold, the page says killed."""
     server = pytest.importorskip("destinations.viewer.server")
     root = tmp_path / "runs"
     ahead = [0.0]
@@ -137,8 +137,8 @@ def test_the_page_says_when_the_server_is_gone(tmp_path, new_page, console):
     console.clear()
 
 
-def test_what_a_resume_has_left_stays_where_its_run_grows(tmp_path, new_page):
-    """The dotted line of the rows that were left is still there after new rows."""
+def test_rows_left_by_a_resume_stay_while_the_run_grows(tmp_path, new_page):
+    """The dotted line of an interrupted attempt stays after new rows."""
     server = pytest.importorskip("destinations.viewer.server")
     root = tmp_path / "runs"
     with Written(root / "resumed") as run:
@@ -164,7 +164,7 @@ def test_what_a_resume_has_left_stays_where_its_run_grows(tmp_path, new_page):
 
 @pytest.fixture
 def live(tmp_path, new_page):
-    """The page of a run that is being written, and the run."""
+    """The page of a live run, and the run."""
     server = pytest.importorskip("destinations.viewer.server")
     root = tmp_path / "runs"
     with Written(root / "live", tags=["first"]) as run:
@@ -182,8 +182,8 @@ def live(tmp_path, new_page):
             opened.page.close()
 
 
-def test_the_page_of_a_live_run_keeps_what_is_typed_in_it(live):
-    """Where the run logs, its page shows it, and what is typed, sorted and has the focus stays."""
+def test_the_page_of_a_live_run_keeps_typed_text(live):
+    """The page of a live run shows new values, and keeps typed text, order and focus."""
     opened, run = live
     page = opened.page
     opened.go(f"run/{opened.id_of('live')}")
@@ -201,7 +201,7 @@ def test_the_page_of_a_live_run_keeps_what_is_typed_in_it(live):
 
 
 def test_media_of_a_live_run_play_on(live):
-    """A video stays in the document when its run logs something else, so that it does not stop."""
+    """A video stays in the document while its run logs, so that it doesn't stop."""
     opened, run = live
     page = opened.page
     opened.go(f"media?run={opened.id_of('live')}")
@@ -221,7 +221,7 @@ def test_media_of_a_live_run_play_on(live):
 
 
 def test_the_cursor_stays_on_its_run(live, tmp_path):
-    """A run that begins comes first in the table; the keys act on the run on which the cursor was."""
+    """A new run comes first in the table, and the cursor stays on its run."""
     opened, _ = live
     page = opened.page
     page.focus(".grid")

@@ -31,7 +31,7 @@ def pixel(opened, selector, x, y):
 
 
 def test_images_step_together(opened):
-    """The slider steps through images of all runs; a run without an image at the step shows its last one before."""
+    """The slider steps through the images of all runs; a run without an image at the step shows its previous one."""
     page = opened.page
     alpha, beta = show(opened, "alpha", "beta", more="&kind=images")
     image = f'.of-run[data-run="{alpha}"] img'
@@ -63,7 +63,7 @@ def test_images_step_together(opened):
 
 
 def test_a_click_enlarges_a_picture_beside_those_of_the_other_runs(opened):
-    """Each run has one large picture; the arrows step through time, and Escape closes."""
+    """Each run has one large picture; the arrows step through time, and Escape closes it."""
     page = opened.page
     show(opened, "alpha", "beta", more="&kind=images")
     page.locator(".picture").first.click()
@@ -80,7 +80,7 @@ def test_a_click_enlarges_a_picture_beside_those_of_the_other_runs(opened):
 
 
 def test_masks_switch_by_class_and_fade(opened):
-    """Each class of a mask is switched on and off, and the whole mask fades; the URL holds both."""
+    """Each class of a mask has a switch, and the whole mask fades; the URL holds both."""
     page = opened.page
     show(opened, "alpha", more="&kind=images")
     opened.until(
@@ -104,7 +104,7 @@ def test_masks_switch_by_class_and_fade(opened):
 
 
 def test_audio_plays_with_its_waveform(opened):
-    """A sound plays, and its outline is drawn."""
+    """A sound plays, with its outline."""
     show(opened, "alpha", more="&kind=audio")
     panel(opened, "audio/Tone")
     opened.until(
@@ -115,14 +115,14 @@ def test_audio_plays_with_its_waveform(opened):
 
 
 def test_video_has_frames(opened):
-    """A video is decoded."""
+    """The browser decodes a video."""
     show(opened, "alpha", more="&kind=videos")
     panel(opened, "videos/Clip")
     opened.until("() => document.querySelector('video')?.videoWidth === 32")
 
 
 def test_point_cloud_turns(opened):
-    """A point cloud is turned by the mouse and by keys: another picture is drawn."""
+    """The mouse and keys turn a point cloud."""
     page = opened.page
     show(opened, "alpha", more="&kind=point_clouds")
     panel(opened, "point_clouds/Cloud")
@@ -146,7 +146,7 @@ def test_point_cloud_turns(opened):
 
 
 def test_histograms_over_time(opened):
-    """One ridge for each step, above the edges that were logged."""
+    """Each step has a ridge, above the logged edges."""
     show(opened, "alpha", more="&kind=histograms")
     panel(opened, "histograms/weights")
     opened.until("() => document.querySelector('.ridges')?.data?.length === 3")
@@ -159,7 +159,7 @@ def test_histograms_over_time(opened):
 
 
 def test_tables_sort_and_filter(opened):
-    """A click on a heading sorts a table, from min to max first; the filter leaves the rows that have the text."""
+    """A click on a heading sorts a table, ascending first; the filter leaves the matching rows."""
     page = opened.page
     show(opened, "alpha", more="&kind=tables")
     table = panel(opened, "tables/Errors")
@@ -174,31 +174,15 @@ def test_tables_sort_and_filter(opened):
 
 
 def test_texts_and_search(opened):
-    """Texts keep their lines; search leaves the names that have the word."""
+    """Texts keep their lines; search leaves the matching names."""
     show(opened, "alpha", more="&find=note")
     panel(opened, "texts/Notes")
     opened.until("() => document.querySelector('.text-record')?.innerText === 'step 199\\nsecond line'")
     assert opened.page.locator(".media").count() == 1
 
 
-def test_unlinked_panels_step_alone(opened):
-    """Without the link each name has a step of its own."""
-    page = opened.page
-    show(opened, "alpha")
-    page.uncheck("#linked")
-    images = panel(opened, "images/Inputs")
-    images.get_by_label("Step of Inputs").evaluate(
-        "(slider) => { slider.value = 0; slider.dispatchEvent(new Event('input')); }"
-    )
-    opened.until("() => document.querySelector('.images output').innerText.startsWith('step 0')")
-    audio = panel(opened, "audio/Tone")
-    assert audio.locator("output").inner_text().startswith("step 199")
-    page.reload()
-    opened.until("() => document.querySelector('.images output')?.innerText.startsWith('step 0')")
-
-
 def test_runs_without_media_are_named(opened):
-    """Beside the media of others, and where there are none at all."""
+    """The page names them beside the media of other runs, and if there are no media at all."""
     page = opened.page
     show(opened, "alpha", "seed2", "long")
     opened.until("() => document.querySelectorAll('.media').length > 3")

@@ -10,7 +10,7 @@ pytestmark = pytest.mark.xdist_group("browser")
 
 
 class Held:
-    """Answers of the server that the page does not get yet: those to requests for a pattern.
+    """Holds back the server's answers to requests for a pattern.
 
     Args:
         page: asks.
@@ -27,7 +27,7 @@ class Held:
         self.answers.append((route, route.fetch()))
 
     def wait_for(self, count):
-        """Waits until so many are held."""
+        """Waits until it holds a number of answers."""
         for _ in range(WAIT_MS // 10):
             if len(self.answers) >= count:
                 return
@@ -35,19 +35,19 @@ class Held:
         raise AssertionError(f"{len(self.answers)} of {count} were asked for at {self.pattern}")
 
     def give(self, place=0):
-        """Gives one of them to the page."""
+        """Gives the page one answer."""
         route, response = self.answers.pop(place)
         route.fulfill(response=response)
 
     def give_all(self, *, newest_first=False):
-        """Gives all of them to the page, which holds none from then on."""
+        """Gives the page all answers, and holds none from then on."""
         while self.answers:
             self.give(-1 if newest_first else 0)
         self.page.unroute(self.pattern)
 
 
 def settle(page):
-    """Waits until the page has taken the answers that it was given, and has asked for what follows from them."""
+    """Waits until the page has used its answers and sent the requests that follow."""
     for _ in range(3):
         page.evaluate("fetch('api/info').then((answer) => answer.json())")
 
@@ -163,7 +163,7 @@ def last_value(opened, metric="loss"):
 
 @pytest.fixture
 def live(tmp_path, new_page):
-    """The charts of a run that is being written: the page, and the run."""
+    """The page with the charts of a live run, and the run."""
     server = pytest.importorskip("destinations.viewer.server")
     root = tmp_path / "runs"
     with Written(root / "live") as run, Written(root / "other") as other:
@@ -181,7 +181,7 @@ def live(tmp_path, new_page):
 
 
 def told_of(page, act):
-    """Acts, and waits until the page has been told of a change of a run."""
+    """Acts, and waits until the page hears of a change of a run."""
     with page.expect_response(
         lambda answer: "/api/changes" in answer.url and answer.json()["runs"], timeout=60_000
     ):

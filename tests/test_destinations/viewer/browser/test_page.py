@@ -28,8 +28,8 @@ def show(opened, view):
     opened.page.locator(last[view]).first.wait_for(state="attached")
 
 
-def test_run_page_shows_what_a_run_was_and_left(opened):
-    """It has hyperparameters, metrics with their extremes, sessions, and what logging cost."""
+def test_the_page_of_a_run_shows_settings_metrics_and_costs(opened):
+    """The page has hyperparameters, metrics with their extremes, sessions, and the cost of logging."""
     page = opened.page
     show(opened, "run")
     assert page.inner_text("h1") == "alpha"
@@ -51,7 +51,7 @@ def test_run_page_shows_what_a_run_was_and_left(opened):
 
 
 def test_a_run_page_begins_with_its_curves(opened):
-    """What evaluates the model comes first, above all tables, whatever runs are selected; hostile names are harmless."""
+    """Evaluation metrics come first, above all tables, whichever runs are selected."""
     page = opened.page
     alpha = opened.id_of("alpha")
     opened.go(f"run/{alpha}?run={opened.id_of('beta')}&band=ranks")
@@ -67,8 +67,8 @@ def test_a_run_page_begins_with_its_curves(opened):
     opened.until("(id) => location.hash.startsWith('#/charts') && location.hash.includes(`run=${id}`)", alpha)
 
 
-def test_compare_shows_what_differs_and_where_runs_part(opened):
-    """It shows the hyperparameters that differ, the best value and each distance from the first run, and the step."""
+def test_compare_shows_what_differs_and_where_runs_diverge(opened):
+    """Compare shows differing hyperparameters, the best value, each difference from the first run, and the step."""
     page = opened.page
     show(opened, "compare")
     rows = page.locator('[data-panel="Hyperparameters"] tr:not(.section)')
@@ -76,14 +76,14 @@ def test_compare_shows_what_differs_and_where_runs_part(opened):
     loss = page.locator('[data-panel="Metrics"] tr', has_text="loss")
     assert loss.locator(".best-value").all_inner_texts() == ["0.005000"], "the smaller loss is marked"
     assert loss.locator(".apart").all_inner_texts() == ["+0.005000"]
-    assert "part at step 0, in loss" in " ".join(page.inner_text('[data-panel="Parting"]').split())
-    page.get_by_label("Same ones too").check()
+    assert "diverge at step 0, in loss" in " ".join(page.inner_text('[data-panel="Parting"]').split())
+    page.get_by_label("Same in all").check()
     alike = page.locator('[data-panel="Same in all"] tr:not(.section)').all_inner_texts()
     assert [row.split() for row in alike] == [["seed", "1", "1"], ["model", "small", "small"]]
 
 
 def test_compare_shows_the_values_at_a_step(opened):
-    """A step is chosen, is in the URL, and each metric has the value that it had there."""
+    """Each metric has its value at the chosen step, which is in the URL."""
     page = opened.page
     show(opened, "compare")
     page.locator("#compared").select_option("step")
@@ -96,7 +96,7 @@ def test_compare_shows_the_values_at_a_step(opened):
 
 
 def test_dark_and_light(new_page, viewer):
-    """The theme is that of the system until it is switched; the switch is remembered, and charts follow."""
+    """The theme follows the system until the reader switches it; the page remembers the switch, and charts follow."""
     opened = Opened(new_page(color_scheme="dark"), viewer)
     page = opened.page
     show(opened, "charts")
@@ -130,7 +130,7 @@ def test_keyboard_reaches_every_view(opened):
 
 @pytest.mark.parametrize("view", VIEWS)
 def test_a_phone_shows_each_view_without_scrolling_sideways(new_page, viewer, view):
-    """At the width of a phone nothing lies beside the screen."""
+    """On a phone, nothing lies beside the screen."""
     opened = Opened(new_page(viewport={"width": 390, "height": 844}, is_mobile=True, has_touch=True), viewer)
     show(opened, view)
     assert opened.page.evaluate("document.documentElement.scrollWidth") <= 390
@@ -173,7 +173,7 @@ BROKEN = """
 
 @pytest.fixture(scope="module")
 def long_names(tmp_path_factory):
-    """The server of two runs with long names of all kinds, and more tags than there is room for."""
+    """The server of two runs with long names of all kinds, and more tags than fit."""
     server = pytest.importorskip("destinations.viewer.server")
     root = tmp_path_factory.mktemp("long") / "runs"
     for at in (1, 2):
@@ -196,7 +196,7 @@ def long_names(tmp_path_factory):
 
 @pytest.mark.parametrize("width", [360, 400])
 def test_a_phone_breaks_no_word_inside(long_names, new_page, width):
-    """Long names are broken after their separators, and nothing lies beside the screen; axes are scrolled."""
+    """Long names break after their separators, nothing lies beside the screen, and axes scroll."""
     opened = Opened(
         new_page(viewport={"width": width, "height": 800}, is_mobile=True, has_touch=True), long_names
     )
@@ -218,7 +218,7 @@ def test_a_phone_breaks_no_word_inside(long_names, new_page, width):
 
 
 def test_clipped_tags_show_that_they_are(long_names, new_page):
-    """Tags that have no room fade out, and all of them are said where the mouse rests."""
+    """Tags without room fade out, and the tooltip lists all of them."""
     opened = Opened(new_page(), long_names)
     cell = opened.page.locator('.grid-row[data-run] [data-column="tags"]').first
     tags = cell.locator(".fading")
@@ -232,7 +232,7 @@ AXE = Path(__file__).parents[3] / "page" / "node_modules" / "axe-core" / "axe.mi
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_nothing_in_any_view(new_page, viewer, scheme):
-    """Names for screen readers, contrast, headings in order, landmarks: axe-core checks them, light and dark."""
+    """axe-core checks names for screen readers, contrast, headings and landmarks, light and dark."""
     if not AXE.is_file():
         pytest.skip("needs axe-core: make page")
     opened = Opened(new_page(color_scheme=scheme), viewer)
@@ -249,7 +249,7 @@ def test_axe_finds_nothing_in_any_view(new_page, viewer, scheme):
 
 
 def test_focus_is_seen_and_reaches_the_controls(opened):
-    """Tab goes through the controls, and the one that has the focus has an outline."""
+    """Tab goes through the controls, and the focused one has an outline."""
     page = opened.page
     show(opened, "charts")
     page.evaluate("document.activeElement.blur()")
@@ -268,7 +268,7 @@ def test_focus_is_seen_and_reaches_the_controls(opened):
 
 
 def test_nothing_is_asked_of_other_servers(new_page, viewer):
-    """All that the page needs comes from its own server."""
+    """The page needs only its own server."""
     page = new_page()
     asked = []
     page.on("request", lambda request: asked.append(request.url))
@@ -279,7 +279,7 @@ def test_nothing_is_asked_of_other_servers(new_page, viewer):
 
 
 def test_the_page_of_a_run_shows_its_flight_recordings(tmp_path, new_page):
-    """Which rank waits where, and the stacks; text of the run stays text."""
+    """The page shows which rank waits where, and the stacks; text of the run stays text."""
     server = pytest.importorskip("destinations.viewer.server")
 
     def train_and_fail():
@@ -309,7 +309,7 @@ def test_the_page_of_a_run_shows_its_flight_recordings(tmp_path, new_page):
 
 
 def test_the_page_of_a_run_shows_its_time(tmp_path, new_page):
-    """A band of its parts with goodput at the top, and a table of what each fault cost."""
+    """The page shows a band of times with the goodput, and a table of faults and their costs."""
     server = pytest.importorskip("destinations.viewer.server")
     run = tmp_path / "runs" / "slow"
     (run / "time").mkdir(parents=True)
@@ -346,7 +346,7 @@ def test_the_page_of_a_run_shows_its_time(tmp_path, new_page):
 
 
 def test_paper_is_light(opened):
-    """Printed from a dark page, text and charts are dark on white, without the controls around them."""
+    """A dark page prints text and charts dark on white, without controls."""
     page = opened.page
     page.click("#theme")
     assert page.evaluate("document.documentElement.dataset.theme") == "dark"
@@ -363,7 +363,7 @@ def test_paper_is_light(opened):
 
 
 def test_the_list_of_runs_is_widened_and_stays_so(opened):
-    """The edge is moved by keys or a drag; the next page and a reload have the same width."""
+    """Keys move the edge of the list, and a reload keeps its width."""
     page = opened.page
     show(opened, "charts")
     width = "document.querySelector('.sidebar').clientWidth"
@@ -376,7 +376,7 @@ def test_the_list_of_runs_is_widened_and_stays_so(opened):
 
 
 def test_the_list_of_runs_has_one_tab_stop_a_run(opened):
-    """The keys x and Delete do what the buttons of a run do."""
+    """The keys x and Delete replace the buttons of a run."""
     page = opened.page
     show(opened, "charts")
     beta = page.locator(f'.legend [data-run="{opened.id_of("beta")}"]')
@@ -410,8 +410,8 @@ def noted(tmp_path, new_page):
         opened.page.close()
 
 
-def test_the_page_of_a_run_keeps_lines_links_files_and_shows_the_log_beside(noted):
-    """The lines of a note stay, a checkpoint is downloaded by its name, and the log stands at the side."""
+def test_the_page_of_a_run_keeps_lines_and_links_files_beside_the_log(noted):
+    """A note keeps its lines, the name of a checkpoint downloads it, and the log stands at the side."""
     page = noted.page
     assert "one\ntwo\nthree" in page.inner_text(".run-facts >> nth=1")
     with page.expect_download() as download:
@@ -422,8 +422,8 @@ def test_the_page_of_a_run_keeps_lines_links_files_and_shows_the_log_beside(note
     assert log["y"] < 400
 
 
-def test_a_run_is_made_a_favourite(noted):
-    """The star adds a tag, by which filters and the shell find the run, and takes it away again."""
+def test_a_star_makes_a_run_a_favourite(noted):
+    """The star adds a tag, which filters and the shell know, and removes it again."""
     page = noted.page
     for label, tags in [("Favourite", ["favourite"]), ("Remove from favourites", [])]:
         page.locator(".run-head").get_by_label(label, exact=True).click()

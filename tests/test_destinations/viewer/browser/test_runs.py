@@ -16,7 +16,7 @@ pytestmark = pytest.mark.xdist_group("browser")
 
 
 def names(page):
-    """Returns the names of the rows that exist."""
+    """Returns the names of the rows in the document."""
     return page.locator(".grid-row .name").all_inner_texts()
 
 
@@ -30,7 +30,7 @@ def wait_for_names(opened, *expected):
 
 
 def test_table(opened):
-    """Status, last values, tags, and the hyperparameters in which runs differ."""
+    """The table has status, last values, tags, and differing hyperparameters."""
     assert {"alpha", "beta", "seed2", "seed3", "long", HOSTILE} == set(names(opened.page))
     row = opened.page.locator(f'.grid-row[data-run="{opened.id_of("alpha")}"]')
     assert row.locator('[data-column="status"]').inner_text() == "completed"
@@ -41,7 +41,7 @@ def test_table(opened):
 
 
 def test_search(opened):
-    """`/` goes to the search, which leaves the runs whose name, tag or note has the text."""
+    """`/` focuses the search, which leaves runs with the text in name, tags or note."""
     opened.page.keyboard.press("/")
     opened.page.keyboard.type("SEED")
     wait_for_names(opened, "seed2", "seed3")
@@ -50,7 +50,7 @@ def test_search(opened):
 
 
 def test_filter(opened, console):
-    """The filter language of `destinations runs`; an error is shown, and goes when it is mended."""
+    """The page takes the filters of `destinations runs`, and shows an error until the filter is right."""
     page = opened.page
     page.fill("#filter", "hparams.lr == 0.1 and summary.loss < 0.012")
     wait_for_names(opened, "alpha", "seed2")
@@ -71,7 +71,7 @@ def test_filter(opened, console):
 
 
 def test_filter_completes_names(opened):
-    """Tab takes the name of a column that the filter offers."""
+    """Tab accepts a column that the filter suggests."""
     page = opened.page
     page.fill("#filter", "")
     page.click("#filter")
@@ -84,7 +84,7 @@ def test_filter_completes_names(opened):
 
 
 def test_sort(opened):
-    """A click on a heading sorts, from max to min first."""
+    """A click on a heading sorts, descending first."""
     page = opened.page
     page.get_by_role("columnheader", name="loss").get_by_role("button").first.click()
     opened.until("() => document.querySelector('[aria-sort=descending]')")
@@ -95,7 +95,7 @@ def test_sort(opened):
 
 
 def test_a_column_of_a_metric_says_what_it_shows(opened):
-    """Its heading says last; a click shows min and max over all steps, and keeps the order by this column."""
+    """The heading says "last"; a click shows min and max over all steps, and keeps sorting by this column."""
     page = opened.page
     opened.go("runs?sort=-summary.val%2Facc")
     heading = page.get_by_role("columnheader", name="acc")
@@ -113,7 +113,7 @@ def test_a_column_of_a_metric_says_what_it_shows(opened):
 
 
 def test_select_all_selects_all(opened):
-    """The box in the heading selects every run that matches, and takes all out again."""
+    """The box in the heading selects all matching runs, and removes them again."""
     page = opened.page
     page.get_by_label("Select all runs").check()
     opened.until("() => document.querySelector('.actions strong')?.innerText === '6 selected'")
@@ -122,7 +122,7 @@ def test_select_all_selects_all(opened):
 
 
 def test_columns(opened):
-    """Columns are chosen, and are in the URL."""
+    """The URL holds the chosen columns."""
     page = opened.page
     page.get_by_role("button", name="Columns").click()
     page.get_by_label("Find a column").fill("hparams.model")
@@ -138,7 +138,7 @@ def test_columns(opened):
 
 
 def test_columns_without_a_dot(opened):
-    """The fields of the run itself can be chosen too, and are shown by their kind."""
+    """The run's own fields can be columns too, shown by their kind."""
     page = opened.page
     page.get_by_role("button", name="Columns").click()
     page.get_by_label("Find a column").fill("ended")
@@ -147,7 +147,7 @@ def test_columns_without_a_dot(opened):
 
 
 def test_groups(opened):
-    """Groups begin folded, with mean and deviation; one is opened, also after a reload, and selected as a whole."""
+    """Groups start folded, with mean and deviation; an open one stays open after a reload, and its box selects it."""
     page = opened.page
     page.click("#group")
     page.get_by_label("hparams.lr").check()
@@ -236,8 +236,8 @@ def own(run_root, tmp_path, new_page):
         opened.page.close()
 
 
-def test_a_first_run_is_shown_where_there_was_none(own):
-    """A run that comes to match the filter is shown in a table that had no row."""
+def test_the_first_run_appears(own):
+    """A run that starts to match the filter appears in an empty table."""
     page = own.page
     own.go("runs?where=%22new%22%20in%20tags")
     page.wait_for_selector(".grid-body .empty")
@@ -251,7 +251,7 @@ def test_a_first_run_is_shown_where_there_was_none(own):
 
 
 def test_edit(own):
-    """A note and tags are edited in place, and are in the folder of the run then."""
+    """The reader edits note and tags in place, and the page writes them to the run folder."""
     page = own.page
     row = page.locator(f'.grid-row[data-run="{own.id_of("beta")}"]')
     row.locator('[data-column="note"]').dblclick()
@@ -296,8 +296,8 @@ def test_edit(own):
     assert (edits["notes"], edits["added_tags"]) == ("diverged\nat 50", ["size:1,2", "new"])
 
 
-def test_rows_that_did_not_change_stay_in_the_document(own):
-    """Where a run changes, only its row is drawn again: a click on another is not lost."""
+def test_unchanged_rows_stay_in_the_document(own):
+    """A change of a run redraws only its row, so that a click on another isn't lost."""
     page = own.page
     beta, alpha = own.id_of("beta"), own.id_of("alpha")
     page.evaluate("(run) => { document.querySelector(`.grid-row[data-run='${run}']`).isOld = true; }", alpha)
@@ -313,18 +313,17 @@ def test_rows_that_did_not_change_stay_in_the_document(own):
 
 
 def test_archive(own):
-    """An archived run leaves the table, and is among the archived ones."""
+    """An archived run leaves the table, and is listed with the archived ones."""
     page = own.page
-    row = page.locator(f'.grid-row[data-run="{own.id_of("beta")}"]')
-    row.hover()
-    row.get_by_label("Archive", exact=True).click()
+    page.locator(f'.grid-row[data-run="{own.id_of("beta")}"] .pick input').click()
+    page.get_by_role("button", name="Archive", exact=True).click()
     wait_for_names(own, "alpha")
     page.check("#archived")
     wait_for_names(own, "beta")
 
 
 def test_ten_thousand_runs(tmp_path, new_page):
-    """Ten thousand runs scroll; only the rows in view exist and are asked for."""
+    """Ten thousand runs scroll; the page creates and requests only the rows in view."""
     server = pytest.importorskip("destinations.viewer.server")
     root = tmp_path / "runs"
     now = time.time()

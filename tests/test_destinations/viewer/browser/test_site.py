@@ -35,7 +35,7 @@ def site(run_root, tmp_path_factory):
 
 
 def test_a_site_from_a_file_shows_table_charts_and_media(new_page, site):
-    """Search, two lines, axes, zoom, images with masks, sounds, point clouds, tables, run page, comparison; and a reload."""
+    """All views of a site work from a file, and after a reload."""
     page = new_page()
     asked = []
     page.on("request", lambda request: asked.append(request.url))
@@ -95,7 +95,7 @@ def test_a_site_from_a_file_shows_table_charts_and_media(new_page, site):
 
 
 def test_a_site_says_what_needs_the_server(new_page, site):
-    """A filter needs the server, and is said to."""
+    """The site says that a filter needs the server."""
     opened = OpenedSite(new_page(), site)
     opened.page.wait_for_selector(".grid-row[data-run]")
     opened.page.fill("#filter", "hparams.lr > 0")
@@ -104,7 +104,7 @@ def test_a_site_says_what_needs_the_server(new_page, site):
 
 
 def test_a_site_keeps_its_views_in_the_history(new_page, site):
-    """Back, forward and reload show each view again; old links say what is missing, as with a server."""
+    """Back, forward and reload show each view again; old links say what is missing."""
     page = new_page()
     opened = OpenedSite(page, site)
     page.wait_for_selector(".grid-row[data-run]")

@@ -19,13 +19,13 @@ LINES = """(metric) => {
 
 
 def lines_of(opened, metric, count):
-    """What is drawn of a metric by the name of each line, once there are so many."""
+    """Waits for a number of lines of a metric; returns them by name."""
     opened.until(f"(metric) => ({LINES})(metric)?.length === {count}", metric)
     return {line.pop("name"): line for line in opened.page.evaluate(LINES, metric)}
 
 
 def test_each_writer_has_a_line_that_grows(tmp_path, new_page):
-    """In the colour of its run, with another dash, and its name where several have the metric; one that begins gets one."""
+    """A line has the colour of its run, and the writer's name if several writers have the metric; a new writer gets one."""
     server = pytest.importorskip("destinations.viewer.server")
     root = tmp_path / "runs"
     with (
@@ -62,7 +62,7 @@ def test_each_writer_has_a_line_that_grows(tmp_path, new_page):
 
 
 def test_the_page_of_a_run_has_a_row_for_each_writer(tmp_path, new_page):
-    """With its status, its rows and its last sign of life."""
+    """The row has the writer's status, its rows and its last sign of life."""
     server = pytest.importorskip("destinations.viewer.server")
     root = tmp_path / "runs"
     write_shared(root / "digits")
@@ -78,7 +78,7 @@ def test_the_page_of_a_run_has_a_row_for_each_writer(tmp_path, new_page):
 
 
 def test_an_exported_site_has_a_line_for_each_writer(tmp_path, new_page):
-    """Opened from a file."""
+    """The site is opened from a file."""
     site = pytest.importorskip("destinations.viewer.site")
     root = tmp_path / "runs"
     write_shared(root / "digits")
