@@ -46,7 +46,7 @@ def train(root: Path, epochs: int) -> None:
         name = name_of(lr, dropout, seed)
         tags = ["baseline"] if (lr, dropout, seed) == CHOSEN[0] else []
         with trainer(
-            [RunDirectory(root / name, tags=tags), TextFile(root / name / "log.txt")],
+            [RunDirectory(root / name, tags=tags), TextFile(str(root / name / "log.txt"))],
             [Misclassified(), Weights()],
             epochs=epochs,
             lr=lr,
