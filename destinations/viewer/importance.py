@@ -1,7 +1,7 @@
 """Which hyperparameter matters: the permutation importance of a small random forest, by scikit-learn.
 
-Hyperparameters and the metric are replaced by their ranks (see `runs.order`). So the forest takes texts, missing
-values and numbers of any size; a log scale changes nothing, and a diverged run counts as the last one, not more.
+Hyperparameters and the metric are replaced by their ranks (see `runs.order`). So the forest takes texts,
+missing values and numbers of any size; a log scale changes nothing, and a diverged run counts only as the last.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,8 +21,8 @@ _TREES = 50
 _FOLDS = 5
 _SHUFFLES = 5
 _SEED = 0
-# The least score of few runs, and of many. Among 120 sweeps of 20 to 50 runs whose metric was noise, one reached
-# it, and among 40 sweeps of 100 runs none.
+# The least score of few runs, and of many. Among 120 sweeps of 20 to 50 runs whose metric was noise, one
+# reached it, and among 40 sweeps of 100 runs none.
 _LEAST_SCORE = 0.3
 _LEAST_SCORE_OF_MANY = 0.1
 _MANY_RUNS = 100

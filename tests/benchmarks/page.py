@@ -93,11 +93,10 @@ def _measure_wide(opened, root):
     with Written(root / "wide") as run:
         for step in range(5):
             run.log({f"layer{one // 60:02d}/m{one % 60:02d}": step / 7 for one in range(WIDE)}, step)
-    found = opened.until(
-        "() => fetch('/api/runs?q=wide').then((answer) => answer.json()).then(({rows}) => rows[0]?.id)"
-    )
+    while not (found := opened.answer("runs?q=wide")["rows"]):
+        opened.page.wait_for_timeout(200)
     opened.page.evaluate(TASKS_NOTED)
-    opened.go(f"charts?run={found}")
+    opened.go(f"charts?run={found[0]['id']}")
     opened.drawn("layer00/m00")
     opened.page.wait_for_timeout(1000)
     return [
