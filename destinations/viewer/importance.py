@@ -1,7 +1,7 @@
 """Which hyperparameter matters: the permutation importance of a small random forest, by scikit-learn.
 
 Hyperparameters and the metric are replaced by their ranks (see `runs.order`). So the forest takes texts,
-missing values and numbers of any size; a log scale changes nothing, and a diverged run counts only as the last.
+missing values and numbers of any size. A log scale changes nothing, and a diverged run only comes last.
 """
 
 from collections.abc import Mapping, Sequence
