@@ -187,8 +187,8 @@ def test_the_site_builds_strictly_loads_nothing_from_elsewhere_and_has_every_pub
         "run": ("events.Run.batch_end", "events.Run.log_images"),
         "run-directory": ("destinations.RunDirectory.run_dir",),
         "saved-run": (
-            "destinations.runs.Run.series",
-            "destinations.runs.Run.images",
+            "destinations.runs.RecordedRun.series",
+            "destinations.runs.RecordedRun.images",
         ),
     }
     for page, found in own.items():

@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def show(name: str, taken: dict[str, list[list[float]]]) -> None:
-    """Prints the medians, and what they are against training without a logger."""
+    """Prints the medians, and their ratio to training without a logger."""
     print(
         f"{name}, {STEPS:,} steps, {METRICS} metrics in each, ms of processor time a step (median of {ROUNDS} rounds)"
     )

@@ -29,7 +29,7 @@ COLD = int(os.environ.get("COLD", "1000"))
 ROWS_BYTES = 64 << 20
 PART_BYTES = 4 << 20
 
-# One process writes several runs: that of each would be a hundred, with a worker each.
+# Each process writes several runs; a process per run would be a hundred, with a worker each.
 WRITER = """
 import sys, threading, time
 from destinations import RunDirectory
@@ -176,7 +176,7 @@ def _page(root):
 
 
 def _measure_requests(server):
-    """A run of few rows, whose intervals are shorter than an hour has."""
+    """Measures a run of few rows, with intervals shorter than an hour's."""
     from destinations import RunDirectory
     from events import Run
 
@@ -204,7 +204,7 @@ def _measure_requests(server):
 
 
 def _measure_bytes(server):
-    """A run of many rows whose parts are smaller by as much as it is."""
+    """Measures a run of many rows, with parts scaled down like the run."""
     from destinations import RunDirectory
     from events import Run
 

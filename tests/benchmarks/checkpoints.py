@@ -35,13 +35,13 @@ from pathlib import Path
 import torch
 
 SIZES = (0.1, 1.0, 4.0)
-# Of small states more, which take less time and scatter more.
+# Small states take less time and scatter more, so they are saved more often.
 SAVES, SAVES_OF_LARGE = 4, 3
 BUDGET = 1.5
 GIBIBYTE = 1 << 30
-# Of one library, for a GiB of parameters.
+# The limit of one library, for a GiB of parameters.
 LIMIT_SECONDS = 600.0
-# For the target of the bare copy, torch, and what else runs.
+# For the target of the bare copy, torch, and other processes.
 SPARE_BYTES = 2 * GIBIBYTE
 TARGET_BYTES = GIBIBYTE
 COLUMNS = ("copy", "stall", "/ copy", "first", "total", "in store", "written", "memory")
@@ -49,7 +49,7 @@ MANY, MANY_SAVES, BUDGET_OF_MANY = 133_336, 4, 3.0
 STEPS_SIZE, STEP_BYTES, IDLE_SECONDS, LEAST_STEPS = 0.3, 32 << 20, 1.0, 10
 PARTS = 32
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-# Matrices, as models have: DCP's planner takes time for each row of a tensor that is divided.
+# Matrices, as models have: DCP's planner takes time for each row of a divided tensor.
 COLUMNS_OF_PART = 1024
 
 
@@ -155,10 +155,10 @@ def _available() -> int:
 
 
 def _in_a_process(kind: str, size: float, what: str = "--one"):
-    """Returns what one library takes, or None where it fails or takes too long, and says so."""
+    """Returns the figures of one library; prints why and returns None if it fails or takes too long."""
     limit = LIMIT_SECONDS * max(1.0, size)
     command = [sys.executable, "-m", "tests.benchmarks.checkpoints", what, kind, str(size)]
-    # A session of its own: what the library has started ends with it.
+    # In a session of its own, processes that the library started end with it.
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
@@ -207,7 +207,7 @@ class _State:
         return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
 
     def tensors(self):
-        """Returns all tensors of it, of those that are divided the part of this rank."""
+        """Returns all tensors of the state; of divided ones, this rank's part."""
         moments = [value for one in self.optimizer.state.values() for value in one.values()]
         every = [*self.model.state_dict().values(), *moments]
         return [one.to_local() if hasattr(one, "to_local") else one for one in every]
@@ -216,7 +216,7 @@ class _State:
 def _one(kind: str, size: float) -> None:
     """Saves several times; prints the medians of all but the first as JSON.
 
-    The bare copy is measured before each save, so that what else the machine does is in both.
+    The bare copy is measured before each save, so that other load affects both.
     """
     with contextlib.ExitStack() as stack:
         where = os.environ.get("BENCHMARK_FOLDER")
@@ -253,7 +253,7 @@ def _one(kind: str, size: float) -> None:
                 rows[-1].append(time.perf_counter() - begin)
         medians = [statistics.median(column) for column in zip(*rows[1:], strict=True)]
         found = dict(zip(("copy", "stall", "/ copy", "total", "in store"), medians, strict=False))
-        # Of the other process what it does not share.
+        # The unshared memory of the other process.
         memory = _field("self", "VmHWM:") - before
         memory += _field(saver.writer_pid, "RssAnon:") if saver.writer_pid else 0
         found |= {"first": rows[0][1], "written": written / saves, "memory": memory}
@@ -306,7 +306,7 @@ def _synchronize():
 
 
 def _targets(tensors):
-    """Returns memory to copy tensors to, in which large ones have the same place: all of it fits besides."""
+    """Returns memory to copy tensors to; large tensors share it, so that it fits beside the state."""
     memory = torch.zeros(min(TARGET_BYTES, sum(one.nbytes for one in tensors)) // 4)
     if DEVICE == "cuda":
         memory = memory.pin_memory()
@@ -339,7 +339,7 @@ class _Saver:
     trains_on = False
     writer_pid = None
     is_for_large = True
-    # Of the state, with itself.
+    # As a multiple of the state, itself included.
     memory = 1.1
 
     @staticmethod
@@ -350,7 +350,7 @@ class _Saver:
         self.state = state
 
     def before(self, number):
-        """Is not measured."""
+        """Prepares a save; not measured."""
 
     def align(self):
         """Waits for other ranks, whose disks and copies took longer: steps of training keep ranks together."""
@@ -362,7 +362,7 @@ class _Saver:
         """Waits until the file is complete."""
 
     def is_complete(self):
-        """Returns whether it is, and uploaded if it is at all, between two steps of training."""
+        """Returns whether the file is complete, and uploaded if it is uploaded at all, between two steps."""
         return True
 
     def store(self):
@@ -416,7 +416,7 @@ class _Ours(_Saver):
         return self.saver.writer_pid
 
     def before(self, number):
-        """Trains a batch, after which memory is prepared; a run trains for longer before its first save."""
+        """Trains a batch, so that memory is prepared; a run trains for longer before its first save."""
         if number == 0:
             for _ in range(self.interval - 1):
                 self.save(number)
@@ -445,7 +445,7 @@ class _Ours(_Saver):
         return self.artifacts.queue.unsettled() == 0
 
     def store(self):
-        self.save(0)  # The next batch, at which it is handed on; a save comes at the one after.
+        self.save(0)  # It is handed on at the next batch, and saved at the one after.
         self.artifacts.queue.drain(600)
 
     def close(self):
@@ -517,7 +517,7 @@ class _Distributed(_Saver):
 
 
 class _DistributedAsynchronous(_Distributed):
-    # Its copy, and what it serialises.
+    # Its copy, and the serialized bytes.
     memory = 3
     trains_on = True
 

@@ -20,7 +20,7 @@ _BUDGET = 1.03
 
 
 class _Steps(Callback):
-    """Collects how long each batch took, from the end of the one before to its own: events and logging included."""
+    """Collects the duration of each batch, from end to end, with events and logging."""
 
     def __init__(self) -> None:
         self.milliseconds: list[float] = []
@@ -44,7 +44,7 @@ def main() -> bool:
     """
     from destinations.commands import demo
 
-    # One thread: with several, what is measured is how they wait for each other.
+    # One thread: several would measure how they wait for each other.
     torch.set_num_threads(1)
     home = Path.cwd()
     without: list[float] = []

@@ -65,8 +65,8 @@ def _cycles() -> int:
 def _calls():
     """Returns what a call takes while the device is busy, beside a peer that converts each number.
 
-    Each turn begins with 50 ms in which the thread does nothing but wait, after which all code is cold: what torch itself
-    takes then to queue a kernel, a copy and an event is the least that a call can take.
+    Each turn begins with 50 ms in which the thread only waits, so all code is cold. The least that a call can take is the
+    time in which torch itself queues a kernel, a copy and an event then.
     """
     cycles = _cycles()
     values = {f"m{index}": torch.tensor(float(index), device="cuda") for index in range(METRICS)}
@@ -182,7 +182,7 @@ class _Loop:
         self.step = 0
 
     def train(self, log):
-        """Trains a step, of which ten numbers are logged."""
+        """Trains a step, and logs ten of its numbers."""
         with torch.autocast("cuda", torch.bfloat16):
             out = self.model(self.data)
             loss = torch.nn.functional.mse_loss(out, self.data)
@@ -198,7 +198,7 @@ class _Loop:
 
 @contextlib.contextmanager
 def _ways(folder):
-    """Gives the ways to log, by name: one that has none, ours, and those of others that are installed."""
+    """Returns the ways to log by name: none, ours, and those of installed peers."""
     with contextlib.ExitStack() as stack:
         run = stack.enter_context(Run(RunDirectory(folder / "ours")))
         file = csv.writer(stack.enter_context((folder / "items.csv").open("w", encoding="utf-8")))
@@ -253,7 +253,7 @@ def _steps(layers, width, batch):
 
 
 def _ledger():
-    """Returns what a batch takes in a Trainer whose batches the device decides, with the ledger and without."""
+    """Returns the time of a batch in a Trainer that the device bounds, with and without the ledger."""
     torch.manual_seed(0)
     layers = [torch.nn.Linear(4096, 4096, device="cuda") for _ in range(8)]
     model = torch.nn.Sequential(*layers)

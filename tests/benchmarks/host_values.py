@@ -25,7 +25,7 @@ CALLS = 20
 
 
 class TakesNothing(LoggerDestination):
-    """The cheapest destination there can be: what is left is the cost of the call."""
+    """A destination that does nothing, so that only the call costs."""
 
     def log_metrics(self, metrics, step=None):
         pass
@@ -93,7 +93,7 @@ def _lazy_row():
 
 
 def _behind_kernels(call):
-    """Returns the median of what a call takes, in microseconds, while kernels are queued."""
+    """Returns the median time of a call in microseconds, while kernels are queued."""
     timings = []
     for _ in range(CALLS):
         torch.cuda.synchronize()

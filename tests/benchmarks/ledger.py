@@ -50,8 +50,7 @@ def _batch(run):
 def _batch_microseconds(folder):
     """Returns what the events of a batch and a row of metrics take, without and with a ledger, in turns.
 
-    The best twentieth of the batches that are divided, and of the others: what the code costs, and not what
-    else the machine does meanwhile.
+    Takes the best twentieth of the batches that are divided, and of the others, to leave out other load.
     """
     taken = {"plain": [], "whole": [], "divided": []}
     ledger = TimeLedger()
@@ -89,7 +88,7 @@ def _tick_microseconds(folder):
 
 
 def _month_bytes(folder):
-    """Returns the size of the rows of a month: those of a day, and the days after it, which are all alike."""
+    """Returns the size of the rows of a month, computed from one day."""
     now = [0]
     ledger = TimeLedger(trace=False, clock=lambda: now[0])
     with Run(None, ledger, "benchmark") as run:

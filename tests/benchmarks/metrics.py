@@ -228,7 +228,7 @@ def print_calls() -> None:
             continue
         ours = ours or result
         rows += [
-            # Of a peer, its own figure stands in the last column, beside ours for the same.
+            # A peer's own figure is in the last column, beside ours.
             Row(f"{name}, {what}", result[what])
             if name.startswith("Logger")
             else Row(f"{name}, {what}", ours[what], None, result[what])
@@ -276,7 +276,7 @@ def measure_busy_thread(journal: str) -> None:
 
 
 def print_busy_thread() -> None:
-    """Why the journal is mapped: a system call gives up the interpreter lock, and a busy thread takes it."""
+    """Prints why the journal is mapped: a system call gives up the interpreter lock to a busy thread."""
     rows = []
     for journal in ("mapped", "appended"):
         rounds = [in_child("busy", journal) for _ in range(ROUNDS)]
@@ -337,7 +337,7 @@ def measure_beside(count: str) -> None:
 
 
 def print_writers() -> None:
-    """Whether a trainer feels that others write to its run, each a row a second."""
+    """Prints whether a trainer feels other writers of its run, each with a row a second."""
     found: dict[int, list[dict[str, Any]]] = {0: [], WRITERS: []}
     for _ in range(ROUNDS):
         for count, rounds in found.items():
@@ -456,7 +456,7 @@ def measure_steps(kind: str) -> None:
             taken[logs].append((time.perf_counter() - begin) / 1000)
             busy[logs].append(time.process_time() - begin_busy)
         close()
-    # Neighbours in time are compared, for the machine is not as fast at all times.
+    # Compares neighbours in time, because the machine's speed varies.
     ratios = [logged / plain for plain, logged in zip(taken[False], taken[True], strict=True)]
     print(
         json.dumps(
@@ -464,7 +464,7 @@ def measure_steps(kind: str) -> None:
                 "step_ms": 1000 * statistics.median(taken[False]),
                 "ratio": statistics.median(ratios),
                 "mean_ratio": sum(taken[True]) / sum(taken[False]),
-                # Of all threads together: others at work on the machine disturb it less.
+                # All threads together, because other load disturbs the sum less.
                 "processor_ratio": statistics.median(
                     logged / plain for plain, logged in zip(busy[False], busy[True], strict=True)
                 ),
@@ -474,7 +474,7 @@ def measure_steps(kind: str) -> None:
 
 
 def print_step_loop() -> None:
-    """What a loop feels."""
+    """Prints what logging adds to a step of a loop."""
     for kind in ("python", "torch"):
         result = in_child("steps", kind)
         if result is not None:
@@ -489,7 +489,7 @@ def print_step_loop() -> None:
 
 
 def log_until_killed(name: str, folder: str) -> None:
-    """Logs rows at 500 a second, and says after each that its call has returned."""
+    """Logs 500 rows a second, and prints after each that its call has returned."""
     log, _ = SYSTEMS[name](folder)
     step = 0
     while True:

@@ -31,9 +31,9 @@ SMALLER = 4
 PARTS = 20
 PICTURE_PIXELS = 32
 LONGEST_SECONDS = 24 * 3600
-# What may grow more than the run by this much is noise: of the machine, and of what does not depend on it.
+# Figures may grow this much faster than the run: noise, and parts that don't depend on the run.
 GROWTH = 1.6
-# Less than so many seconds or MiB is no growth that anybody could feel.
+# Growth by fewer seconds or MiB than this isn't felt.
 LEAST = 0.5
 # The memory of the writer may grow by this much from the first fifth of the run to its end.
 WRITER_MIB = 24.0
@@ -108,7 +108,7 @@ def _own_mib() -> float:
 
 
 def write(folder: Path, scale: float) -> dict:
-    """Writes the run, in twenty parts; each is drained before the next begins, as it is in a month."""
+    """Writes the run in twenty parts, and drains each before the next, as in a month."""
     rows, checkpoints, pictures = (max(PARTS, int(scale * one)) for one in (ROWS, CHECKPOINTS, PICTURES))
     names = [f"{group}/m{number}" for group in ("train", "optimizer") for number in range(METRICS // 2)]
     rng = np.random.default_rng(0)
@@ -121,7 +121,7 @@ def write(folder: Path, scale: float) -> dict:
         for part in range(1, PARTS + 1):
             for step in range(rows * (part - 1) // PARTS, rows * part // PARTS):
                 if step % 1000 == 0 or not values:
-                    # Always others: what is repeated would be compressed.
+                    # Always different numbers, because repeated ones would be compressed.
                     begun = time.thread_time()
                     values = rng.standard_normal((1000, METRICS), np.float32).astype(float).tolist()
                     not_ours += time.thread_time() - begun
@@ -159,7 +159,7 @@ def _sizes(folder: Path) -> tuple[int, int]:
 
 
 def _forget(folder: Path) -> None:
-    """Has the run on the disk only: else the memory of the machine would decide how much of it is read from there."""
+    """Drops the run from the page cache, so that it is read from the disk."""
     os.sync()
     for path in (folder / "run").rglob("*"):
         if path.is_file():
@@ -205,7 +205,7 @@ def page(folder: Path, scale: float) -> dict:
 
 
 def reopen(folder: Path, scale: float) -> dict:
-    """Begins another session of it, which goes on where it ended."""
+    """Opens another session of the run, which continues where it ended."""
     started = time.perf_counter()
     run = Run(_destinations(folder), run_name="month")
     run.log_metrics({"train/m3": 0.5}, int(scale * ROWS))

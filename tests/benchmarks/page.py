@@ -111,7 +111,7 @@ def _measure_wide(opened, root):
 
 
 def _measure_idle(opened, received, root):
-    """The table of all runs, of which one logs."""
+    """Measures the table of all runs while one of them logs."""
     is_done = threading.Event()
 
     def log():

@@ -44,7 +44,7 @@ def _measure(runs):
         print(f"{runs} runs were made in {time.perf_counter() - started:.0f} s")
         theirs = _measure_theirs(cache, paths[len(paths) // 2]) if runs <= MOST_OF_THEIRS else {}
         _age(paths)
-        # First: the memory of a command would be that of this process, which it is forked from.
+        # First, because a forked command starts with the memory of this process.
         shell = _measure_shell(root, Path(folder) / "shell", runs)
         rows = _measure_ours(root, Path(folder) / "index", paths, theirs) + shell
         print_table(
@@ -117,9 +117,9 @@ def _summary(number):
 
 
 def _age(paths):
-    """Lets the folders be an hour old, as finished runs are.
+    """Makes the folders an hour old, like finished runs.
 
-    What was written this moment is always read twice.
+    Files written this moment are always read twice.
     """
     then = time.time() - 3600
     for path in paths:
@@ -130,7 +130,7 @@ def _age(paths):
 
 
 def _change(path):
-    """Has one run log once more."""
+    """Makes one run log once more."""
     text = (path / "sidecar.json").read_text(encoding="utf-8").replace("adamw", "sgd")
     (path / "new").write_text(text, encoding="utf-8")
     (path / "new").replace(path / "sidecar.json")
@@ -194,7 +194,7 @@ def _measure_ours(root, cache, paths, theirs):
 
 
 def _peak_mib(environment, root, *words):
-    """Returns the most memory of a command; not by `ru_maxrss`, which begins with that of this process."""
+    """Returns the peak memory of a command; `ru_maxrss` would begin with the memory of this process."""
     program = (
         "import sys\n"
         "from pathlib import Path\n"
@@ -212,7 +212,7 @@ def _measure_shell(root, cache, count):
     """Returns what commands take from start to end, each with its scan, and their memory."""
     program = Path(sys.executable).with_name("destinations")
     environment = {**os.environ, "XDG_CACHE_HOME": str(cache)}
-    # As where it is installed: modules are compiled once.
+    # Modules are compiled once, as in an installation.
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
 
     def run(*words):

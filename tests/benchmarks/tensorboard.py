@@ -26,8 +26,7 @@ ROWS = 5_000
 WARM_UP_ROWS = 200
 ROUNDS = 3
 NAMES = [f"train/metric{index}" for index in range(10)]
-# What stands for a training step between two rows: some 0.3 ms of work in C, which leaves the interpreter to
-# others.
+# Stands for a training step between two rows: about 0.3 ms of work in C, which frees the interpreter.
 STEP_SIZE = 256
 
 CALL_MICROSECONDS = 5.0
@@ -112,7 +111,7 @@ def child(system, is_training):
             first, second, began = time.thread_time(), time.thread_time(), time.perf_counter()
             log(row, step)
             calls.append(time.perf_counter() - began)
-            # Without what asking for the time takes.
+            # Without the cost of the clock.
             thread += time.thread_time() - second - (second - first)
             if is_training:
                 matrix @ matrix

@@ -19,7 +19,7 @@ _PERCENT = 100
 
 @attrs.frozen
 class Sample:
-    """What single calls took, in microseconds."""
+    """Durations of single calls, in microseconds."""
 
     p50: float
     p99: float
@@ -56,8 +56,8 @@ class Table:
     """What `print_table` printed.
 
     Attributes:
-        title: what it is about.
-        peer: who the last column is about.
+        title: the title.
+        peer: the library in the last column.
         rows: its lines.
     """
 
@@ -78,15 +78,15 @@ def best_microseconds(
     repeats: int = 9,
     timer: Callable[[], float] = time.perf_counter,
 ) -> float:
-    """Returns what one execution of a statement takes at best.
+    """Returns the best time of one execution of a statement.
 
-    A statement, and not a function: what is measured is what a user's line costs, without a call around it.
+    A statement and not a function, so that a user's line is timed without a call around it.
 
     Args:
         statement: Python source.
         names: the names that it uses.
         number: executions in one repeat.
-        repeats: repeats, of which the best counts.
+        repeats: the number of repeats; the best counts.
         timer: seconds.
     """
     timings = timeit.Timer(statement, globals=dict(names), timer=timer).repeat(repeats, number)
@@ -116,9 +116,9 @@ def print_table(title: str, rows: Iterable[Row], peer: str = "peer") -> None:
     """Prints name, value, budget and peer in columns, and keeps them; a value over its budget is marked.
 
     Args:
-        title: what the table is about.
+        title: the title of the table.
         rows: its lines.
-        peer: who the last column is about.
+        peer: the library in the last column.
     """
     rows = list(rows)
     PRINTED.append(Table(title, peer, tuple(rows)))

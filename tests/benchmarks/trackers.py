@@ -31,7 +31,7 @@ MOST_CALLS_WITH_WORK = 200
 UPON = "call upon call"
 BETWEEN = "numpy in between"
 TIMEOUT_SECONDS = 300
-# How many calls: ours, which return at once, and theirs, of which one may take 30 ms.
+# Numbers of calls: ours return at once; one of theirs may take 30 ms.
 CALLS = {"Logger alone": 1000, "WandB": 1000, "wandb.log": 1000, "MLflow": 1000, "mlflow.log_metrics": 100}
 
 Log = Callable[[dict[str, float], int], object]
@@ -63,7 +63,7 @@ def through(destination: Any) -> tuple[Log, Callable[[], None]]:
     engine = Engine(state, logger)
     engine.run_event("init")
     engine.run_event("fit_start")
-    # Until the package is imported and the run is made; nothing of that is what a call costs.
+    # Waits until the package is imported and the run is made, which isn't part of a call.
     if not destination._feed.flush(TIMEOUT_SECONDS):
         raise RuntimeError("run must be open, got none in time.")
 
@@ -180,7 +180,7 @@ def in_child(name: str, pace: str) -> dict[str, float]:
         check=False,
         cwd=Path(__file__).parents[2],
         timeout=TIMEOUT_SECONDS,
-        # One thread for numpy: the other core is for whom the test is about.
+        # One thread for numpy, so that the other core is free for the measured system.
         env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
     )
     if done.returncode != 0:

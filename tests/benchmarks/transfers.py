@@ -96,7 +96,7 @@ def _random_file(path: Path, size: int) -> Path:
 
 
 def _local_queue(folder: Path) -> UploadQueue:
-    """A queue whose store takes nothing meanwhile: what is measured is the caller's side."""
+    """Returns a queue that doesn't upload, so that only the caller's side is measured."""
     queue = UploadQueue(folder / "store", spool=folder / "spool", free_bytes=0)
     queue._drainer._schedule.pause(3600)
     return queue
@@ -131,7 +131,7 @@ def _discard(queue: UploadQueue) -> None:
 
 
 def measure_throughput(folder: Path) -> None:
-    """Against bare boto3 in a thread pool of the same size."""
+    """Compares with bare boto3 in a thread pool of the same size."""
     small = [_random_file(folder / f"{number}", SMALL_BYTES) for number in range(SMALL_FILES)]
     large = _random_file(folder / "large", GIBIBYTE // 2)
     with s3_servers.rclone(folder / "served") as server:
@@ -279,7 +279,7 @@ def _renew(source: Path, large: Path, copy: Path) -> None:
 
 
 def _compare(what: str, acts, prepare) -> None:
-    """Runs each in turns, and prints the medians of time and processor time against those of the first."""
+    """Runs each in turns, and prints medians of time and processor time relative to the first."""
     seconds: dict[str, list[float]] = {name: [] for name in acts}
     processor: dict[str, list[float]] = {name: [] for name in acts}
     for _ in range(LARGE_TURNS):
@@ -346,7 +346,7 @@ def _empty_bucket(client) -> None:
 
 
 def _checksums_of(file: Path) -> None:
-    """What S3Store computes for this server, one after the other; upload_file computes none of it."""
+    """Computes the checksums of S3Store for this server, one after the other; upload_file computes none."""
     sha256, md5, crc32 = hashlib.sha256(), hashlib.md5(usedforsecurity=False), 0
     with file.open("rb") as stream:
         while chunk := stream.read(1 << 24):
@@ -500,7 +500,7 @@ with ThreadPoolExecutor(4) as pool:
 
 
 def measure_stolen_time(folder: Path) -> None:
-    """What uploads take from a loop of 1 ms steps: over all steps, what each took beyond its idle time."""
+    """Measures the time that uploads take from a loop of 1 ms steps, beyond its idle time."""
     files = [_random_file(folder / f"small-{number}", SMALL_BYTES) for number in range(600)]
     (folder / "0").write_bytes(b"warm")
     with s3_servers.rclone(folder / "served") as server:
@@ -558,7 +558,7 @@ def _stolen_by(queue: UploadQueue, files, prefix: str) -> float:
 
 @contextlib.contextmanager
 def _held(queue: UploadQueue):
-    """Nothing is uploaded within: the worker is stopped, or the schedule of the threads rests."""
+    """Holds all uploads: stops the worker, or the schedule of the threads."""
     pid = getattr(queue._drainer, "pid", None)
     if pid is None:
         queue._drainer._schedule.pause(3600)
