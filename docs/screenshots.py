@@ -46,7 +46,7 @@ def train(root: Path, epochs: int) -> None:
         name = name_of(lr, dropout, seed)
         tags = ["baseline"] if (lr, dropout, seed) == CHOSEN[0] else []
         with trainer(
-            [RunDirectory(root / name, tags=tags), TextFile(root / name / "log.txt")],
+            [RunDirectory(root / name, tags=tags), TextFile(str(root / name / "log.txt"))],
             [Misclassified(), Weights()],
             epochs=epochs,
             lr=lr,
@@ -68,7 +68,7 @@ def shoot(page: "Page", viewer: Viewer, theme: str) -> None:
     ids = {row["name"]: row["id"] for row in rows}
     chosen = [ids[name_of(*setting)] for setting in CHOSEN]
     query = "&".join(f"run={one}" for one in chosen)
-    metric = "summary.loss/test/total"
+    metric = "summary.loss/train/total"
     views = {
         "runs": f"runs?{query}",
         "charts": f"charts?{query}&smooth=0.4",

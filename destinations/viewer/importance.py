@@ -1,8 +1,7 @@
-"""Which hyperparameter matters: the permutation importance of a small forest, by scikit-learn.
+"""Which hyperparameter matters: the permutation importance of a small random forest, by scikit-learn.
 
-Hyperparameters and the metric are taken by their places in order, see `runs.order`. So texts, missing values
-and numbers of any size are all usable, a scale that is logarithmic changes nothing, and a run that diverged
-counts as the last and not as much as all others together.
+Hyperparameters and the metric are replaced by their ranks (see `runs.order`). So the forest takes texts,
+missing values and numbers of any size. A log scale changes nothing, and a diverged run only comes last.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,32 +21,31 @@ _TREES = 50
 _FOLDS = 5
 _SHUFFLES = 5
 _SEED = 0
-# What the forest must tell of few runs, and of many. Of 120 sweeps of 20 to 50 runs whose metric was noise,
-# one had as much, and of 40 sweeps of 100 runs none.
+# The least score of few runs, and of many. Among 120 sweeps of 20 to 50 runs whose metric was noise, one
+# reached it, and among 40 sweeps of 100 runs none.
 _LEAST_SCORE = 0.3
 _LEAST_SCORE_OF_MANY = 0.1
 _MANY_RUNS = 100
 
 
 def importance_of(columns: Mapping[str, Sequence[Any]], values: Sequence[Any]) -> dict[str, Any]:
-    """Returns how much of the order of runs by a metric each hyperparameter tells.
+    """Returns how much each hyperparameter matters for the rank of runs by a metric.
 
-    The same runs have the same answer. A forest learns the order from four fifths of the runs and tells it
-    for the others, for each fifth in turn: `score` is the share of the variance that it tells, which is 1 for
-    the right order, and 0 or less for guesses. The importance of a hyperparameter is by how much the score
-    falls when its values are shuffled among the runs that the forest has not seen. Hyperparameters with the
-    same order of runs are copies, and have one importance.
+    A random forest learns the ranks of four fifths of the runs and predicts the others, for each fifth in
+    turn. `score` is the explained share of the variance: 1 for the right order, 0 or less for guesses. The
+    importance of a hyperparameter is the drop of the score when its values are shuffled among the unseen
+    runs. Hyperparameters that order the runs alike share one importance. The same runs give the same answer.
 
     Args:
-        columns: the values of each hyperparameter, `MISSING` where a run has none.
+        columns: the values of each hyperparameter; `MISSING` if a run has none.
         values: the metric of each run.
 
     Returns:
         `runs`, `score`, and `fields` with `names`, `mean` and `std` over the shuffles, the most important
-        first; `problem` says in words why there are none.
+        first; `problem` tells why there are none.
 
     Raises:
-        BudgetError: it takes longer than the answer may.
+        BudgetError: the computation takes too long.
     """
     there = [place for place, value in enumerate(values) if key_of(value)[0] is Kind.NUMBER]
     columns = {name: [column[place] for place in there] for name, column in columns.items()}
@@ -87,8 +85,8 @@ def importance_of(columns: Mapping[str, Sequence[Any]], values: Sequence[Any]) -
     total = _squares(y - y.mean()).sum()
     answer["score"] = float(1 - wrong / total)
     if answer["score"] < (_LEAST_SCORE_OF_MANY if len(there) >= _MANY_RUNS else _LEAST_SCORE):
-        told = f"of runs that it has not seen, the forest tells the order with R² {answer['score']:.2f}"
-        return answer | {"problem": f"Nothing can be said: {told}, which chance alone may give."}
+        found = f"the forest predicts unseen runs with R² {answer['score']:.2f}"
+        return answer | {"problem": f"Not enough evidence: {found}, which may be chance."}
     lost = (wrong_shuffled - wrong) / total
     answer["fields"] = [
         {"names": sorted(names, key=len), "mean": float(lost[place].mean()), "std": float(lost[place].std())}

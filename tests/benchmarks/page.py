@@ -93,15 +93,19 @@ def _measure_wide(opened, root):
     with Written(root / "wide") as run:
         for step in range(5):
             run.log({f"layer{one // 60:02d}/m{one % 60:02d}": step / 7 for one in range(WIDE)}, step)
-    opened.until(
-        "() => fetch('/api/runs?q=wide').then((answer) => answer.json()).then(({total}) => total === 1)"
-    )
+    while not (found := opened.answer("runs?q=wide")["rows"]):
+        opened.page.wait_for_timeout(200)
     opened.page.evaluate(TASKS_NOTED)
-    opened.go(f"charts?run={opened.id_of('wide')}")
+    opened.go(f"charts?run={found[0]['id']}")
     opened.drawn("layer00/m00")
     opened.page.wait_for_timeout(1000)
     return [
-        Row(f"elements, {WIDE} metrics", opened.page.evaluate("document.querySelectorAll('*').length"), 4000),
+        Row(
+            f"elements, {WIDE} metrics",
+            opened.page.evaluate("document.querySelectorAll('*').length"),
+            4000,
+            unit="elements",
+        ),
         Row(f"longest task, {WIDE} metrics", opened.page.evaluate("window.longest"), 100, unit="ms"),
     ]
 

@@ -277,7 +277,8 @@ class ViewBar {
     });
     const save = () => field.value.trim() && keep(field.value.trim(), viewNow());
     readViews().then(draw, (error) => fill(list, error.message));
-    return [list, field, el("button", { type: "button", class: "button", onclick: save }, "Save view")];
+    // Above the list, which grows when it arrives: a button must not move under a click.
+    return [field, el("button", { type: "button", class: "button", onclick: save }, "Save view"), list];
   }
 }
 

@@ -118,12 +118,12 @@ def test_copies_of_a_hyperparameter_are_one():
         (
             settings(60),
             [hash_ % 7919 for hash_ in range(0, 60 * 104729, 104729)],
-            "which chance alone may give.",
+            "Not enough evidence: the forest predicts unseen runs with R² -",
         ),
     ],
 )
-def test_what_cannot_be_said_is_said_in_words(columns, values, problem):
-    """Too few runs, nothing that differs, and noise have no importances, and a sentence why."""
+def test_runs_without_evidence_have_a_reason(columns, values, problem):
+    """Too few runs, equal runs and noise have no importances, but a sentence that tells why."""
     found = importance_of(columns, values)
 
     assert problem in found["problem"]
