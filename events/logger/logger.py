@@ -44,6 +44,8 @@ _log = logging.getLogger("events")
 # The methods whose time a `TimeLedger` charges; the other `log_*` methods call `log_record`.
 _CHARGED = ("log_hyperparameters", "log_record", "upload_file", "flush")
 _NO_SPAN: AbstractContextManager[None] = nullcontext()
+# A journal, Parquet and SQL hold a step in 64 bits, and Python prints no integer of more than 4,300 digits.
+_MAX_STEP = 2**63 - 1
 # The namespaces of this thread and task, of each logger by its identity.
 _prefixes: ContextVar[Mapping[int, str]] = ContextVar("events.namespaces", default=MappingProxyType({}))
 
@@ -253,7 +255,7 @@ class Logger(RecordMethods):
         if step is None:
             step = self._state.timestamp.batch.value or self._given_step  # type: ignore[assignment]
         else:
-            if type(step) is not int:
+            if type(step) is not int or not -_MAX_STEP <= step <= _MAX_STEP:
                 step = self._step(step)
             self._given_step = step
         if self._is_slow_path or self.faults.failing:
@@ -776,13 +778,16 @@ class Logger(RecordMethods):
     def _step(self, step: SupportsIndex | None) -> int:
         if step is not None:
             try:
-                self._given_step = operator.index(step)
+                given = operator.index(step)
             except Exception:  # noqa: BLE001  # a value's own methods
                 text = f"step must be a whole number, got {short_repr(step)} ({type(step).__name__})."
-                self.faults.refuse("step", RecordError(text), outcome="It is logged at the default step")
-                self.faults.raise_refused()
             else:
-                return self._given_step
+                if -_MAX_STEP <= given <= _MAX_STEP:
+                    self._given_step = given
+                    return given
+                text = f"step must fit into 64 bits, got an integer of {given.bit_length()} bits."
+            self.faults.refuse("step", RecordError(text), outcome="It is logged at the default step")
+            self.faults.raise_refused()
         return int(self._state.timestamp.batch) or self._given_step
 
     def _require_open(self, action: str) -> None:

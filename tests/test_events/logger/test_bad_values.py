@@ -2,13 +2,14 @@
 
 import csv
 import inspect
+import io
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from destinations import InMemory, LoggerDestination, RunDirectory
+from destinations import Console, InMemory, LoggerDestination, RunDirectory
 from destinations.run_directory import read_series
 from events import Engine, Logger, RecordError, Run, State, Trainer, WriteRate
 
@@ -44,6 +45,26 @@ def test_a_record_that_is_bad_as_a_whole_is_counted_once(rate):
 
     assert [memory.records for memory in memories] == [[], []]
     assert logger.faults.value_counts == {("h", "RecordError"): 2, ("called", "RecordError"): 2}
+
+
+@pytest.mark.parametrize("has_row_destination", [True, False])
+def test_a_step_beyond_64_bits_becomes_the_default_step(tmp_path, caplog, has_row_destination):
+    """It is counted and reported; later records don't get it as their default step."""
+    memory = InMemory()
+    destinations = [RunDirectory(tmp_path / "run")] if has_row_destination else []
+    with Run([memory, Console("1ba", stream=io.StringIO()), *destinations], run_name="mine") as run:
+        run.log_metrics({"a": 1.0}, 3)
+        for step in (10**5000, -(2**63)):
+            run.log_metrics({"a": 2.0}, step)
+            run.log_text("text", "note", step)
+        run.log_text("text", "note")
+        run.batch_start()
+        run.batch_end()
+
+    assert [record.step for record in memory.records] == [3] * 6
+    assert run.logger.faults.value_counts == {("step", "RecordError"): 4}
+    assert "step must fit into 64 bits, got an integer of 16610 bits" in caplog.text
+    assert not run.logger.faults.counts
 
 
 def test_one_bad_image_of_a_list_is_dropped():
