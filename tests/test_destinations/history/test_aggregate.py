@@ -1,4 +1,4 @@
-"""An aggregate is what a plain loop over the values computes, however rows are grouped on their way into it."""
+"""An aggregate equals what a plain loop over the values computes, however the rows are grouped."""
 
 import json
 import math
@@ -24,7 +24,7 @@ def expected(rows, name, *, by_step):
     """Returns the statistics of a metric, and the step of its last value."""
     there = [(step, float(row[name])) for step, row in rows if name in row]
     finite = [(value, step) for step, value in there if math.isfinite(value)]
-    # Of equal ones, the first.
+    # If several are equal, the first counts.
     low = min(finite, key=lambda one: one[0], default=(None, None))
     high = max(finite, key=lambda one: one[0], default=(None, None))
     by_place = range(len(there))
@@ -60,7 +60,7 @@ def added_as_aggregate(rows, found):
 
 
 def added_through_json(rows, found):
-    """Adds the aggregate of all rows as `summary.json` has it."""
+    """Adds the aggregate of all rows in the form of `summary.json`."""
     other = Aggregate(by_step=found.by_step)
     added_as_block(rows, other)
     found.merge(Aggregate.from_json(json.loads(strict_json({"metrics": other.to_json()}))))
@@ -83,8 +83,8 @@ def check(found, rows, *, by_step):
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(rows, st.sampled_from(WAYS)), max_size=5), st.booleans())
-def test_an_aggregate_does_not_depend_on_how_rows_come(pieces, by_step):
-    """Row by row, in blocks with absent values, as other aggregates, and by way of `summary.json`."""
+def test_an_aggregate_does_not_depend_on_the_grouping_of_rows(pieces, by_step):
+    """Rows come one by one, in blocks with absent values, as other aggregates, and through `summary.json`."""
     found = Aggregate(by_step=by_step)
 
     for piece, add in pieces:
@@ -95,8 +95,8 @@ def test_an_aggregate_does_not_depend_on_how_rows_come(pieces, by_step):
 
 @settings(deadline=None)
 @given(st.lists(rows, min_size=1, max_size=5))
-def test_entries_of_an_index_say_all_but_the_steps_of_last_values(pieces):
-    """Several at once, of which some have no value of a metric; integers of 64 bits become floats there."""
+def test_entries_of_an_index_have_all_but_the_steps_of_last_values(pieces):
+    """Several entries are added at once, some without a value; integers of 64 bits become floats."""
     pieces = [[(None if step and abs(step) > 9 else step, row) for step, row in piece] for piece in pieces]
     fields = []
     for piece in pieces:
@@ -121,7 +121,7 @@ def test_entries_of_an_index_say_all_but_the_steps_of_last_values(pieces):
 
 
 def test_epoch_is_not_a_metric():
-    """Only its last value is kept; one that was logged stands for the run's own, also when later rows lack it."""
+    """Only its last value is kept. A logged epoch replaces the run's own, even if later rows lack it."""
     found = Aggregate()
 
     found.add(("loss",), [0], [(1.0,)], 2)
@@ -139,6 +139,6 @@ def test_epoch_is_not_a_metric():
     [{}, {"last": 1.0}, {"last": "x", "count": 1}, {"last": 1.0, "count": 1, "non_finite": 2}, {"count": 3}],
 )
 def test_damaged_statistics_are_refused(record):
-    """The rows have all that they said."""
+    """They are computed from the rows instead."""
     with pytest.raises(ValueError, match="not statistics of a metric"):
         Aggregate.from_json({"metrics": {"loss": record}})

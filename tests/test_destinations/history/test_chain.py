@@ -1,4 +1,4 @@
-"""Which records of which sessions belong to a run."""
+"""Which sessions' records belong to a run."""
 
 import itertools
 import random
@@ -9,7 +9,7 @@ from destinations.history.chain import Chain, Follows
 
 
 class Program:
-    """Logs numbered records in sessions, and continues from any checkpoint; knows what its history is."""
+    """Logs numbered records in sessions, continues from any checkpoint, and knows the expected history."""
 
     def __init__(self, seed):
         self.draw = random.Random(seed)
@@ -48,7 +48,7 @@ class Program:
 
 
 def test_history_has_the_records_before_each_checkpoint():
-    """It may be of any session, also one that was left; steps do not matter."""
+    """The checkpoint may be from any session, even an abandoned one; steps don't matter."""
     for seed in range(200):
         program = Program(seed)
         for _ in range(program.draw.randrange(1, 60)):
@@ -56,8 +56,8 @@ def test_history_has_the_records_before_each_checkpoint():
             assert program.belonging() == program.history, seed
 
 
-def test_left_branch_ends_where_its_session_does():
-    """Asked for by the id of its session, it has all that this one logged, after what it continued."""
+def test_a_branch_ends_where_its_session_ends():
+    """A branch is selected by its session's id. It has what the session continued, then what it logged."""
     sessions = [
         {"session": "a", "follows": None},
         {"session": "b", "follows": Follows("a", 1, 5).to_json()},
@@ -75,7 +75,7 @@ def test_left_branch_ends_where_its_session_does():
 
 
 def test_loop_that_names_a_batch_replaces_records_it_logs_again():
-    """Earlier steps stay, later ones do not; of the same step stays what has another name."""
+    """Earlier steps stay and later ones don't. At the same step, only other metric names stay."""
     sessions = [
         {"session": "a", "follows": None},
         {"session": "b", "follows": Follows("a", None, 2).to_json()},
@@ -97,15 +97,18 @@ def test_loop_that_names_a_batch_replaces_records_it_logs_again():
 
 
 def test_deletion_counts_from_any_session():
-    """A file that was deleted by what was left behind is gone all the same."""
+    """A file stays deleted if an abandoned session deleted it."""
     sessions = [{"session": "a", "follows": None}, {"session": "b", "follows": Follows("a", 1, 5).to_json()}]
     lines = [{"session": "a", "record": number, "is_deleted": number == 2} for number in range(3)]
 
     assert [*Chain(sessions).records(lambda: lines)] == [lines[0], lines[2]]
 
 
-def test_unknown_is_not_left_out():
-    """What names a session without a line belongs, and so does what earlier versions wrote; damage is passed on."""
+def test_records_of_unknown_sessions_belong_to_the_run():
+    """Records of a session without a line belong to the run, as do records of earlier versions.
+
+    Damage is passed on.
+    """
     sessions = [
         {"session": "old"},
         {"session": "older"},
@@ -118,8 +121,8 @@ def test_unknown_is_not_left_out():
 
 
 @pytest.mark.parametrize("follows", [7, {"session": "b"}, {"session": "a", "records": None, "step": None}])
-def test_damaged_line_of_a_session_hides_nothing_of_it(follows):
-    """Also where sessions would follow each other in a circle."""
+def test_a_damaged_session_line_hides_none_of_its_records(follows):
+    """This holds even if the sessions follow each other in a circle."""
     sessions = [{"session": "a", "follows": Follows("b").to_json()}, {"session": "b", "follows": follows}]
     lines = [{"session": "b", "record": 0}]
 

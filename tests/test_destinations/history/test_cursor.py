@@ -1,4 +1,4 @@
-"""What is new since a reader looked, whatever happens between two looks."""
+"""A reader gets what is new since its last look, whatever happens between two looks."""
 
 import itertools
 import json
@@ -24,14 +24,14 @@ from tests.test_destinations.run_directory.test_parts import Hasty
 
 
 class Program:
-    """Logs numbers in sessions, each once, and continues from any checkpoint; knows what its history is."""
+    """Logs each number once, continues from any checkpoint, and knows the expected history."""
 
     def __init__(self, run_dir, seed):
         self.run_dir = run_dir
         self.draw = random.Random(seed)
         self.ids = (f"session{number:05d}" for number in itertools.count())
         self.numbers, self.clock = itertools.count(1), itertools.count(1000)
-        # Of each value the step and itself.
+        # Step and value, by value.
         self.history, self.checkpoints = [], []
         self.step = 0
         self.open()
@@ -52,7 +52,7 @@ class Program:
         self.journal.begin_session(self.session)
 
     def kill(self):
-        """Ends the process as it is."""
+        """Ends the process without closing."""
         self.journal.close()
         for segment in list(self.journal.files.segments):
             segment.close()
@@ -67,7 +67,7 @@ class Program:
         self.history += [(self.step, number) for number in row.values()]
 
     def act(self):
-        """Does something that training may do."""
+        """Does something that a training run may do."""
         chance = self.draw.random()
         if chance < 0.55:
             self.log()
@@ -94,18 +94,18 @@ class Program:
 
 
 class Sender:
-    """Reads as `send` does: it keeps its position as JSON, and begins again where rows were taken back."""
+    """Reads as `send` does: keeps its position as JSON, and starts over if rows were taken back."""
 
     def __init__(self, run_dir):
         self.run_dir = run_dir
         self.begin()
 
     def begin(self):
-        """Forgets all."""
+        """Forgets everything."""
         self.position, self.given = "{}", []
 
     def look(self):
-        """Returns whether what was given still belongs, and takes what is new if it does."""
+        """Takes new rows. Returns whether the rows taken before still belong to the run."""
         position = ReadPosition(**json.loads(self.position))
         try:
             new = [value for item in records_of(self.run_dir, position) for value in item.metrics.values()]
@@ -119,7 +119,7 @@ class Sender:
 
 @pytest.mark.parametrize("seed", range(times(20, 2000)))
 def test_each_value_is_new_once(tmp_path, seed):
-    """Whatever was drained, closed, left behind or continued since, and however calls were joined into rows."""
+    """This holds across drains, closes, resumes and abandoned rows, however calls were joined into rows."""
     program = Program(tmp_path, seed)
     sender, cache, followed = Sender(tmp_path), ColumnCache(), []
     with Follower(tmp_path) as follower:
@@ -145,7 +145,7 @@ def test_each_value_is_new_once(tmp_path, seed):
 
 
 def test_a_cursor_is_the_same_after_json(tmp_path):
-    """It goes on in another process, also from within the journal and beside a limit."""
+    """It continues in another process, even from within the journal or next to a limit."""
     program = Program(tmp_path, 0)
     for _ in range(3):
         program.log()
@@ -169,7 +169,7 @@ def test_a_cursor_is_the_same_after_json(tmp_path):
 
 
 def test_an_idle_run_is_not_read(tmp_path, monkeypatch):
-    """A follower that knows all rows opens no file of rows."""
+    """A follower that has every row opens no file of rows."""
     program = Program(tmp_path, 0)
     program.log()
     program.drain.run()

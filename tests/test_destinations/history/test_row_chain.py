@@ -1,4 +1,4 @@
-"""What a history says of rows, and what happens where it cannot say it."""
+"""A history decides which rows count; a damaged one is reported."""
 
 import logging
 import math
@@ -17,7 +17,7 @@ def part(number, session, rows):
 
 
 def test_places_and_limits_decide_which_rows_count():
-    """A session follows so many rows of another one; a limit also cuts those before it, whatever their session."""
+    """A session continues after some rows of another. A limit also cuts the sessions before it."""
     chain = RowChain()
     chain.add(chain.session("a", None, 0))
     chain.add(chain.part(part(1, "a", 10)))
@@ -43,7 +43,7 @@ LIMITS = [None, *((step, time) for step in (4, 5) for time in (None, 1.0, 2.0))]
 @pytest.mark.parametrize("first", LIMITS)
 @pytest.mark.parametrize("second", LIMITS)
 def test_tighter_limit_drops_the_rows_of_both(first, second):
-    """So a session of which many later ones cut something needs one limit."""
+    """A session that many later sessions cut needs only one limit."""
     both = tighter(first, second)
 
     for step in (3, 4, 5, 6, math.nan):
@@ -53,7 +53,7 @@ def test_tighter_limit_drops_the_rows_of_both(first, second):
 
 
 class Rolling(RunDirectory):
-    """Closes a part of some kilobytes."""
+    """Closes parts after a few kilobytes."""
 
     _part_bytes = 2000
 
@@ -71,7 +71,7 @@ def log(folder, steps, batch=None):
 
 @pytest.mark.parametrize("damage", ["cut", "changed"])
 def test_damaged_history_is_reported_and_loses_no_part(tmp_path, caplog, damage):
-    """A reader raises, and a writer keeps its rows in the journal: nobody takes what is not listed for nothing."""
+    """A reader raises. A writer keeps its rows in the journal, and never takes unlisted parts for garbage."""
     folder = tmp_path / "mine"
     log(folder, range(200))
     log(folder, range(200, 220), batch=200)
@@ -94,8 +94,8 @@ def test_damaged_history_is_reported_and_loses_no_part(tmp_path, caplog, damage)
         assert [row.step for row in read_rows(folder)] == list(range(225))
 
 
-def test_deleted_history_is_not_taken_for_format_2(tmp_path, caplog):
-    """Closed parts may be of sessions that were left, so they are not all read; a writer leaves them alone."""
+def test_deleted_history_is_not_mistaken_for_format_2(tmp_path, caplog):
+    """Closed parts may belong to abandoned sessions, so no reader reads them all, and a writer keeps them."""
     folder = tmp_path / "mine"
     log(folder, range(200))
     log(folder, range(100, 120), batch=100)
@@ -117,7 +117,7 @@ def test_deleted_history_is_not_taken_for_format_2(tmp_path, caplog):
 
 
 def test_history_shorter_than_its_position_raises(tmp_path):
-    """A session that was killed says in its position how many bytes count."""
+    """The position of a killed session contains the number of valid bytes."""
     csv = tmp_path / "metrics.csv"
     line = RowChain().session("a", None, 0)
     (tmp_path / "metrics.history.jsonl").write_bytes(line)
@@ -136,5 +136,5 @@ def test_history_shorter_than_its_position_raises(tmp_path):
     [(4, 9.0, False), (5, 1.0, False), (5, 2.5, True), (6, 0.0, True), (math.nan, 9.0, False)],
 )
 def test_limit_drops_later_rows(step, time, dropped):
-    """Larger steps are dropped, and the step itself from the time of the checkpoint on."""
+    """Rows of larger steps are dropped, and rows of the step itself if they are later than the checkpoint."""
     assert drops((5, 2.0), step, time) is dropped

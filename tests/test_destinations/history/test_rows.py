@@ -1,4 +1,4 @@
-"""Calls share a row by one rule, whether the row is read from the journal or from the file that it is drained to."""
+"""One rule decides which calls share a row, in the journal and in the file it is drained to."""
 
 import itertools
 import tempfile
@@ -24,7 +24,7 @@ values = st.one_of(
 calls = st.tuples(
     st.just("log"), st.dictionaries(st.sampled_from(NAMES), values, min_size=1, max_size=3), st.integers(0, 2)
 )
-# Many rows of floats at once are read as a block.
+# The reader takes many rows of floats at once as a block.
 blocks = st.tuples(st.just("logs"), st.sets(st.sampled_from(NAMES), min_size=1), st.integers(4, 12))
 others = st.tuples(st.sampled_from(["epoch", "boundary", "read", "drain"]))
 
@@ -51,7 +51,7 @@ class Run:
         self.drain = JournalDrain(run_dir, folder, csv, self.journal, part_bytes=1500)
 
     def rows(self):
-        """Returns what readers see; as text, in which NaN is itself.
+        """Returns the rows as text, because NaN then equals itself.
 
         A part has integers beside floats as floats.
         """
@@ -86,7 +86,7 @@ class Run:
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 def test_rows_are_the_same_before_and_after_they_are_drained(steps):
-    """Whatever is logged, with names that come late, in whatever file it lands, and wherever a segment ends."""
+    """This holds for any calls, late names, any file, and any end of a segment."""
     with tempfile.TemporaryDirectory() as folder:
         run = Run(Path(folder) / "run")
         for one in [*steps, ("drain",)]:
@@ -94,7 +94,7 @@ def test_rows_are_the_same_before_and_after_they_are_drained(steps):
 
 
 def test_a_metric_named_epoch_has_a_row_of_its_own(tmp_path):
-    """Also where it is the epoch of the calls around it."""
+    """This holds even if it equals the epoch of the calls around it."""
     run = Run(tmp_path / "run")
     for metrics in ({"epoch": 0, "loss": 1.0}, {"acc": 2.0}, {"lr": 3.0}):
         run.journal.append(metrics, 5)
@@ -109,7 +109,7 @@ def test_a_metric_named_epoch_has_a_row_of_its_own(tmp_path):
 
 
 def test_late_name_shares_the_row_of_its_step(tmp_path):
-    """The file gets a column while the row of the step waits for more."""
+    """The file gets a column while the row of the step is still open."""
     run = Run(tmp_path / "run")
     run.journal.append({"loss": 1.0}, 0)
     run.drain.run()

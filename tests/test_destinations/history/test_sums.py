@@ -1,4 +1,4 @@
-"""Checksums of blocks: what a writer sums in any order of its acts, and what a reader finds damaged."""
+"""Checksums of blocks: writers add them in any order of operations, and readers find the damage."""
 
 import random
 import zlib
@@ -28,7 +28,7 @@ def rows_of(draw, count):
 
 
 def checks_of(path, content, end=None, tail=None):
-    """Returns what compares some content with the sums beside a path."""
+    """Returns a function that compares content with the checksums beside a path."""
 
     def read(at, length):
         return content[at : at + length]
@@ -40,7 +40,7 @@ def checks_of(path, content, end=None, tail=None):
 
 
 def write(path, content, *others):
-    """Writes content, and its sums, with those of other versions before."""
+    """Writes content and its checksums, preceded by checksums of other versions."""
     sums = BlockSums.begin(HEADER)
     sums.add(content[len(HEADER) :])
     sums.close_block()
@@ -49,8 +49,8 @@ def write(path, content, *others):
     return sums
 
 
-def test_sums_do_not_depend_on_how_rows_come():
-    """Any pieces of whole rows, and going back, give the blocks of the whole."""
+def test_sums_do_not_depend_on_how_rows_are_appended():
+    """Appending any number of whole rows and going back give the same blocks."""
     for seed in range(times(10, 50)):
         draw = random.Random(seed)
         rows = rows_of(draw, 2000)
@@ -77,7 +77,7 @@ def test_sums_do_not_depend_on_how_rows_come():
 
 
 def test_any_changed_byte_costs_the_rows_of_its_block(tmp_path, caplog):
-    """Blank lines take their places: all other bytes and the numbers of all rows stay."""
+    """Blank lines replace its rows, so all other bytes and row numbers stay."""
     path = tmp_path / "metrics.csv"
     draw = random.Random(1)
     content = HEADER + rows_of(draw, 1500)
@@ -107,7 +107,7 @@ def test_any_changed_byte_costs_the_rows_of_its_block(tmp_path, caplog):
 
 @pytest.mark.parametrize("change", ["cut", "changed", "header", "longer", "none"])
 def test_file_changed_by_another_program_is_read_unchecked(tmp_path, change):
-    """Only a file of the right size has damaged blocks; of another one, all that is there counts, and it is said."""
+    """Only a file of the right size has damaged blocks. All rows of another file count, with a warning."""
     path = tmp_path / "metrics.csv"
     content = HEADER + rows_of(random.Random(2), 1000)
     write(path, content)
@@ -132,7 +132,7 @@ def test_file_changed_by_another_program_is_read_unchecked(tmp_path, change):
 
 
 def test_sums_of_the_matching_version_are_used(tmp_path):
-    """While a file is replaced there are both; a file without sums, or with damaged ones, is not compared."""
+    """Both exist while a file is replaced. Files without checksums or with damaged ones aren't compared."""
     path = tmp_path / "metrics.csv"
     draw = random.Random(3)
     before, after = (HEADER + rows_of(draw, 500) for _ in range(2))
@@ -151,8 +151,8 @@ def test_sums_of_the_matching_version_are_used(tmp_path):
     assert read_sums(path) == Sums()
 
 
-def test_the_position_has_the_sum_of_the_rows_behind_the_last_block(tmp_path):
-    """They are compared too, and so is their number where the file was cut."""
+def test_the_position_has_the_sum_of_rows_after_the_last_block(tmp_path):
+    """Readers compare these rows too, and their number if the file was cut."""
     path = tmp_path / "metrics.csv"
     content = HEADER + rows_of(random.Random(4), 700)
     sums = BlockSums.begin(HEADER)
@@ -169,7 +169,7 @@ def test_the_position_has_the_sum_of_the_rows_behind_the_last_block(tmp_path):
 
 
 def test_a_line_has_a_checksum_of_its_own():
-    """Any change of a line is found; one without a checksum is taken as it is."""
+    """Any change of a line is found. A line without a checksum is accepted."""
     line = summed_line('{"mark": 3, "rows": 812}')
 
     assert parse_line(line) == {"mark": 3, "rows": 812}
@@ -182,7 +182,7 @@ def test_a_line_has_a_checksum_of_its_own():
             found = parse_line(bytes(changed))
         except ValueError:
             continue
-        # The name of the checksum itself was changed, and with it nothing else.
+        # Only the name of the checksum itself was changed.
         assert found["mark"] == 3
         assert found["rows"] == 812
         assert at >= line.index(b", ", 12)

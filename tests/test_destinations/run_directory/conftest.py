@@ -13,7 +13,7 @@ from events import Engine, Logger, State, Timestamp
 
 
 def steps_left(run_dir: Path) -> list[list[int | None]]:
-    """Returns the steps of each branch that was left, by its first step."""
+    """Returns the steps of each abandoned branch, by its first step."""
     return [[row.step for file in one.files() for row in file.rows()] for one in branches_of(run_dir)]
 
 
@@ -37,15 +37,15 @@ class Driven:
         self.logger.log_metrics(metrics, step)
 
     def flush(self) -> None:
-        """Flushes, also where that takes longer than the ten seconds that the product waits."""
+        """Flushes, even if that takes longer than the ten seconds that the product waits."""
         self.logger.flush()
         writer = self.destination._writer
         assert writer is None or writer.timer.flush(60)
 
     def stand_still(self) -> None:
-        """Waits until no thread of the run is at work.
+        """Waits until no thread of the run is working.
 
-        With long `flush_seconds`, none will be until it is told to.
+        With long `flush_seconds`, none starts work before the next request.
         """
         self.flush()
         self.destination._writer._papers.environment.join(60)
@@ -62,13 +62,13 @@ def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _outside_of_any_repository(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Spares each run, which describes where it takes place, three programs."""
+    """Spares each run three `git` processes, which would describe the repository."""
     monkeypatch.chdir(elsewhere)
 
 
 @pytest.fixture
 def drive(tmp_path: Path) -> Iterator[Callable[..., Driven]]:
-    """Begins runs in `tmp_path / "run"`, and closes what a test left open."""
+    """Starts runs in `tmp_path / "run"`, and closes those that a test left open."""
     with contextlib.ExitStack() as stack:
 
         def begin(

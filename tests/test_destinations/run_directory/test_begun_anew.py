@@ -1,4 +1,4 @@
-"""A run that is deleted in its store and begun anew: no machine and no reader shows what the old one had."""
+"""If a run is deleted in its store and started again, nobody sees rows of the old one."""
 
 import logging
 import shutil
@@ -17,7 +17,7 @@ from uploads import open_store
 
 @pytest.fixture(autouse=True)
 def _folders(tmp_path, monkeypatch):
-    """Spools and local folders of each test's own."""
+    """Gives each test its own spool and local folder."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
 
@@ -33,7 +33,7 @@ def write(folder, store, value, *, rows=3, part_bytes=100, **options):
 
 
 def read(copy):
-    """The values of the run and of its writers, and a pixel of its pictures, as a copy of the store has them."""
+    """Returns the values of the run and its writers and a pixel of its pictures, from a copy of the store."""
     copy.refresh(at_once=True)
     copy.bring(copy.folder / "run")
     run = Run.open(copy.folder / "run")
@@ -44,7 +44,7 @@ def read(copy):
 
 @pytest.mark.parametrize("is_same_reader", [True, False])
 def test_a_reader_shows_the_new_run(tmp_path, is_same_reader):
-    """Also where sessions, pieces and files have the names that they had before."""
+    """This holds even if sessions, pieces and files have the same names as before."""
     store = tmp_path / "store"
     write(tmp_path / "one" / "run", store / "run", 10.0)
     write(tmp_path / "one" / "eval", store / "run", 20.0, writer="eval")
@@ -60,7 +60,7 @@ def test_a_reader_shows_the_new_run(tmp_path, is_same_reader):
 
 
 def test_a_reader_that_polls_takes_no_piece_of_another_run(tmp_path):
-    """The piece that it asks for is one of the run that was begun anew."""
+    """The piece that it requests next belongs to the new run."""
     store = tmp_path / "store"
     old = Mirrored(tmp_path / "one" / "run", store)
     old.log({"loss": 1.0}, 0)
@@ -86,7 +86,7 @@ def test_a_reader_that_polls_takes_no_piece_of_another_run(tmp_path):
 
 
 class LosesOnce:
-    """A store that has lost an object the first time that it is asked for."""
+    """A store that loses an object at the first request for it."""
 
     def __init__(self, store, name):
         self.store, self.name = store, name
@@ -102,7 +102,7 @@ class LosesOnce:
 
 
 def test_an_interrupted_reader_keeps_nothing_of_the_old_run(tmp_path):
-    """A piece of the new one was merged while it read: what it has done by then counts as done."""
+    """A piece of the new run is merged during the read, so the finished part counts as done."""
     store = tmp_path / "store"
     with Mirrored(tmp_path / "one" / "run", store) as old:
         old.logger.log_hyperparameters({"lr": 0.1})
@@ -126,7 +126,7 @@ def test_an_interrupted_reader_keeps_nothing_of_the_old_run(tmp_path):
 
 
 def test_a_deleted_run_is_gone(tmp_path):
-    """Also for a reader that has not seen the store with it, and where it had never been closed."""
+    """It disappears for a new reader too, even if the run was never closed."""
     store = tmp_path / "store"
     run = Mirrored(tmp_path / "one" / "run", store / "run")
     run.log({"loss": 1.0}, 0)
@@ -144,7 +144,7 @@ def test_a_deleted_run_is_gone(tmp_path):
 
 @pytest.mark.parametrize("place", ["run", "."])
 def test_a_reader_that_lists_between_two_runs_keeps_nothing_of_the_old_one(tmp_path, place):
-    """The new one has said that it writes there, and has sent nothing yet."""
+    """The new run has claimed the store but has not uploaded anything yet."""
     store, other = tmp_path / "store" / place, tmp_path / "other"
     old = Mirrored(tmp_path / "one" / "run", store)
     old.logger.log_traces({"sample": 7})
@@ -173,7 +173,7 @@ def test_a_reader_that_lists_between_two_runs_keeps_nothing_of_the_old_one(tmp_p
 
 
 def test_a_named_writer_keeps_its_old_rows_aside(tmp_path, caplog):
-    """Its folder here is of a run that is not in the store any more."""
+    """Its local folder belongs to a run that is no longer in the store."""
     store, folder = tmp_path / "store", tmp_path / "machine" / "run"
     write(tmp_path / "one" / "run", store, 10.0)
     write(folder, store, 20.0, writer="eval")
@@ -193,7 +193,7 @@ def test_a_named_writer_keeps_its_old_rows_aside(tmp_path, caplog):
 
 
 def test_a_named_writer_of_a_run_without_a_folder_sends_no_row_of_the_deleted_one(tmp_path, monkeypatch):
-    """The folder that stands for the run on this machine has no name by which it is known as a writer's."""
+    """The local stand-in for the run's folder has no name that identifies it as a writer's."""
     store = tmp_path / "store"
     for value in (10.0, 20.0):
         for machine, options in ((f"trainer-{value}", {}), ("machine", {"writer": "eval"})):

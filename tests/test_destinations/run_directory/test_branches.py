@@ -1,4 +1,4 @@
-"""What a checkpoint leaves behind: it stays where it was written, and does not belong to the run."""
+"""Rows after a checkpoint stay where they were written, as a branch, and don't belong to the run."""
 
 import re
 
@@ -23,7 +23,7 @@ def log_everything(run, step):
 
 
 def steps_of(folder):
-    """Returns the steps of the records, which are the same for each kind."""
+    """Returns the steps of the records, which are equal for all kinds."""
     run = Opened.open(folder)
     found = {
         kind: [one.step for one in run.records(kind)] for kind in ("texts", "images", "tables", "histograms")
@@ -33,7 +33,7 @@ def steps_of(folder):
 
 
 class Session:
-    """A run of one process, which continues from a saved state as a trainer does."""
+    """A run in one process that continues from a saved state, as a trainer does."""
 
     def __init__(self, folder, saved=None, batch=0, **hyperparameters):
         self.ours = RunDirectory(folder)
@@ -63,7 +63,7 @@ class Session:
 
 
 def test_records_after_the_checkpoint_do_not_belong_whatever_their_step(tmp_path):
-    """A session continues from a checkpoint of any earlier one, also of one that was left."""
+    """A session may continue from any earlier checkpoint, even an abandoned one."""
     folder = tmp_path / "mine"
     first = Session(folder)
     at_2 = first.log(9, 2)
@@ -88,7 +88,7 @@ def test_records_after_the_checkpoint_do_not_belong_whatever_their_step(tmp_path
 
 
 def test_training_that_goes_back_in_one_process_begins_a_session(tmp_path):
-    """What it had logged since the checkpoint is left, as if another process had loaded it."""
+    """Rows since the checkpoint become a branch, as if another process had loaded it."""
     folder = tmp_path / "mine"
     session = Session(folder)
     at_2 = session.log(1, 2)
@@ -108,7 +108,7 @@ def test_training_that_goes_back_in_one_process_begins_a_session(tmp_path):
 
 
 def test_each_session_keeps_its_own_configuration(tmp_path):
-    """The run has the hyperparameters of the sessions that led to it; what was left keeps its own."""
+    """The run has the hyperparameters of the sessions that led to it; a branch keeps its own."""
     folder = tmp_path / "mine"
     first = Session(folder, lr=0.1, width=8)
     at_1 = first.log(1)
@@ -133,7 +133,7 @@ def test_each_session_keeps_its_own_configuration(tmp_path):
 
 
 def test_hyperparameters_after_the_checkpoint_do_not_belong(tmp_path):
-    """They stay with the session that logged them; the run has those that its checkpoint had."""
+    """They stay with the session that logged them; the run has the ones from its checkpoint."""
     folder = tmp_path / "mine"
     first = Session(folder, lr=0.1)
     at_1 = first.log(1)
@@ -156,7 +156,7 @@ def test_hyperparameters_after_the_checkpoint_do_not_belong(tmp_path):
 
 
 def test_run_without_hyperparameters_at_its_checkpoint_has_none(tmp_path):
-    """Those of the branch are taken out of `hparams.yaml`, also if the session logs none."""
+    """The branch's hyperparameters are removed from `hparams.yaml`, even if the session logs none."""
     folder = tmp_path / "mine"
     first = Session(folder)
     at_1 = first.log(1)
@@ -171,7 +171,7 @@ def test_run_without_hyperparameters_at_its_checkpoint_has_none(tmp_path):
 
 
 def test_files_after_the_checkpoint_do_not_belong_but_its_own_do(tmp_path):
-    """A checkpoint is uploaded after its state was taken, with a pointer to it; other files are compared as records are."""
+    """A checkpoint and its pointer are uploaded after its state was taken; other files count like records."""
     folder, file = tmp_path / "mine", tmp_path / "file"
     file.write_text("content")
     first = Session(folder)
@@ -191,7 +191,7 @@ def test_files_after_the_checkpoint_do_not_belong_but_its_own_do(tmp_path):
 
 
 def test_branch_is_the_run_as_its_session_had_it(tmp_path):
-    """Rows, records and hyperparameters of what was left are read as those of a run, while and after it is written."""
+    """Its rows, records and hyperparameters read like a run's, while and after the run is written."""
     folder = tmp_path / "mine"
     first = Session(folder, lr=0.1)
     first.run.log_metrics({"loss": 1.0}, step=1)
@@ -228,7 +228,7 @@ def test_branch_is_the_run_as_its_session_had_it(tmp_path):
 
 
 def test_a_run_continued_at_its_end_has_no_branch(tmp_path):
-    """It has no branches; each of its sessions can be read all the same."""
+    """Each of its sessions can still be read."""
     folder = tmp_path / "mine"
     first = Session(folder, lr=0.1)
     first.run.log_metrics({"loss": 1.0}, step=1)
@@ -247,7 +247,7 @@ def test_a_run_continued_at_its_end_has_no_branch(tmp_path):
 
 
 def test_folder_of_an_earlier_version_is_continued(tmp_path):
-    """Its records, which name no session, belong up to the step that training goes on from."""
+    """Its records name no session, so they belong to the run up to the step where training continues."""
     folder = tmp_path / "mine"
     first = Session(folder)
     first.log(1, 2, 3)
@@ -267,7 +267,7 @@ def test_folder_of_an_earlier_version_is_continued(tmp_path):
 
 
 def test_listing_branches_reads_no_hyperparameters(tmp_path, monkeypatch):
-    """A run may have a thousand sessions; what each was given is read when a branch is asked for it."""
+    """A run may have a thousand sessions, so hyperparameters are read only when a branch is asked for them."""
     folder = tmp_path / "mine"
     first = Session(folder, lr=0.1)
     at_2 = first.log(1, 2)
@@ -288,7 +288,7 @@ def test_listing_branches_reads_no_hyperparameters(tmp_path, monkeypatch):
 
 
 def test_a_branch_has_what_named_writers_logged_before_it_was_left(tmp_path):
-    """They follow no session of the trainer: what they log counts for the session that was the newest then."""
+    """Named writers follow no trainer session: their records count for the newest session at that time."""
     folder = tmp_path / "mine"
     first = Session(folder)
     at_2 = first.log(1, 2)

@@ -1,4 +1,4 @@
-"""Who writes a run in a store: how a session is seen to live, what it takes over, and what a superseded one does."""
+"""Claims a run in a store: signs of life, takeovers, and superseded sessions."""
 
 import json
 import logging
@@ -28,12 +28,12 @@ HOURS = 3600.0
 
 @pytest.fixture(autouse=True)
 def _folders(tmp_path, monkeypatch):
-    """Spools and local folders of each test's own."""
+    """Gives each test its own spool and local folder."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
 
 class Watched:
-    """A claim whose pauses are counted, and in which something may happen at a moment."""
+    """A claim that counts its pauses, and lets a test act at a given moment."""
 
     def __init__(self, tmp_path, name="two", seconds=10.0, rank=0):
         self.folder = tmp_path / name
@@ -43,7 +43,7 @@ class Watched:
         self.claim = Claim(str(tmp_path / "store"), rank, seconds, wait=self._wait)
 
     def at(self, seconds, act):
-        """Does something once so much was waited."""
+        """Acts once this much time was waited."""
         self.events.append((seconds, act))
 
     def _wait(self, seconds):
@@ -61,7 +61,7 @@ class Watched:
 
 
 def put_session(store, number=1, **fields):
-    """Puts what a session says of itself when it begins."""
+    """Uploads the object with which a session begins."""
     about = {"session": number, "nonce": f"nonce{number}", "host": "other", "pid": 1, **fields}
     path = store / "live" / "rank0" / f"{number:04}" / "session.json"
     path.parent.mkdir(parents=True)
@@ -70,7 +70,7 @@ def put_session(store, number=1, **fields):
 
 
 def test_a_session_that_has_sent_nothing_yet_is_watched(tmp_path):
-    """It may have begun a moment ago, after a session that was closed: a sign of it refuses the next one."""
+    """It may have started just now, after a closed session: any sign of it refuses the next claim."""
     with Mirrored(tmp_path / "one" / "run", tmp_path / "store") as first:
         first.log({"loss": 1.0}, 0)
     session = put_session(tmp_path / "store", 2, seconds=10.0, sign_seconds=10.0)
@@ -85,7 +85,7 @@ def test_a_session_that_has_sent_nothing_yet_is_watched(tmp_path):
 @pytest.mark.parametrize("shift", [-10 * HOURS, 0.0, 10 * HOURS])
 @pytest.mark.parametrize("is_alive", [False, True])
 def test_the_clocks_of_machines_are_not_compared(tmp_path, shift, is_alive, monkeypatch):
-    """Whatever a session says of its time, it is alive while its objects change."""
+    """A session is alive while its objects change, whatever its timestamps say."""
     original = mirror_module.time.time
     with monkeypatch.context() as patch:
         patch.setattr(mirror_module.time, "time", lambda: original() + shift)
@@ -110,14 +110,14 @@ def test_the_clocks_of_machines_are_not_compared(tmp_path, shift, is_alive, monk
     [
         ({"seconds": 0.5, "sign_seconds": 0.5}, 10.0),
         ({"seconds": 3600.0, "sign_seconds": 20.0}, 50.0),
-        # Earlier releases only send pieces.
+        # Earlier releases upload pieces only.
         ({"seconds": 60.0}, 150.0),
         ({}, 50.0),
     ],
 )
 @pytest.mark.parametrize("own_seconds", [0.1, 1000.0])
 def test_a_session_is_watched_for_its_own_interval(tmp_path, fields, seconds, own_seconds):
-    """A challenger with short ones waits as long, and one with long ones no longer."""
+    """A challenger with shorter intervals waits as long, and one with longer intervals waits no longer."""
     put_session(tmp_path / "store", **fields)
     second = Watched(tmp_path, seconds=own_seconds)
 
@@ -126,7 +126,7 @@ def test_a_session_is_watched_for_its_own_interval(tmp_path, fields, seconds, ow
 
 
 def test_a_session_that_is_slow_is_not_taken_over(tmp_path):
-    """Each sign comes late, and in time."""
+    """Each sign arrives late, but in time."""
     session = put_session(tmp_path / "store", seconds=10.0, sign_seconds=10.0)
     (session / "sign.json").write_text("1")
     second = Watched(tmp_path)
@@ -137,7 +137,7 @@ def test_a_session_that_is_slow_is_not_taken_over(tmp_path):
 
 
 def test_a_session_that_wakes_while_its_rows_are_fetched_keeps_the_run(tmp_path):
-    """Between the watch and the claim minutes may pass."""
+    """Minutes may pass between the watch and the claim."""
     session = put_session(tmp_path / "store", seconds=1.0, sign_seconds=1.0)
     second = Watched(tmp_path)
     second.claim.prepare(second.folder, lambda: None)
@@ -148,7 +148,7 @@ def test_a_session_that_wakes_while_its_rows_are_fetched_keeps_the_run(tmp_path)
 
 
 def test_one_of_two_simultaneous_claims_is_refused(tmp_path):
-    """A run that waits for a proof claims its store late, and then says that another process has it."""
+    """A run that waits for a proof claims its store late, and then reports that another process has it."""
     with Mirrored(tmp_path / "one" / "run", tmp_path / "store") as first:
         first.log({"loss": 1.0}, 0)
     runs = [
@@ -170,7 +170,7 @@ def test_one_of_two_simultaneous_claims_is_refused(tmp_path):
 
 
 def test_ranks_that_share_a_folder_know_their_own_sessions(tmp_path):
-    """Each goes on at once where it left off."""
+    """Each rank continues at once where it stopped."""
     for _ in range(2):
         for rank in (0, 1):
             one = Watched(tmp_path, "shared", rank=rank)
@@ -181,7 +181,7 @@ def test_ranks_that_share_a_folder_know_their_own_sessions(tmp_path):
 
 
 def test_a_copy_of_a_folder_takes_over_like_any_other_machine(tmp_path):
-    """The original may still be written elsewhere: it is watched, and fenced."""
+    """The original may still be in use elsewhere, so it is watched and fenced."""
     Watched(tmp_path, "one").begin()
     shutil.copytree(tmp_path / "one", tmp_path / "copy")
 
@@ -193,7 +193,7 @@ def test_a_copy_of_a_folder_takes_over_like_any_other_machine(tmp_path):
 
 
 def test_an_object_that_arrived_while_the_run_was_taken_keeps_its_name(tmp_path):
-    """It came after the first look, and before the fence was there."""
+    """It arrived after the first look, before the fence was up."""
     put_session(tmp_path / "store", sign_seconds=1.0)
     second = Watched(tmp_path)
     second.claim.prepare(second.folder, lambda: None)
@@ -205,8 +205,8 @@ def test_an_object_that_arrived_while_the_run_was_taken_keeps_its_name(tmp_path)
     assert second.claim.there == {"media/late.png": 4}
 
 
-def test_each_session_that_is_taken_over_has_its_fence(tmp_path):
-    """Also one whose own successor died before it had raised it; not those of one folder after another."""
+def test_each_superseded_session_has_its_fence(tmp_path):
+    """Even if its own successor died before raising one; sessions of the same folder need none."""
     for _ in range(2):
         Watched(tmp_path, "one").begin()
     put_session(tmp_path / "store", 3, sign_seconds=1.0)
@@ -221,7 +221,7 @@ def test_each_session_that_is_taken_over_has_its_fence(tmp_path):
 
 
 def test_a_superseded_session_touches_no_file_of_its_successor(tmp_path, caplog):
-    """Checkpoints, pointers, deletions and pieces; its files go below its own name, and it says so."""
+    """Neither checkpoints, pointers nor pieces; its files go below its own name, with a warning."""
     file = tmp_path / "weights.pt"
     zombie = Mirrored(tmp_path / "one" / "run", tmp_path / "store")
     zombie.log({"loss": 0.0}, 0)
@@ -262,7 +262,7 @@ def test_a_superseded_session_touches_no_file_of_its_successor(tmp_path, caplog)
 
 
 def test_uploads_of_a_killed_process_arrive_when_its_folder_continues(tmp_path):
-    """A checkpoint that was accepted goes to its name: no other machine has taken the run."""
+    """An accepted checkpoint keeps its name, because no other machine has taken the run."""
     first = Mirrored(tmp_path / "run", tmp_path / "store")
     first.log({"loss": 0.0}, 0)
     first.stop_sending()
@@ -279,7 +279,7 @@ def test_uploads_of_a_killed_process_arrive_when_its_folder_continues(tmp_path):
 
 
 def test_pieces_of_another_machine_are_never_deleted(tmp_path):
-    """It may only seem to be gone; those that the folder itself left are replaced by its own."""
+    """It may only seem dead. Pieces that the folder itself left are replaced by its own."""
     lost = Mirrored(tmp_path / "one" / "run", tmp_path / "store")
     lost.log({"loss": 0.0}, 0)
     lost.stop_sending()
@@ -296,7 +296,7 @@ def test_pieces_of_another_machine_are_never_deleted(tmp_path):
 
 
 def test_a_sign_is_sent_if_no_piece_is(tmp_path):
-    """With an interval of an hour, and while a piece is on its way; none where pieces come as promised."""
+    """This holds with an interval of an hour, and while a piece is uploading; not if pieces arrive on time."""
     folder = Folder(tmp_path)
     folder.append("metrics.csv", "step\n")
     sign = folder.store / "live" / "rank0" / "0001" / "sign.json"
@@ -319,7 +319,7 @@ def test_a_sign_is_sent_if_no_piece_is(tmp_path):
 
 
 def test_the_next_piece_makes_up_for_one_that_failed(tmp_path, monkeypatch):
-    """What was looked at for it counts as not sent: the next one has everything."""
+    """Everything in the failed piece counts as unsent, so the next piece contains it."""
     folder = Folder(tmp_path)
     folder.append("metrics.csv", "step\n")
     folder.send()
@@ -340,7 +340,7 @@ def test_the_next_piece_makes_up_for_one_that_failed(tmp_path, monkeypatch):
 
 
 def test_a_file_that_does_not_fit_into_the_spool_is_sent_later(tmp_path):
-    """It is taken from the list when it was accepted, and not before."""
+    """It leaves the list once it is accepted, not before."""
     folder = Folder(tmp_path)
     (folder.path / "media").mkdir()
     (folder.path / "media" / "a.png").write_bytes(b"a")

@@ -1,4 +1,4 @@
-"""A `metrics.csv` with damaged bytes costs a block of rows, which every reader names, and which the next session keeps apart."""
+"""Damaged bytes in `metrics.csv` cost one block of rows: readers name it, and the next session keeps it."""
 
 import json
 import random
@@ -24,7 +24,7 @@ STEPS = 4000
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
-    """A run of some blocks."""
+    """A run with a few blocks."""
     run_dir = tmp_path_factory.mktemp("runs") / "run"
     with Written(run_dir, flush_seconds=1000) as run:
         for step in range(STEPS):
@@ -34,12 +34,12 @@ def written(tmp_path_factory):
 
 @pytest.fixture
 def copy(written, tmp_path):
-    """A copy of the run, to be damaged."""
+    """A copy of the run that a test may damage."""
     return shutil.copytree(written, tmp_path / "run")
 
 
 def flip(run_dir, at):
-    """Changes a bit, and returns the block that has it."""
+    """Flips a bit, and returns its block."""
     path = run_dir / "metrics.csv"
     content = bytearray(path.read_bytes())
     content[at] ^= 4
@@ -61,7 +61,7 @@ READINGS = {
 
 
 def test_damage_loses_one_block_and_every_reader_reports_it(copy, caplog, capsys):
-    """Rows before and after it are there; log, API, command line and page name the file and count the rows."""
+    """Rows around it are there; log, API, command line and page name the file and count the lost rows."""
     assert Run.open(copy).problems() == []
     assert [len(read(copy)) for read in READINGS.values()] == [STEPS] * len(READINGS)
     assert caplog.text == ""
@@ -88,7 +88,7 @@ def test_damage_loses_one_block_and_every_reader_reports_it(copy, caplog, capsys
 
 @pytest.mark.parametrize("seed", range(12))
 def test_one_changed_bit_anywhere_is_never_silent(copy, caplog, seed):
-    """What readers have is right, or something says that it is not."""
+    """Readers either have the right values or report that they don't."""
     path = copy / "metrics.csv"
     expected = read_rows(copy)
     content = bytearray(path.read_bytes())
@@ -105,7 +105,7 @@ def test_one_changed_bit_anywhere_is_never_silent(copy, caplog, seed):
 
 
 def test_rows_of_a_killed_run_are_compared(tmp_path, caplog):
-    """Its position has the sum of the rows that are in no block yet."""
+    """Its position has the checksum of the rows that are in no block yet."""
     writer = Writer(tmp_path)
     writer.log(range(20))
     writer.drain.run()
@@ -124,7 +124,7 @@ def test_rows_of_a_killed_run_are_compared(tmp_path, caplog):
 
 
 def test_a_session_keeps_the_damaged_file(copy, caplog):
-    """Its rows are blank from then on, and said for ever; the file as it was is in `abandoned/`, and no other row moves."""
+    """Its rows stay blank and reported; `abandoned/` has the original file, and no other row moves."""
     path = copy / "metrics.csv"
     block = flip(copy, path.stat().st_size // 3)
     damaged = path.read_bytes()
@@ -147,7 +147,7 @@ def test_a_session_keeps_the_damaged_file(copy, caplog):
 
 
 def test_a_session_takes_rows_of_earlier_ones_from_their_parts(copy, caplog):
-    """`metrics.csv` is a view of them: damage in it costs nothing, once a session has the run again."""
+    """`metrics.csv` is a view of the parts, so damage in it costs nothing once a session has the run again."""
     with Written(copy, batch=STEPS) as run:
         run.log({"loss": -1.0}, STEPS)
     expected = read_rows(copy)
@@ -163,7 +163,7 @@ def test_a_session_takes_rows_of_earlier_ones_from_their_parts(copy, caplog):
 
 
 def test_a_file_without_checksums_is_read_as_it_is(copy, caplog):
-    """Who has changed a row on purpose deletes the checksums, as the warning says; the next session has new ones."""
+    """To edit a row, you delete the checksums, as the warning says; the next session writes new ones."""
     path = copy / "metrics.csv"
     content = path.read_bytes()
     path.write_bytes(content.replace(b"\n7,0,", b"\n9,0,", 1))
@@ -181,7 +181,7 @@ def test_a_file_without_checksums_is_read_as_it_is(copy, caplog):
 
 
 def test_a_replaced_file_has_new_checksums(tmp_path):
-    """New columns, a session that goes back, and a closed part: what is there is what the checksums are of."""
+    """After new columns, a session that goes back, and a closed part, the checksums match the file."""
     writer = Writer(tmp_path, part_bytes=1 << 20)
     for step in range(0, 4000, 100):
         writer.log(range(step, step + 100), **{f"m{step // 1000}": 1.0})
@@ -202,7 +202,7 @@ def test_a_replaced_file_has_new_checksums(tmp_path):
 
 
 def test_rows_rewritten_after_an_error_have_new_checksums(tmp_path):
-    """The last digit of a time may be another one then, and as many rows as before may have been written."""
+    """The last digit of a time may differ then, and the number of rows may be the same as before."""
     csv = MetricsCsv(tmp_path / "metrics.csv", Hasty())
     csv.begin(["loss"])
     size, rows = csv.size, csv.rows
@@ -220,7 +220,7 @@ def test_rows_rewritten_after_an_error_have_new_checksums(tmp_path):
 
 @pytest.mark.parametrize("name", ["sessions.jsonl", "metrics.history.jsonl"])
 def test_a_changed_digit_in_a_line_is_detected(copy, caplog, name):
-    """What a line of sessions or of the history says is not believed; it stays in the file, and who reads it is told."""
+    """A damaged line about sessions or history is ignored; it stays in the file, and readers are warned."""
     with Written(copy, batch=STEPS) as run:
         run.log({"loss": -1.0}, STEPS)
     path = copy / name

@@ -1,4 +1,4 @@
-"""Disks that are full, folders that vanish, forks: training continues, one message comes, and rows come back."""
+"""Full disks, deleted folders and forks: training continues, one message is logged, and rows come back."""
 
 import contextlib
 import errno
@@ -42,7 +42,7 @@ def kinds_of(messages):
 
 
 def put_folder(path):
-    """Puts a folder in the place of a file that another thread may write again in between."""
+    """Puts a folder in place of a file that another thread may write again meanwhile."""
     while not path.is_dir():
         path.unlink(missing_ok=True)
         with contextlib.suppress(FileExistsError):
@@ -62,7 +62,7 @@ class FullDisk:
 
 
 def test_a_row_counts_as_pending_when_a_full_disk_is_reported(tmp_path):
-    """When the first row has found no room and that is told, it is counted as pending."""
+    """A row is pending if the first row found no space and that was reported."""
     folder = journal_path(tmp_path, 0)
     folder.mkdir(parents=True)
     disk, waiting = FullDisk(), []
@@ -108,7 +108,7 @@ def test_rows_wait_for_space_and_come_in_order(tmp_path):
 
 
 class HalfCsv(MetricsCsv):
-    """A CSV on a disk that takes half of what is written, once it is full."""
+    """A CSV on a disk that, once full, takes half of each write."""
 
     is_full = False
 
@@ -121,7 +121,7 @@ class HalfCsv(MetricsCsv):
 
 
 def test_a_drain_that_fails_half_way_repeats_nothing(tmp_path):
-    """A CSV that takes half of a block and then fails has each row once, afterwards."""
+    """If a CSV takes half of a block and then fails, it has each row once afterwards."""
     folder = journal_path(tmp_path, 0)
     folder.mkdir(parents=True)
     journal = Journal(folder, State("x"))
@@ -145,12 +145,12 @@ def test_a_drain_that_fails_half_way_repeats_nothing(tmp_path):
 
 
 def test_a_folder_deleted_during_training_is_recreated(drive, tmp_path, caplog):
-    """After rm -rf, training continues; the folder comes back with every row, for the files were still open."""
+    """After rm -rf, training continues. The files were still open, so the folder comes back with every row."""
     run = drive(flush_seconds=1000).fit()
     run.logger.log_hyperparameters({"lr": 0.1})
     for step in range(100):
         run.log({"a": float(step)}, step)
-    # Else the folder is recreated while rmtree works, which gives up.
+    # Otherwise the folder is recreated while rmtree works, which then gives up.
     run.stand_still()
 
     shutil.rmtree(tmp_path / "run")
@@ -172,7 +172,7 @@ def test_a_folder_deleted_during_training_is_recreated(drive, tmp_path, caplog):
 
 @pytest.mark.parametrize("part", ["metrics.csv", "journal"])
 def test_a_part_that_is_deleted_during_training_is_recreated(drive, tmp_path, part):
-    """The file alone, or the folder of the journal alone; both were still open."""
+    """Either the file alone or the journal's folder alone is deleted; both were still open."""
     run = drive(flush_seconds=1000).fit()
     run.log({"a": 0.0}, 0)
     run.stand_still()
@@ -216,9 +216,9 @@ class DeletedFolder(Disk):
 
 
 def rows_after_a_deletion(run_dir, at=None, disk=None):
-    """Drains twice, with the folder deleted before an operation of the second.
+    """Drains twice; the folder is deleted before an operation of the second drain.
 
-    Returns what is read, what is counted, and how many operations there were.
+    Returns the rows read, the counts, and the number of operations.
     """
     disk = disk or DeletedFolder(run_dir)
     folder = journal_path(run_dir, 0)
@@ -238,7 +238,7 @@ def rows_after_a_deletion(run_dir, at=None, disk=None):
 
 
 def test_a_folder_deleted_at_any_step_of_a_drain_keeps_its_rows(tmp_path):
-    """The file that is deleted stays open: after an error its rows are nowhere else."""
+    """The deleted file stays open, because after an error its rows are nowhere else."""
     *expected, steps = rows_after_a_deletion(tmp_path / "kept")
     found = [list(rows_after_a_deletion(tmp_path / str(at), at)[:3]) for at in range(1, steps + 1)]
 
@@ -262,7 +262,7 @@ class FailingDisk(DeletedFolder):
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.EDQUOT, errno.ENOSPC, errno.EROFS, errno.ESTALE])
 def test_a_disk_that_fails_at_any_step_of_a_drain_loses_and_repeats_nothing(tmp_path, number):
-    """A quota, a broken sector, a server that is gone for a while: the next drain repeats the step."""
+    """After an exceeded quota, a bad sector or a server outage, the next drain repeats the step."""
     folder = tmp_path / "kept"
     *expected, steps = rows_after_a_deletion(folder, disk=FailingDisk(folder, number))
 
@@ -281,7 +281,7 @@ def cut(path):
 
 
 def empty(path):
-    """Takes all of a file."""
+    """Truncates a file to nothing."""
     path.write_bytes(b"")
 
 
@@ -292,7 +292,7 @@ def append(path):
 
 
 def replace(path):
-    """Puts another file in its place."""
+    """Replaces a file with another one."""
     path.with_name("new").write_text("step,theirs\n1,2\n")
     path.with_name("new").rename(path)
 
@@ -309,7 +309,7 @@ CUTS = {cut, empty, rewrite}
 @pytest.mark.parametrize("when", ["before more rows", "at the end"])
 @pytest.mark.parametrize("rank", [0, 1])
 def test_changes_of_the_csv_by_other_programs_are_undone_or_counted(drive, tmp_path, change, when, rank):
-    """The open file still has the rows of one that was removed; rows that were cut or overwritten are a loss."""
+    """The open file still has the rows of a removed one; cut or overwritten rows are counted as lost."""
     run = drive(flush_seconds=1000, rank=rank, all_ranks=True).fit()
     for step in range(100):
         run.log({"a": float(step)}, step)
@@ -337,7 +337,7 @@ def test_changes_of_the_csv_by_other_programs_are_undone_or_counted(drive, tmp_p
 
 
 def test_a_checkpoint_counts_the_rows_that_were_cut(drive, tmp_path):
-    """A row that is lost keeps its number: a later session continues from where the checkpoint was."""
+    """A lost row keeps its number, so a later session continues where the checkpoint was."""
     first = drive(flush_seconds=1000).fit()
     for step in range(10):
         first.log({"a": float(step)}, step)
@@ -369,7 +369,7 @@ def sidecar_of(tmp_path):
 
 @pytest.mark.parametrize("when", ["before more rows", "at the end"])
 def test_rows_of_earlier_sessions_are_restored_from_their_parts(drive, tmp_path, caplog, when):
-    """The file is only a view of them; a row of its own that was cut is lost."""
+    """The file is only a view of them. If a row of its own is cut, it is lost."""
     first = drive().fit()
     for step in range(100):
         first.log({"a": float(step)}, step)
@@ -431,7 +431,7 @@ def test_lines_that_another_program_removes_from_an_index_are_counted(drive, tmp
 
 
 def test_media_of_a_deleted_folder_are_counted(drive, tmp_path):
-    """Only what is logged afterwards is in the new folder; the sidecar counts the rest as lost."""
+    """Only later records are in the new folder; the sidecar counts the rest as lost."""
     run = drive(flush_seconds=1000).fit()
     run.logger.log_text("t", name="t", step=0)
     run.logger.log_table(["a"], [[1]], name="tab", step=0)
@@ -448,7 +448,9 @@ def test_media_of_a_deleted_folder_are_counted(drive, tmp_path):
 
 
 def test_a_folder_moved_while_it_is_written_keeps_its_rows(drive, tmp_path, caplog):
-    """After a rename everything is written to the moved folder, which stays locked.
+    """After a rename, everything is written to the moved folder, which stays locked.
+
+    Its former path is free.
 
     Its former path is free.
     """
@@ -559,7 +561,7 @@ print(read_series(Path(sys.argv[1]), "a") == [(one, float(one)) for one in range
 
 
 def test_an_error_of_the_writer_is_counted_reported_once_and_shown(drive, tmp_path, caplog):
-    """A folder in the place of the position: one message however often it fails, a count in the sidecar, one when it ends."""
+    """A folder in place of the position causes one message, a count in the sidecar, and one at the end."""
     caplog.set_level(logging.WARNING)
     run = drive(flush_seconds=0.005).fit()
     run.log({"a": 1.0}, 0)
@@ -586,7 +588,7 @@ def test_an_error_of_the_writer_is_counted_reported_once_and_shown(drive, tmp_pa
 
 
 def test_an_error_in_a_turn_still_counts_after_that_turn(tmp_path, caplog):
-    """What another thread could not write while the writer had its look at the disk is reported once, and mended by a later turn."""
+    """Another thread fails while the writer checks the disk: one message, and a later turn repairs it."""
     caplog.set_level(logging.WARNING)
     failures = [OSError(errno.ENOSPC, "No space left on device")]
     tmp_path.joinpath("run").mkdir()
@@ -620,7 +622,7 @@ def test_an_error_in_a_turn_still_counts_after_that_turn(tmp_path, caplog):
 
 
 def test_documents_that_cannot_be_written_are_reported_once(drive, tmp_path, caplog):
-    """Rows that are drained meanwhile do not make the same message come again."""
+    """Draining rows meanwhile doesn't repeat the message."""
     run = drive(flush_seconds=0.005).fit()
     run.log({"a": 1.0}, 0)
     run.stand_still()
@@ -639,7 +641,7 @@ def test_documents_that_cannot_be_written_are_reported_once(drive, tmp_path, cap
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
 @pytest.mark.skipif(shutil.which("setpriv") is None, reason="setpriv is not installed")
 def test_revoked_permissions_stop_nothing(tmp_path):
-    """A folder that may not be written to any more is one message; rows come when it may be again."""
+    """A folder that becomes unwritable causes one message; rows arrive once it is writable again."""
     code = """
 import logging, os, sys
 from pathlib import Path
@@ -664,7 +666,7 @@ for folder in folders: folder.chmod(0o700)
 log(range(40_000, 40_010)); logger.flush(); engine.close()
 print("rows", read_series(run, "a") == [(step, float(step)) for step in range(40_010)])
 """
-    home = Path(tempfile.mkdtemp(dir="/tmp"))  # a place that another user may reach
+    home = Path(tempfile.mkdtemp(dir="/tmp"))  # A place that another user can reach.
     os.chown(home, 65534, 65534)
     user = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "HOME": str(home)}
@@ -721,7 +723,7 @@ class HoldsTheDestination:
 
 
 @pytest.mark.filterwarnings("ignore:This process")
-# Where this process may use one processor only.
+# If this process may use only one processor.
 @pytest.mark.filterwarnings("ignore:This DataLoader will create 2 worker processes:UserWarning")
 def test_forked_workers_write_nothing_and_hang_nowhere(drive, tmp_path):
     """A DataLoader with workers forks while the threads run.
@@ -743,7 +745,7 @@ def test_forked_workers_write_nothing_and_hang_nowhere(drive, tmp_path):
 
 
 def test_the_first_forked_worker_that_logs_warns(tmp_path):
-    """It says so once for the run: each epoch of a DataLoader forks workers of its own."""
+    """It warns once per run, because each epoch of a DataLoader forks its own workers."""
     pytest.importorskip("torch")
     code = """
 import sys
@@ -835,7 +837,7 @@ class WithoutMappings(RunDirectory):
 
 
 def test_a_file_system_without_mappings_is_reported(drive, tmp_path, caplog):
-    """Where no file can be mapped, rows are appended, also over many segments, and one warning says what that costs."""
+    """If no file can be mapped, rows are appended over many segments, and one warning names the cost."""
     run = drive(kind=WithoutMappings, flush_seconds=1000).fit()
     for step in range(20_000):
         run.log({"a": float(step), "b": step}, step)
@@ -850,7 +852,7 @@ def test_a_file_system_without_mappings_is_reported(drive, tmp_path, caplog):
 
 
 def test_network_file_systems_are_known(tmp_path):
-    """The type of the file system of a path is that of its longest mount."""
+    """The longest mount of a path determines the type of its file system."""
     mounts = tmp_path / "mountinfo"
     mounts.write_text(
         "1 0 8:1 / / rw - ext4 /dev/sda rw\n2 1 0:5 / /home rw - nfs4 server:/ rw\n"
@@ -878,7 +880,7 @@ class LetsAFlushIn(threading.Event):
 
 
 def test_nothing_is_left_to_do_when_a_flush_returns():
-    """A flush that comes just when a turn begins is answered by the next turn, and leaves none behind it."""
+    """A flush that arrives just as a turn begins is answered by the next turn, and leaves nothing behind."""
     seen = []
     timer = PeriodicThread(seen.append, 1000, lambda _: None, "timer")
     timer._wake = wake = LetsAFlushIn()
@@ -895,7 +897,7 @@ def test_nothing_is_left_to_do_when_a_flush_returns():
     is_idle = not wake.is_set()
     timer.stop(60)
 
-    # Two turns, the flush, the last turn.
+    # Two turns, the flush, and the last turn.
     assert seen == [False, False, True, True]
     assert is_idle
 

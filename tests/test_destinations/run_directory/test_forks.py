@@ -1,4 +1,4 @@
-"""A run that is forked from another begins with what that one had logged by then; nothing is copied."""
+"""A forked run begins with the records that its parent had logged by then; nothing is copied."""
 
 import itertools
 import json
@@ -22,9 +22,9 @@ from tests.test_destinations.viewer.served import served
 
 
 class Program:
-    """Writes runs beside each other, session by session, and knows as lists what each has.
+    """Writes related runs session by session, and knows the records of each as lists.
 
-    What was logged is (kind, number, step).
+    Each record logged is (kind, number, step).
     """
 
     def __init__(self, folder, seed):
@@ -71,7 +71,7 @@ class Program:
         self.checkpoints.append((self.name, saved, list(self.runs[self.name])))
 
     def fork(self):
-        """Forks a run at its end, at a checkpoint by its name or by loading it, or at a step."""
+        """Forks a run at its end, at a named or loaded checkpoint, or at a step."""
         name = f"run{len(self.runs)}"
         way = self.draw.choice(["end", "name", "load", "step"])
         parent = self.draw.choice(list(self.runs))
@@ -93,7 +93,7 @@ class Program:
             self.begin(name, history, fork_from=str(self.folder / parent) + at)
 
     def go_on(self):
-        """Continues a run at its end, or from a checkpoint of it or of one that it was forked from."""
+        """Continues a run at its end, or from a checkpoint of it or of its parents."""
         name = self.draw.choice(list(self.runs))
         lineage = [name, *(one.name for one in find_parents(self.folder / name))]
         known = [one for one in self.checkpoints if one[0] in lineage]
@@ -121,7 +121,7 @@ class Program:
 
 @pytest.mark.parametrize("seed", range(times(12, 400)))
 def test_a_fork_has_the_records_of_its_parent_up_to_its_place(tmp_path, seed):
-    """Of runs that go back, go on and are forked from each other, each has what a list says, in any order of steps."""
+    """Runs go back, continue and fork each other; each has the records of its list, in any order of steps."""
     program = Program(tmp_path, seed)
     for _ in range(program.draw.randrange(8, 25)):
         chance = program.draw.random()
@@ -163,7 +163,7 @@ def write_fork(folder, fork_from, **metrics):
 
 
 def test_readers_of_a_fork_have_the_rows_of_its_parent(digits, tmp_path, monkeypatch, capsys):
-    """The API, `follow`, the exports, and the commands have them, in front of its own; the folder has no copy."""
+    """The API, `follow`, exports and commands show them before its own; the folder has no copy."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     run = write_fork(digits.parent / "fork", "digits@ba2", loss=0.5, acc=1.0)
 
@@ -188,7 +188,7 @@ def test_readers_of_a_fork_have_the_rows_of_its_parent(digits, tmp_path, monkeyp
 
 
 def test_later_records_of_the_parent_do_not_belong_to_the_fork(digits):
-    """A fork ends where it was made, also if its parent goes on or goes back."""
+    """A fork ends where it was made, even if its parent continues or goes back."""
     run = write_fork(digits.parent / "fork", "digits")
     before = run.series("loss").value.tolist()
 
@@ -200,7 +200,7 @@ def test_later_records_of_the_parent_do_not_belong_to_the_fork(digits):
     assert run.hyperparameters["lr"] == 0.1
 
 
-def test_parent_that_is_being_written_is_forked_at_a_place(digits):
+def test_a_live_parent_is_forked_at_a_given_place(digits):
     """Its end is not known yet; rows that are still in its journal count."""
     with Run(RunDirectory(digits, if_exists="resume", flush_seconds=1000.0), run_name="digits") as parent:
         parent.fit_start(batch=4)
@@ -214,7 +214,7 @@ def test_parent_that_is_being_written_is_forked_at_a_place(digits):
 
 
 def test_forking_a_missing_run_raises(digits, tmp_path):
-    """The run is named by its path, or by the folder beside the new one; nothing else is written to that."""
+    """The parent is named by path, or by a folder beside the new run; nothing else is written there."""
     with pytest.raises(
         RunPathError, match=r"fork_from='digit@2' names no run: there is none at .*/runs/digit'"
     ):
@@ -225,13 +225,13 @@ def test_forking_a_missing_run_raises(digits, tmp_path):
 
 @pytest.mark.parametrize("options", [{"run_dir": "s3://bucket/new"}, {"run_dir": "new", "writer": "eval"}])
 def test_fork_needs_a_folder_of_its_own(options):
-    """A run in a store alone cannot be a fork, and what another process adds to a run is none."""
+    """A run that exists only in a store can't be a fork, and a writer added by another process isn't one."""
     with pytest.raises(ValueError, match=r"fork_from needs a run with a folder of its own, got"):
         RunDirectory(**options, fork_from="digits")
 
 
 def test_a_missing_parent_is_reported(digits, caplog):
-    """The fork has its own rows and records; what is at the path of the parent must be that run."""
+    """The fork has its own rows and records. The parent's path must lead to the parent run."""
     run = write_fork(digits.parent / "fork", "digits@2", loss=0.5)
 
     digits.rename(digits.with_name("moved"))
@@ -254,7 +254,7 @@ def test_a_missing_parent_is_reported(digits, caplog):
 
 
 def test_a_cycle_of_forks_ends(digits):
-    """A circle, which no writer makes, is said after a hundred parents."""
+    """A circle of parents, which no writer creates, is reported after a hundred of them."""
     run = write_fork(digits.parent / "fork", "digits@2", loss=0.5)
     (line,) = read_sessions(run.path)
     follows = {**line["follows"], "session": line["session"], "run": "../fork", "run_id": run.run_id}
@@ -274,7 +274,7 @@ def test_index_of_a_root_knows_forks_as_other_runs(digits, tmp_path):
 
 
 def test_the_page_shows_the_rows_that_a_fork_inherits(digits, tmp_path, monkeypatch):
-    """It names the parent, draws its rows in front, and serves the files of its records; another run's are not served."""
+    """The page names the parent, draws its rows first, and serves its records' files but no other run's."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     with Run(RunDirectory(digits, if_exists="resume"), run_name="digits", raise_errors=True) as run:
         run.log_images(np.zeros((1, 2, 2), np.uint8), "black", step=1)
@@ -296,7 +296,7 @@ def test_the_page_shows_the_rows_that_a_fork_inherits(digits, tmp_path, monkeypa
 
 
 def test_a_forked_run_is_deleted_only_with_its_forks_or_by_force(digits, tmp_path, monkeypatch, capsys):
-    """Its forks would lose its rows; `rm` and `gc` say which they are."""
+    """The forks would lose rows; `rm` and `gc` name them."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     write_fork(digits.parent / "fork", "digits@2", loss=0.5)
 
@@ -314,7 +314,7 @@ def test_a_forked_run_is_deleted_only_with_its_forks_or_by_force(digits, tmp_pat
 
 
 def test_send_includes_the_records_that_a_fork_inherits(digits):
-    """Rows and records of both, each once, in the order of logging."""
+    """Rows and records of both runs arrive once, in the order of logging."""
     run = write_fork(digits.parent / "fork", "digits@ba2", loss=0.5)
     seen = InMemory()
 
@@ -325,7 +325,7 @@ def test_send_includes_the_records_that_a_fork_inherits(digits):
 
 
 def test_fork_in_a_store_has_the_rows_of_a_parent_beside_it(digits, tmp_path):
-    """Both are below one root there; a reader has the parent's rows with those of the fork."""
+    """Both are below one root there, and a reader gets the parent's rows too."""
     store = (tmp_path / "store").as_uri()
     for name, options in (("digits", {"if_exists": "resume"}), ("fork", {"fork_from": "digits@ba2"})):
         ours = RunDirectory(digits.parent / name, mirror=f"{store}/{name}", **options)
@@ -349,7 +349,7 @@ def add(folder, writer, steps):
 
 @pytest.mark.parametrize(("place", "shown"), [("@3", [0, 1, 2]), ("", [0, 1, 2, 3, 4])])
 def test_a_fork_has_what_named_writers_of_its_parent_logged_by_then(tmp_path, place, shown):
-    """A writer of that name adds to it, and one that the fork has not is the parent's alone."""
+    """A writer of the same name adds to its rows; the parent's other writers stay the parent's."""
     add(tmp_path / "parent", None, range(5))
     add(tmp_path / "parent", "eval", range(5))
     add(tmp_path / "parent", "probe", range(5))

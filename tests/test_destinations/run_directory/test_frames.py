@@ -18,7 +18,7 @@ from destinations.run_directory.frames import (
     keys_frame,
 )
 
-# A machine with other work takes what time it takes, for any example.
+# A busy machine takes its time for any example.
 at_any_speed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 numbers = st.one_of(st.floats(), st.integers(-(2**63), 2**63 - 1), st.booleans())
@@ -37,7 +37,7 @@ def payloads(data: bytes) -> list[object]:
 )
 @at_any_speed
 def test_a_row_comes_back_as_it_was(schema, step, epoch, values):
-    """Floats, integers of 64 bits and bools come back with their type and all their digits."""
+    """Floats, 64-bit integers and bools keep their type and all digits."""
     data = encode_frame((schema, step, epoch, 1.5, values))
 
     (row,) = payloads(data)
@@ -45,8 +45,8 @@ def test_a_row_comes_back_as_it_was(schema, step, epoch, values):
     assert repr(row) == repr((schema, step, epoch, 1.5, values))
 
 
-def test_the_bytes_of_a_row_are_those_of_the_documentation():
-    """The format on disk does not change with the version of Python."""
+def test_the_bytes_of_a_row_match_the_documentation():
+    """The format on disk is the same for every version of Python."""
     data = encode_frame((1, 2, 0, 0.5, (1.0, True, 2**40)))
 
     payload = (
@@ -60,7 +60,7 @@ def test_the_bytes_of_a_row_are_those_of_the_documentation():
 
 
 def test_names_marks_and_boundaries_come_back():
-    """Frames that are no rows come back as what they were."""
+    """Other frames than rows come back unchanged."""
     data = (
         keys_frame(3, ("a", 'b"\n', "\udc80", "ü"))
         + encode_frame(("resume", 7, 1.5))
@@ -76,7 +76,7 @@ def test_names_marks_and_boundaries_come_back():
 
 
 def test_a_frame_cut_anywhere_is_not_shown():
-    """Of two rows, the second is not there until its last byte is."""
+    """The second of two rows appears only with its last byte."""
     first, second = encode_frame((0, 1, 0, 0.0, (1.0,))), encode_frame((0, 2, 0, 0.0, (2.0, -2)))
 
     shown = [payloads(first + second[:length]) for length in range(len(second))]
@@ -101,7 +101,7 @@ def test_a_changed_byte_ends_the_reading(position, change):
 @given(st.binary(max_size=300))
 @at_any_speed
 def test_garbage_reads_as_nothing_or_ends(garbage):
-    """Bytes that were never written are no rows, and raise nothing."""
+    """Random bytes are never rows, and raise nothing."""
     good = encode_frame((0, 1, 0, 0.0, (1.0,)))
 
     assert payloads(good + garbage)[:1] == [(0, 1, 0, 0.0, (1.0,))]
@@ -119,7 +119,7 @@ def _framed(payload: bytes) -> bytes:
 
 
 def test_integers_beyond_64_bits_are_floats():
-    """A value becomes the nearest float, or infinite; a step that large is none."""
+    """A value becomes the nearest float or infinity; a step is left out."""
     beyond = (2**63, -(2**63) - 1, 10**30, 10**400, -(10**400))
 
     (row,) = payloads(encode_frame((0, 2**63, 0, 0.0, beyond)))
@@ -129,7 +129,7 @@ def test_integers_beyond_64_bits_are_floats():
 
 
 def test_an_integer_has_ten_thousand_digits_at_most():
-    """Of fifteen bits each; to decode a longer one would take as long as its writer likes."""
+    """Each digit has fifteen bits; decoding a longer integer would take as long as its writer likes."""
     most = 1 << (15 * 10_000 - 1)
 
     assert payloads(encode_frame((0, 1, 0, 0.0, (most, -most)))) == [(0, 1, 0, 0.0, (math.inf, -math.inf))]
@@ -137,7 +137,7 @@ def test_an_integer_has_ten_thousand_digits_at_most():
 
 
 def test_a_negative_length_is_refused():
-    """A row of less than no values is none, also where the rest of the frame is right."""
+    """A row with a negative number of values is rejected, even if the rest of the frame is valid."""
     row = encode_frame((0, 1, None, 0.0, ()))[8:]
     assert row.endswith(b"(\0\0\0\0")
 

@@ -1,4 +1,4 @@
-"""The disk is full until the run is closed: what is lost is counted, in the log and in the sidecar."""
+"""If the disk is full until the run is closed, the log and the sidecar count what was lost."""
 
 import os
 import subprocess
@@ -36,7 +36,7 @@ print(sidecar["status"], sidecar["lost"]["rows"] + found, found < 62_000)
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a file system in a namespace of its own")
 def test_a_disk_that_is_full_until_the_end_reports_lost_rows(tmp_path):
-    """The rows in the folder and the lost ones are all that were logged.
+    """Rows in the folder and lost rows add up to the logged ones.
 
     The sidecar says `failed to write`.
     """

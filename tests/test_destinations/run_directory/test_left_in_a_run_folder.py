@@ -1,4 +1,4 @@
-"""What earlier and other processes left in a run folder: temporaries without an owner are removed, rows are announced."""
+"""Leftovers in a run folder: temporary files without an owner are removed, abandoned rows are reported."""
 
 import logging
 
@@ -10,7 +10,7 @@ OF_EDITS = ".edits.json.7-0.tmp"
 
 
 def test_temporaries_of_a_rank_are_removed_by_that_rank(drive, tmp_path):
-    """A rank removes what its own dead process left, and nothing that another rank, or `edit`, may be writing."""
+    """A rank removes its own dead process's files, but none that another rank or `edit` may be writing."""
     folder = tmp_path / "run"
     folder.mkdir()
     for name in (*OF_RANK_0, *OF_RANK_1, OF_EDITS):
@@ -26,7 +26,7 @@ def test_temporaries_of_a_rank_are_removed_by_that_rank(drive, tmp_path):
 
 
 def test_rows_that_no_longer_count_are_reported(drive, tmp_path, caplog):
-    """Training continues from step 10 of 30: a warning says how many rows are left behind."""
+    """If training continues at step 10 of 30, a warning counts the abandoned rows."""
     caplog.set_level(logging.WARNING)
     run = drive().fit()
     for step in range(30):

@@ -98,7 +98,7 @@ GREY = np.linspace(0, 65535, 256).astype(np.uint16).reshape(16, 16)
 
 
 class AsJax:
-    """Numbers that only say how they become an array of numpy, as those of jax."""
+    """Numbers that only know how to become a numpy array, like jax's."""
 
     def __init__(self, array):
         self._array = array
@@ -125,7 +125,7 @@ class AsJax:
     ids=["I;16", "I;16B", "I", "negative", "F", "L", "1", "int32", "uint16", "jax"],
 )
 def test_the_same_numbers_are_the_same_picture(picture, array):
-    """All grey levels are kept, whatever holds them, and so is the range that they were scaled from."""
+    """All grey levels and the range they were scaled from are kept, whatever type holds them."""
     (found,), (expected,) = media.iter_images(media.copy_value(picture)), media.iter_images(array)
 
     assert np.array_equal(found.array, expected.array)
@@ -134,7 +134,7 @@ def test_the_same_numbers_are_the_same_picture(picture, array):
 
 
 def test_floats_of_16_bits_of_jax_are_those_of_torch():
-    """Numpy has no such type of its own."""
+    """Numpy has no such type."""
     bfloat16 = pytest.importorskip("ml_dtypes").bfloat16
 
     (found,) = media.iter_images(AsJax((GREY / 65535).astype(bfloat16)))
@@ -145,7 +145,7 @@ def test_floats_of_16_bits_of_jax_are_those_of_torch():
 
 @pytest.mark.parametrize("suffix", ["png", "tiff"])
 def test_a_file_of_16_bits_is_the_picture_of_its_numbers(tmp_path, suffix):
-    """So is a path that is logged, which is read in the call."""
+    """A logged path works too; its file is read during the call."""
     Image.fromarray(GREY).save(tmp_path / f"depth.{suffix}")
 
     with Run(loggers=[RunDirectory(tmp_path / "run")], run_name="run") as run:
@@ -178,7 +178,7 @@ def _palette(transparent):
     ids=["P", "transparent", "LA", "RGBA", "RGBX", "CMYK", "HSV"],
 )
 def test_other_colours_become_rgba(picture, pixel):
-    """A palette, opacity and other colour spaces are shown as they are meant."""
+    """Palettes, opacity and other colour spaces look as intended."""
     (found,) = media.iter_images(picture)
 
     assert tuple(found.array[0, 0]) == pixel
@@ -188,7 +188,7 @@ def test_other_colours_become_rgba(picture, pixel):
     "image", [np.zeros((2, 5, 6)), np.zeros((5,)), np.array([["a"]]), np.zeros((0, 3)), b"no image"]
 )
 def test_values_that_are_not_images_raise(image):
-    """Arrays of other shapes or types, and bytes that no image format has, are errors that say so."""
+    """Arrays of other shapes or types, and bytes in no image format, raise a clear error."""
     with pytest.raises(RecordError, match="image must"):
         list(media.iter_images(image))
 
@@ -221,7 +221,7 @@ def test_images_are_written_and_listed(drive, tmp_path):
 
 
 def test_the_same_name_and_step_twice_keeps_both(drive, tmp_path):
-    """Also in a later session, and also where two names are written alike."""
+    """This also holds in a later session, and for names that are spelled alike on disk."""
     for value in (1, 2):
         run = drive().fit()
         run.logger.log_images(np.full((2, 2), value, np.uint8), "a/b", step=1)
@@ -319,7 +319,7 @@ def test_a_video_of_frames_becomes_mp4(drive, tmp_path):
 
 
 def test_encoded_videos_are_taken_as_they_are(drive, tmp_path):
-    """Bytes and files are copied, whatever is in them, before the call returns."""
+    """Bytes and files are copied unchecked before the call returns."""
     source = tmp_path / "clip.webm"
     source.write_bytes(b"clip")
     run = drive().fit()
@@ -353,7 +353,7 @@ def test_point_clouds_become_ply(drive, tmp_path):
 
 
 def test_a_histogram_of_counts_and_edges_is_written_as_it_is(drive, tmp_path):
-    """Nothing is counted again."""
+    """The values are not binned again."""
     run = drive().fit()
 
     run.logger.log_histogram(BinnedValues([2, 1], [0.0, 1.0, 4.0], max=3.5), "weights", step=4)
@@ -411,7 +411,7 @@ def test_tables_texts_and_traces_are_written(drive, tmp_path):
 
 @pytest.mark.parametrize("name", ["../x", "a/../../x", "/abs", "..", "C:\\x", "", "a\0b"])
 def test_a_name_cannot_leave_the_folder(drive, tmp_path, name):
-    """Names that would lead outside are refused at the call, for every kind of file."""
+    """Names that would lead outside are refused at the call, for all kinds of files."""
     run = drive().fit()
 
     for call in (
@@ -429,7 +429,7 @@ def test_a_name_cannot_leave_the_folder(drive, tmp_path, name):
 
 @pytest.mark.parametrize("name", ["ünï cödé", "a" * 400, ".hidden", "what?*:|", "tab\tname", "新", "x:0"])
 def test_any_other_name_has_a_folder(drive, tmp_path, name):
-    """Long, hidden, odd and foreign names are files below media/."""
+    """Long, hidden, odd and foreign names become files below media/."""
     run = drive().fit()
 
     run.logger.log_images(np.zeros((2, 2)), name, step=0)
@@ -453,7 +453,7 @@ def test_any_other_name_has_a_folder(drive, tmp_path, name):
     ],
 )
 def test_bad_media_raise_at_the_call(drive, call, message):
-    """What cannot be written is an error in the caller's thread."""
+    """Invalid records raise in the caller's thread."""
     run = drive().fit()
 
     with pytest.raises(RecordError, match=message):
@@ -461,7 +461,7 @@ def test_bad_media_raise_at_the_call(drive, call, message):
 
 
 def test_a_bad_image_is_dropped_alone(tmp_path, caplog):
-    """In a list: a file that is missing, no image or cut is left out, with its caption and mask; the others stay."""
+    """A missing, invalid or cut file in a list is left out with its caption and mask; the others stay."""
     whole, cut, no_image = (tmp_path / name for name in ("whole.png", "cut.png", "text.png"))
     Image.fromarray(np.random.default_rng(0).integers(0, 255, (40, 30), np.uint8)).save(whole)
     cut.write_bytes(whole.read_bytes()[:700])
@@ -478,12 +478,12 @@ def test_a_bad_image_is_dropped_alone(tmp_path, caplog):
     assert [(line["caption"], line["shape"]) for line in lines] == [("a", [3, 4]), ("e", [40, 30])]
     of_masks = [Image.open(tmp_path / "run" / line["masks"]["classes"]["path"]) for line in lines]
     assert [np.unique(mask).tolist() for mask in of_masks] == [[0], [4]]
-    assert sum("can read" in message for message in caplog.messages) == 1  # more of the same are counted
+    assert sum("can read" in message for message in caplog.messages) == 1  # Further ones are counted.
     assert sum("image 1 of 'x' was left out" in message for message in caplog.messages) == 1
 
 
 def test_clipping_is_reported_once():
-    """Of a program that logs many images and videos beyond [0, 1], in one line, with their range."""
+    """One line with their range covers all images and videos beyond [0, 1] that a program logs."""
     program = (
         "import numpy as np\n"
         "from destinations.media import gif_bytes, iter_images\n"
@@ -499,7 +499,7 @@ def test_clipping_is_reported_once():
 
 
 def test_a_failure_in_the_background_is_counted_reported_once_and_shown(drive, tmp_path, caplog):
-    """A file in the place of media/ is one message, and a count in the sidecar."""
+    """A file in place of media/ causes one message, and a count in the sidecar."""
     run = drive().fit()
     (tmp_path / "run" / "media").write_text("in the way")
 
@@ -561,7 +561,7 @@ def test_a_lane_waits_no_longer_than_it_may():
 
 
 def test_four_grey_pictures_taken_for_one_are_reported_once():
-    """The shape of one picture with opacity is that of four grey ones without channels."""
+    """One picture with opacity has the same shape as four grey ones without channels."""
     code = (
         "import numpy as np\n"
         "from destinations.media import iter_images\n"

@@ -19,7 +19,7 @@ IMAGE = np.zeros((2, 2), np.uint8)
 
 @pytest.fixture(autouse=True)
 def _outside_of_any_repository(tmp_path, monkeypatch):
-    """Spares each run, which describes where it takes place, three programs."""
+    """Spares each run three `git` processes, which would describe the repository."""
     monkeypatch.chdir(tmp_path)
 
 
@@ -34,7 +34,7 @@ def _lines(path):
 class FolderListings:
     """Counts how often folders below a path are listed.
 
-    An audit hook stays for good, and is deaf outside of `with`.
+    An audit hook can't be removed; it does nothing outside of `with`.
     """
 
     def __init__(self, path):
@@ -56,7 +56,7 @@ class FolderListings:
 
 
 def test_an_image_does_not_list_the_files_of_its_name(tmp_path):
-    """What one image costs does not depend on how many there are."""
+    """The cost of an image doesn't depend on how many there are."""
     folder = tmp_path / "run" / "media" / "a"
     folder.mkdir(parents=True)
     for step in range(3):
@@ -74,7 +74,7 @@ def test_an_image_does_not_list_the_files_of_its_name(tmp_path):
 
 
 def test_media_that_could_not_be_written_are_in_the_sidecar_and_the_last_line(tmp_path, caplog):
-    """Their number and the status say so; texts and rows beside them are kept."""
+    """The sidecar has their number and the status; texts and rows beside them are kept."""
     with Run(RunDirectory(tmp_path / "run"), run_name="r") as run:
         run.batch_start()
         run.flush()
@@ -105,7 +105,7 @@ def test_no_loss_is_reported_without_a_loss(tmp_path, caplog):
 
 
 def test_cells_and_traces_without_a_text_are_dropped_alone(tmp_path):
-    """The other cells, columns and traces are written."""
+    """All other cells, columns and traces are written."""
 
     class Bad:
         def __repr__(self):
@@ -126,8 +126,8 @@ def test_cells_and_traces_without_a_text_are_dropped_alone(tmp_path):
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="a folder is held by its path here")
-def test_a_run_at_the_path_of_a_folder_that_was_moved_gets_nothing_of_the_other(tmp_path):
-    """Texts, media and files follow the folder that the run holds, wherever it is."""
+def test_a_run_at_the_former_path_of_a_moved_folder_gets_nothing_of_the_other(tmp_path):
+    """Texts, media and files follow the folder that the run holds, wherever it moves."""
     path, moved = tmp_path / "run", tmp_path / "moved"
     (tmp_path / "file").write_text("x")
 
@@ -157,7 +157,7 @@ def test_a_run_at_the_path_of_a_folder_that_was_moved_gets_nothing_of_the_other(
 
 
 def test_media_of_a_folder_that_was_deleted_wait_until_it_is_back(tmp_path):
-    """It is recreated by the writer of metrics, and what was logged meanwhile is in it."""
+    """The metrics writer recreates it, and it contains the records logged meanwhile."""
     with Run(RunDirectory(tmp_path / "run", flush_seconds=1000), run_name="r") as run:
         run.log_metrics({"loss": 1.0}, 0)
         run.flush()
@@ -172,7 +172,7 @@ def test_media_of_a_folder_that_was_deleted_wait_until_it_is_back(tmp_path):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a file system in a namespace of its own")
 def test_media_on_a_full_disk_are_counted_and_the_run_ends(tmp_path):
-    """The disk fills up in the middle and is freed before the end: what was lost is said, what came after is there."""
+    """The disk fills up and is freed before the end: losses are counted, and later records are there."""
     code = """
 import json, logging, sys
 from pathlib import Path
@@ -215,7 +215,7 @@ print(json.dumps([sidecar["status"], sidecar["lost"], names]))
 
 
 def test_media_without_free_file_descriptors_are_counted(tmp_path):
-    """Too many open files: the run ends, and says what is missing."""
+    """With too many open files, the run ends and reports what is missing."""
     code = """
 import json, os, resource, sys
 from pathlib import Path

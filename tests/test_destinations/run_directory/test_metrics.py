@@ -135,7 +135,7 @@ def test_any_name_makes_a_column(drive, tmp_path, name):
 
 
 def test_names_of_our_own_columns(drive, tmp_path):
-    """A metric "epoch" takes the place of ours; "step" and "time" get columns beside ours."""
+    """A metric "epoch" replaces our column; "step" and "time" get columns beside ours."""
     run = drive().fit()
 
     run.log({"epoch": 0.25, "step": 7, "time": 8.5}, 3)
@@ -155,7 +155,7 @@ def test_pandas_reads_what_was_logged(drive, tmp_path):
         run.log(metrics, step)
     run.close()
 
-    # 3.1 reads numbers exactly, and deprecates the argument that earlier versions need for that.
+    # 3.1 reads numbers exactly, and deprecates the argument that earlier versions need for it.
     exact = (
         {} if tuple(map(int, pd.__version__.split(".")[:2])) >= (3, 1) else {"float_precision": "round_trip"}
     )
@@ -218,7 +218,7 @@ def test_names_may_come_in_any_order_and_number(drive, tmp_path):
 
 
 def test_a_mapping_that_invents_values_is_taken_as_it_is(drive, tmp_path):
-    """A defaultdict isn't asked for names of another call; other mappings work too."""
+    """A defaultdict isn't asked for another call's names; other mappings work too."""
     metrics = defaultdict(float, {"a": 1.0, "c": 2.0})
     run = drive().fit()
 
@@ -247,7 +247,7 @@ def test_many_segments_lose_nothing(drive, tmp_path):
 
 
 def test_rows_wider_than_a_segment_are_taken(drive, tmp_path):
-    """A call with twenty thousand metrics of long names is a row like any other."""
+    """A call with twenty thousand metrics with long names is a row like any other."""
     metrics = {f"layer.{'x' * 60}.{index}": index * 0.5 for index in range(20_000)}
     run = drive().fit()
 
@@ -321,7 +321,7 @@ def test_logging_after_close_is_refused(drive):
 
 
 def test_a_destination_can_be_pickled(drive, tmp_path):
-    """A copy of an open destination is closed, holds what the constructor was given, and serves another run."""
+    """A copy of an open destination is closed, has the constructor's arguments, and serves another run."""
     run = drive(tags=["one"]).fit()
     run.log({"a": 1.0}, 0)
 
@@ -345,7 +345,10 @@ class Hasty(Disk):
 
 
 def test_one_new_metric_per_step_does_not_rewrite_the_file_each_time(tmp_path):
-    """Two thousand metrics that each appear with a step of their own cost a bounded number of rewrites, on a clock that stands still."""
+    """Two thousand metrics that each appear at a step of their own cost a bounded number of rewrites.
+
+    The clock stands still.
+    """
     folder = journal_path(tmp_path, 0)
     folder.mkdir(parents=True)
     journal = Journal(folder, State("x"))
@@ -368,7 +371,7 @@ def test_one_new_metric_per_step_does_not_rewrite_the_file_each_time(tmp_path):
 
 
 def test_a_segment_is_read_on_when_the_journal_closes_it(tmp_path):
-    """The journal closes the oldest of many segments, even while it is being drained."""
+    """The journal closes the oldest of many segments, even while the segment is being drained."""
     journal = Journal(tmp_path, State("x"))
     journal.append({"a": 1.0}, 0)
     segment = journal.files.segments[0]
@@ -382,7 +385,7 @@ def test_a_segment_is_read_on_when_the_journal_closes_it(tmp_path):
 
 
 def test_a_write_rate_thins_the_rows(drive, tmp_path):
-    """With a rate, the row of a step stands for those since the one before.
+    """With a rate, the row of a step represents all steps since the previous row.
 
     What waits at the end is written too.
     """
@@ -396,7 +399,7 @@ def test_a_write_rate_thins_the_rows(drive, tmp_path):
 
 
 class Doubled(RunDirectory):
-    """A run directory that changes what it is given."""
+    """A run directory that changes its arguments."""
 
     def log_metrics(self, metrics, step=None):
         super().log_metrics({name: 2 * value for name, value in metrics.items()}, step)

@@ -1,4 +1,4 @@
-"""A run that lives in a store: what is there while it is written, at its end, and after another machine continued it."""
+"""A run in a store: its content during training, at the end, and after another machine continued it."""
 
 import itertools
 import json
@@ -38,12 +38,12 @@ OWN = {".mirror.json", ".pieces.json", "heartbeat"}
 
 @pytest.fixture(autouse=True)
 def _folders(tmp_path, monkeypatch):
-    """Spools and local folders of each test's own."""
+    """Gives each test its own spool and local folder."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
 
 class Patient(RunDirectory):
-    """Waits for a sign of another machine without letting time pass."""
+    """Waits for another machine's signs of life without letting time pass."""
 
     def _claim_of(self, uri, rank):
         return Claim(uri, rank, self._options.mirror_seconds, wait=self.wait)
@@ -53,7 +53,7 @@ class Patient(RunDirectory):
 
 
 class Mirrored(Written):
-    """A run in a folder that is kept in a store too, at each flush."""
+    """A run in a local folder that uploads to a store at each flush."""
 
     kind = Patient
 
@@ -64,7 +64,7 @@ class Mirrored(Written):
         self.queue = self.destination._run.files.store.queue
 
     def send(self):
-        """Sends what is new as one piece, and waits until it is there."""
+        """Sends the changes as one piece, and waits for it to arrive."""
         self.flush()
         self.queue.drain(LIMIT_SECONDS)
         self.go_on()
@@ -72,17 +72,17 @@ class Mirrored(Written):
         self.queue.drain(LIMIT_SECONDS)
 
     def stop_sending(self):
-        """Sends nothing more, as a machine that has stopped."""
+        """Stops sending, as a dead machine would."""
         self.send()
         self.mirror._due_at = float("inf")
 
     def go_on(self):
-        """Sends again."""
+        """Resumes sending."""
         self.mirror._due_at = 0.0
 
 
 def files_of(folder):
-    """Contents by path of the files of a run, without those of its place."""
+    """Returns the contents of a run's files by path, leaving out the files about its location."""
     return {
         path.relative_to(folder).as_posix(): path.read_bytes()
         for path in folder.rglob("*")
@@ -93,7 +93,7 @@ def files_of(folder):
 
 
 def fetched(store, folder, stream="rank0"):
-    """The folder of a run as a reader makes it from the store."""
+    """Returns the folder of a run as a reader copies it from the store."""
     run = StoredRun(open_store(str(store)), "", folder, stream)
     run.look()
     assert run.fetch() is not None
@@ -101,7 +101,7 @@ def fetched(store, folder, stream="rank0"):
 
 
 def left_rows(store, folder, metric):
-    """The rows of each branch that a reader of the store finds."""
+    """Returns the rows of each branch that a reader of the store finds."""
     copy = BucketCopy(open_store(str(store)), folder)
     copy.refresh()
     copy.bring(folder)
@@ -112,12 +112,12 @@ def left_rows(store, folder, metric):
 
 
 def pieces_of(store):
-    """The names of the pieces in a store."""
+    """Returns the names of the pieces in a store."""
     return sorted(path.relative_to(store).as_posix() for path in store.rglob("*.zip"))
 
 
 def test_at_the_end_the_store_has_the_same_plain_files(tmp_path):
-    """All of them, and beside them what says so."""
+    """The store has every file, and a marker that says so."""
     with Mirrored(tmp_path / "run", tmp_path / "store") as run:
         run.logger.log_hyperparameters({"lr": 0.1})
         for step in range(20):
@@ -138,7 +138,7 @@ def test_at_the_end_the_store_has_the_same_plain_files(tmp_path):
 
 
 def test_the_configuration_of_a_session_is_sent_whatever_its_id(tmp_path, monkeypatch):
-    """One in some 300 ids has digits alone, as the number of a rank has."""
+    """One id in about 300 has only digits, like the number of a rank."""
     digits = SimpleNamespace(hex="481205637754" * 3)
     monkeypatch.setattr(documents, "uuid", SimpleNamespace(uuid4=lambda: digits))
     with Mirrored(tmp_path / "run", tmp_path / "store") as run:
@@ -151,7 +151,7 @@ def test_the_configuration_of_a_session_is_sent_whatever_its_id(tmp_path, monkey
 
 
 def test_rows_are_there_while_the_run_is_written(tmp_path):
-    """Also those of metrics that came late, which make the file another one."""
+    """This includes late metrics, which rewrite the file."""
     with Mirrored(tmp_path / "run", tmp_path / "store") as run:
         for step in range(5):
             run.log({"loss": float(step), **({"late": 1.0} if step > 2 else {})}, step)
@@ -164,7 +164,7 @@ def test_rows_are_there_while_the_run_is_written(tmp_path):
 
 
 class Folder:
-    """A run folder that a test changes, and its mirror; time is what the test says."""
+    """A run folder that a test changes, its mirror, and a clock that the test sets."""
 
     def __init__(self, tmp_path, wrapped=lambda store: store):
         self.path = tmp_path / "run"
@@ -188,7 +188,7 @@ class Folder:
 
 
 def test_pieces_are_merged_so_that_there_are_few(tmp_path):
-    """After 160 intervals there are 36 at most, of which a reader makes exactly the folder."""
+    """After 160 intervals there are at most 36, from which a reader restores the exact folder."""
     draw = random.Random(1)
     folder = Folder(tmp_path)
     most = 0
@@ -213,12 +213,12 @@ def test_pieces_are_merged_so_that_there_are_few(tmp_path):
             assert files_of(fetched(folder.store, tmp_path / "copy")) == files_of(folder.path)
     folder.queue.close(LIMIT_SECONDS)
 
-    # A piece is deleted when the next ones are merged: a reader may be at it.
+    # A piece is only deleted when the next ones are merged, because a reader may be using it.
     assert most <= 36
 
 
 def test_a_reader_that_polls_has_the_folder_after_each_interval(tmp_path):
-    """It asks for the next piece by its name, and lists nothing."""
+    """The reader requests the next piece by name, and lists nothing."""
     folder = Folder(tmp_path)
     store = CountingStore(open_store(str(folder.store)))
     folder.append("metrics.csv", "step,epoch,time,loss\n")
@@ -251,8 +251,8 @@ class CountingStore:
         return getattr(self.store, name)
 
 
-def test_a_reader_that_comes_late_finds_its_piece_merged(tmp_path):
-    """What it asks for by name is gone; a look finds the larger one."""
+def test_a_late_reader_finds_its_piece_merged(tmp_path):
+    """The requested piece is gone; a listing finds the larger one."""
     folder = Folder(tmp_path)
     folder.append("metrics.csv", "step\n")
     folder.send()
@@ -270,7 +270,7 @@ def test_a_reader_that_comes_late_finds_its_piece_merged(tmp_path):
 
 
 def test_a_line_that_is_half_written_is_not_sent(tmp_path):
-    """A reader has whole lines."""
+    """A reader gets whole lines."""
     folder = Folder(tmp_path)
     folder.append("metrics.csv", "step\n1\n2")
     folder.send()
@@ -280,7 +280,7 @@ def test_a_line_that_is_half_written_is_not_sent(tmp_path):
 
 
 def test_a_file_that_was_cut_and_has_grown_again_is_sent_anew(tmp_path):
-    """As after a failing disk: the same inode, longer than before, with other lines."""
+    """After a failing disk, a file may have the same inode, a greater length and other lines."""
     folder = Folder(tmp_path)
     folder.append("metrics.csv", "step\n" + "1\n" * 500)
     folder.send()
@@ -293,7 +293,7 @@ def test_a_file_that_was_cut_and_has_grown_again_is_sent_anew(tmp_path):
 
 
 def test_large_documents_are_not_sent_at_each_interval(tmp_path):
-    """Ten thousand metrics make a summary of megabytes, and the last one arrives all the same."""
+    """A summary of ten thousand metrics takes megabytes; the last version still arrives."""
     folder = Folder(tmp_path)
     sizes = []
     for number in range(12):
@@ -326,7 +326,7 @@ def test_closed_parts_go_once_and_under_names_of_their_session(tmp_path):
 
 
 def test_parts_of_several_sessions_are_all_there_until_one_is_gone(tmp_path):
-    """The numbers between those of two sessions are not missing; within one session, and at the end, they are."""
+    """A gap between the numbers of two sessions is normal; within a session or at its end, it isn't."""
     for machine in range(3):
         with Mirrored(tmp_path / str(machine) / "run", tmp_path / "store", batch=100 * machine) as run:
             run.destination._writer._drain.file.part_bytes = 1000
@@ -351,7 +351,7 @@ def test_parts_of_several_sessions_are_all_there_until_one_is_gone(tmp_path):
 
 
 def test_another_machine_continues_the_run(tmp_path):
-    """Its rows and documents are fetched; steps that are trained again are put aside."""
+    """It fetches the rows and documents; steps that are trained again become a branch."""
     lost = Mirrored(tmp_path / "one" / "run", tmp_path / "store")
     lost.logger.log_hyperparameters({"lr": 0.1})
     for step in range(10):
@@ -370,13 +370,13 @@ def test_another_machine_continues_the_run(tmp_path):
     assert json.loads((copy / "sidecar.json").read_text())["hparams"] == {"lr": 0.1}
     sessions = [json.loads(line) for line in (copy / "sessions.jsonl").read_text().splitlines()]
     assert [one["status"] for one in sessions] == ["killed", "completed"]
-    # No picture took the name of another.
+    # No picture took another one's name.
     assert len(list((tmp_path / "store" / "media" / "Inputs").iterdir())) == 16
     lost.close()
 
 
 def test_a_machine_that_comes_back_changes_nothing_of_its_successor(tmp_path, caplog):
-    """Its rows are a branch, which readers have, and it says so; also what it does at its end."""
+    """Its rows become a branch that readers get, with a warning; its end changes nothing either."""
     zombie = Mirrored(tmp_path / "one" / "run", tmp_path / "store")
     for step in range(5):
         zombie.log({"loss": float(step)}, step)
@@ -410,7 +410,7 @@ def test_a_machine_that_comes_back_changes_nothing_of_its_successor(tmp_path, ca
 
 
 def test_a_branch_of_several_parts_is_whole(tmp_path):
-    """Also where the machine closed parts before and after it was taken over from, and was so at its end."""
+    """The superseded machine closed parts before and after the takeover."""
     zombie = Mirrored(tmp_path / "one" / "run", tmp_path / "store")
     zombie.destination._writer._drain.file.part_bytes = 500
     for step in range(30):
@@ -431,7 +431,7 @@ def test_a_branch_of_several_parts_is_whole(tmp_path):
 
 
 def test_a_killed_session_is_not_a_branch_after_its_own_machine_continued(tmp_path):
-    """Its pieces are still there if the next session was killed before it could delete them."""
+    """Its pieces remain if the next session was killed before deleting them."""
     for step in range(2):
         killed = Mirrored(tmp_path / "one" / "run", tmp_path / "store", if_exists="resume")
         killed.queue.delete = lambda *_, **__: None
@@ -451,7 +451,7 @@ def test_a_killed_session_is_not_a_branch_after_its_own_machine_continued(tmp_pa
 
 
 def test_a_run_that_another_machine_is_writing_is_refused(tmp_path):
-    """It is watched for some intervals: clocks of machines differ."""
+    """The claim watches the run for a few intervals, because clocks of machines differ."""
     with Mirrored(tmp_path / "one" / "run", tmp_path / "store") as first:
         first.log({"loss": 1.0}, 0)
         first.send()
@@ -468,7 +468,7 @@ def test_a_run_that_another_machine_is_writing_is_refused(tmp_path):
 
 
 def test_a_session_that_is_read_damaged_is_read_again(tmp_path, monkeypatch):
-    """One bad answer makes no other process of this one: it writes, and later goes on in its folder."""
+    """After one bad response this process still knows its session: it writes, and later continues its folder."""
     original, count = StoredRun.about_session, itertools.count()
     monkeypatch.setattr("destinations.run_directory.claim._FIRST_PAUSE_SECONDS", 0.0)
     monkeypatch.setattr(
@@ -487,7 +487,7 @@ def test_a_session_that_is_read_damaged_is_read_again(tmp_path, monkeypatch):
 
 
 def test_a_newest_piece_that_stays_damaged_is_ignored(tmp_path, caplog):
-    """Its machine was lost before it could put it again: another one continues with what was there before."""
+    """Its machine died before a second upload, so another one continues with the earlier content."""
     lost = Mirrored(tmp_path / "one" / "run", tmp_path / "store")
     for step in range(4):
         lost.log({"loss": float(step)}, step)
@@ -509,7 +509,7 @@ def test_a_newest_piece_that_stays_damaged_is_ignored(tmp_path, caplog):
 
 
 def test_an_earlier_piece_that_is_damaged_is_an_error(tmp_path):
-    """It was whole once, and its rows are of a finished interval: they are not left out without a word."""
+    """It was whole once and covers a finished interval, so its rows aren't dropped silently."""
     run = Mirrored(tmp_path / "run", tmp_path / "store")
     for step in range(4):
         run.log({"loss": float(step)}, step)
@@ -523,7 +523,7 @@ def test_an_earlier_piece_that_is_damaged_is_an_error(tmp_path):
 
 
 def test_a_damaged_session_number_belongs_to_nobody(tmp_path, monkeypatch):
-    """Its object was damaged on its way, and keeps its place; the next number is free."""
+    """The upload damaged its object, which keeps its number; the next number is free."""
     monkeypatch.setattr("destinations.run_directory.claim._FIRST_PAUSE_SECONDS", 0.0)
     original = put_new
 
@@ -539,9 +539,9 @@ def test_a_damaged_session_number_belongs_to_nobody(tmp_path, monkeypatch):
 
 
 def test_a_late_claim_of_an_ended_process_belongs_to_nobody(tmp_path, monkeypatch):
-    """It was on its way when the process was killed, and the next one did not find it in the list.
+    """It was still uploading when its process was killed, so the next process didn't find it in the list.
 
-    The process had noted it in the folder before.
+    The killed process had noted it in the folder before.
     """
     original = put_new
 
@@ -562,7 +562,7 @@ def test_a_late_claim_of_an_ended_process_belongs_to_nobody(tmp_path, monkeypatc
 
 @pytest.mark.parametrize("is_at_the_end", [False, True])
 def test_a_claim_of_nobody_stops_no_session(tmp_path, caplog, is_at_the_end):
-    """It was damaged on its way, or its process ended at once: what it forbade is sent again."""
+    """It was damaged on upload, or its process ended at once: uploads that it blocked are sent again."""
     run = Mirrored(tmp_path / "run", tmp_path / "store")
     run.log({"loss": 0.0}, 0)
     run.send()
@@ -582,7 +582,7 @@ def test_a_claim_of_nobody_stops_no_session(tmp_path, caplog, is_at_the_end):
 
 
 def test_a_process_that_was_killed_when_it_had_just_claimed_leaves_the_folder(tmp_path, monkeypatch):
-    """It noted the session before it claimed it: the rows that were not sent yet stay in place."""
+    """It noted the session before claiming it, so unsent rows stay in place."""
     first = Mirrored(tmp_path / "machine" / "run", tmp_path / "store")
     first.log({"loss": 0.0}, 0)
     first.send()
@@ -613,7 +613,7 @@ def test_a_process_that_was_killed_when_it_had_just_claimed_leaves_the_folder(tm
 
 
 def test_one_of_two_machines_that_begin_at_once_writes(tmp_path):
-    """The number of a session is taken by a put that only one can make."""
+    """A session number is taken by a conditional put, which only one machine can win."""
     claims = [Claim(str(tmp_path / "store"), 0, 10.0, wait=lambda _: None) for _ in range(8)]
     folders = [tmp_path / str(number) for number in range(8)]
     for claim, folder in zip(claims, folders, strict=True):
@@ -640,7 +640,7 @@ def test_one_of_two_machines_that_begin_at_once_writes(tmp_path):
 
 
 def test_the_machine_that_had_the_run_goes_on_without_waiting(tmp_path):
-    """Its folder has more than the store: nothing is fetched, and what was not sent is."""
+    """Its folder is ahead of the store: nothing is fetched, and unsent data is sent."""
     first = Mirrored(tmp_path / "run", tmp_path / "store")
     first.log({"loss": 0.0}, 0)
     first.stop_sending()
@@ -663,7 +663,7 @@ def test_the_machine_that_had_the_run_goes_on_without_waiting(tmp_path):
 
 
 def test_a_machine_with_an_older_copy_sets_it_aside(tmp_path, caplog):
-    """It had the run before another did: nothing of either is lost."""
+    """It had the run before another machine did; neither one's rows are lost."""
     first = Mirrored(tmp_path / "one" / "run", tmp_path / "store")
     first.log({"loss": 0.0}, 0)
     first.stop_sending()
@@ -686,7 +686,7 @@ def test_a_machine_with_an_older_copy_sets_it_aside(tmp_path, caplog):
 
 
 def test_a_completed_run_stays_as_it_is(tmp_path):
-    """A script that is run again, here or elsewhere, takes a free name in both places."""
+    """A script that runs again, here or elsewhere, takes a free name in both places."""
     for machine in ("one", "one", "two"):
         with Mirrored(tmp_path / machine / "run", tmp_path / "store" / "run") as run:
             run.log({"machine": 1.0}, 0)
@@ -697,7 +697,7 @@ def test_a_completed_run_stays_as_it_is(tmp_path):
 
 
 class Gated:
-    """A store that takes nothing before its gate opens, and refuses some names for good."""
+    """A store that accepts nothing before its gate opens, and refuses some names for good."""
 
     def __init__(self, store, gate, refused=()):
         self.store = store
@@ -715,7 +715,7 @@ class Gated:
 
 
 def test_while_the_store_is_away_one_piece_waits_and_nothing_is_lost(tmp_path):
-    """After an outage one piece brings all that came meanwhile; beside it waits one sign of life."""
+    """After an outage, one piece has everything since. Only one sign of life waits beside it."""
     gate = threading.Event()
     folder = Folder(tmp_path, lambda store: Gated(store, gate))
     folder.append("metrics.csv", "step\n")
@@ -735,7 +735,7 @@ def test_while_the_store_is_away_one_piece_waits_and_nothing_is_lost(tmp_path):
 
 
 class OnAnotherDisk:
-    """A queue whose spool cannot link files of the run."""
+    """A queue whose spool is on another disk, so it can't link files of the run."""
 
     def __init__(self, queue):
         self.queue = queue
@@ -750,7 +750,7 @@ class OnAnotherDisk:
 
 
 def test_a_folder_on_another_disk_than_the_spool_is_sent(tmp_path):
-    """Its media are copied into the spool, and pieces come as usual."""
+    """Its media are copied into the spool, and pieces arrive as usual."""
     folder = Folder(tmp_path)
     folder.mirror._queue = OnAnotherDisk(folder.queue)
     (folder.path / "media").mkdir()
@@ -765,7 +765,7 @@ def test_a_folder_on_another_disk_than_the_spool_is_sent(tmp_path):
 
 
 def test_the_next_piece_has_the_content_of_one_that_never_arrives(tmp_path):
-    """Those after it would need it; the next one has everything."""
+    """Later pieces would depend on it, so the next one contains everything."""
     gate = threading.Event()
     gate.set()
     folder = Folder(tmp_path, lambda store: Gated(store, gate, ["00000003-00000003.zip"]))
@@ -787,7 +787,7 @@ def test_the_next_piece_has_the_content_of_one_that_never_arrives(tmp_path):
 
 
 def test_a_run_may_live_only_in_a_store(tmp_path):
-    """Its folder here is below the state of the user, and is named after it."""
+    """Its local folder is below the user's state folder, and is named after the run."""
     uri = (tmp_path / "store").as_uri() + "/runs/{run_name}"
     with Run(loggers=[RunDirectory(uri, mirror_seconds=0.01)], run_name="digits") as run:
         run.log_metrics({"loss": 1.0}, step=3)
@@ -802,7 +802,7 @@ def test_a_run_may_live_only_in_a_store(tmp_path):
 
 
 def test_files_go_to_the_store_and_come_back(tmp_path):
-    """They are below `artifacts/`, as in a folder, and take no room here."""
+    """They are below `artifacts/`, as in a folder, and take no local disk space."""
     (tmp_path / "weights.pt").write_bytes(b"weights")
     with Mirrored(tmp_path / "one" / "run", tmp_path / "store") as run:
         run.logger.upload_file("test/checkpoints/ep1.pt", tmp_path / "weights.pt")
@@ -823,7 +823,7 @@ def test_files_go_to_the_store_and_come_back(tmp_path):
 
 
 def test_each_rank_has_its_own_pieces(tmp_path):
-    """Ranks are on several machines; a reader has the files of all."""
+    """Ranks run on several machines; a reader gets the files of all."""
     for rank in (0, 1):
         with Mirrored(tmp_path / str(rank) / "run", tmp_path / "store", rank=rank, all_ranks=True) as run:
             run.log({"loss": float(rank)}, 0)
@@ -848,7 +848,7 @@ def test_each_rank_has_its_own_pieces(tmp_path):
     ],
 )
 def test_a_bad_place_raises_at_once(tmp_path, monkeypatch, run_dir, mirror, error, words):
-    """In the constructor, before training."""
+    """The constructor raises, before training."""
     monkeypatch.chdir(tmp_path)
 
     with pytest.raises(error, match=words):
@@ -856,7 +856,7 @@ def test_a_bad_place_raises_at_once(tmp_path, monkeypatch, run_dir, mirror, erro
 
 
 def test_an_unreadable_store_raises_before_training(tmp_path, monkeypatch):
-    """A run might be there that this one would hide."""
+    """The store may already have a run that this one would hide."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     with s3_servers.refusing_port() as port, pytest.raises(RunPathError, match="cannot be opened"):

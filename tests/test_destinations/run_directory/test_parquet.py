@@ -1,4 +1,4 @@
-"""A closed part has the rows of the CSV that it was, to the last bit, and says what of them is lost."""
+"""A closed part has exactly the rows of its CSV, and reports which of them are lost."""
 
 import contextlib
 import json
@@ -48,7 +48,7 @@ NAMES = [
 
 @st.composite
 def csv_files(draw):
-    """Returns header and lines of a part: columns of a kind each, with missing cells, some named twice."""
+    """Returns a header and the lines of a part: one type per column, missing cells, duplicate names."""
     names = ["step", "epoch", "time", *draw(st.lists(st.sampled_from(NAMES), max_size=6))]
     if draw(st.booleans()):
         names = draw(st.permutations(names))
@@ -64,7 +64,7 @@ def csv_files(draw):
 
 
 def converted(header, lines, path):
-    """Returns the CSV and the Parquet that it becomes, a file beside it."""
+    """Returns the CSV, and the Parquet file beside it that it becomes."""
     path.write_bytes(header + lines)
     csv = CsvSnapshot.of(os.open(path, os.O_RDONLY))
     path.with_suffix(".parquet").write_bytes(csv.to_parquet())
@@ -77,7 +77,7 @@ def bits_of_rows(rows):
 
 
 def bits_of_blocks(blocks):
-    """Returns steps, times and values of all rows, each value as its bits, 0 where it is missing."""
+    """Returns steps, times and values of all rows; a value is its bits, or 0 if missing."""
     found = list(blocks)
     columns = {}
     for name in found[0].columns:
@@ -96,7 +96,7 @@ def rows_of_a_group(request, monkeypatch):
 
 @pytest.mark.usefixtures("rows_of_a_group")
 def test_every_number_equals_the_number_in_the_csv(tmp_path_factory):
-    """Rows, columns and lines are those of the CSV, bit by bit; integers beside floats are floats."""
+    """Rows, columns and lines match the CSV bit by bit; integers among floats become floats."""
     folder = tmp_path_factory.mktemp("parts")
 
     @settings(max_examples=times(100, 400), deadline=None)
@@ -123,7 +123,7 @@ def test_every_number_equals_the_number_in_the_csv(tmp_path_factory):
 
 
 def rounded(rows):
-    """Returns rows as they are in a part: a column that has a float has floats alone."""
+    """Returns rows as a part has them: a column with any float has only floats."""
     rows = list(rows)
     found = []
     mixed = {
@@ -164,14 +164,14 @@ ODD = {
 
 @pytest.mark.parametrize("line", ODD.values(), ids=ODD)
 def test_odd_lines_are_read_like_rows(tmp_path, line):
-    """Texts, lines of another length and large integers are in a part as readers of the CSV see them."""
+    """Texts, lines of another length and large integers look the same as to readers of the CSV."""
     csv, found = converted(b"step,epoch,time,loss\n", b"0,0,1.0,0.5\n" + line.encode(), tmp_path / "part.csv")
     with contextlib.closing(csv), contextlib.closing(found):
         assert bits_of_rows(found.rows()) == bits_of_rows(rounded(csv.rows()))
 
 
 def test_other_programs_read_the_columns(tmp_path):
-    """They find steps, times and metrics by their names; integers among floats are floats."""
+    """Steps, times and metrics have their names; integers among floats are floats."""
     header, lines = b"step,epoch,time,loss,mixed\n", b"0,0,1.5,0.25,\n1,0,2.5,nan,3\n,,,,0.5\n"
     csv, found = converted(header, lines, tmp_path / "part.csv")
     csv.close()
@@ -186,7 +186,7 @@ def test_other_programs_read_the_columns(tmp_path):
 
 
 def test_a_part_of_an_earlier_version_is_read_without_its_flags(tmp_path):
-    """It said which cells of a column of floats were integers, in a column of bools behind all others."""
+    """Its last column, of bools, flags the cells of a float column that were integers."""
     header = b"step,epoch,time,mixed\n"
     columns = {"step": [0, 1], "epoch": [0, 0], "time": [1.0, 2.0], "mixed": [3.0, 0.5]}
     table = pa.table({**columns, "mixed is an integer": [True, False]})
@@ -203,7 +203,7 @@ def test_a_part_of_an_earlier_version_is_read_without_its_flags(tmp_path):
 
 
 def test_an_index_is_read_by_column(tmp_path):
-    """Of a wide part, what was not asked for is left out."""
+    """Columns of a wide part that nobody requested are not read."""
     lines = "".join(f"{step},0,{step / 8},{step / 3},{step}\n" for step in range(2500)).encode()
     csv, found = converted(b"step,epoch,time,loss,acc\n", lines, tmp_path / "part.csv")
     with contextlib.closing(csv), contextlib.closing(found):
@@ -216,7 +216,7 @@ def test_an_index_is_read_by_column(tmp_path):
 
 
 def test_statistics_of_parquet_equal_those_of_the_values(tmp_path):
-    """Other programs skip row groups by them."""
+    """Other programs use them to skip row groups."""
     lines = "".join(f"{step},0,{step / 8},{step / 4}\n" for step in range(10_000)).encode()
     for one in converted(b"step,epoch,time,loss\n", lines, tmp_path / "part.csv"):
         one.close()
@@ -228,7 +228,7 @@ def test_statistics_of_parquet_equal_those_of_the_values(tmp_path):
 
 
 def test_damage_loses_one_row_group(tmp_path, caplog):
-    """Rows of the other groups are read; how many are lost is counted, and said once."""
+    """Rows of the other groups are read; the lost ones are counted and reported once."""
     lines = "".join(f"{step},0,{step / 8},{step / 3}\n" for step in range(20_000)).encode()
     for one in converted(b"step,epoch,time,loss\n", lines, tmp_path / "part.csv"):
         one.close()
@@ -256,7 +256,7 @@ def test_damage_loses_one_row_group(tmp_path, caplog):
 
 @pytest.fixture
 def good(tmp_path):
-    """The bytes of a file of 5,000 rows."""
+    """Returns the bytes of a file of 5,000 rows."""
     lines = "".join(f"{step},0,{step / 8},{step / 3}\n" for step in range(5000)).encode()
     csv, found = converted(b"step,epoch,time,loss\n", lines, tmp_path / "part.csv")
     csv.close()
@@ -265,13 +265,13 @@ def good(tmp_path):
 
 
 def read_all(path):
-    """Reads what a file has, in every way."""
+    """Reads a file's content in every way."""
     with contextlib.closing(ParquetSnapshot(ParquetRows(os.open(path, os.O_RDONLY)))) as found:
         return sum(1 for _ in found.rows()), sum(map(len, blocks_of(found))), b"".join(found.chunks())
 
 
 def test_a_damaged_file_is_an_error_and_shows_no_other_numbers(tmp_path, good):
-    """Whatever bytes are changed or missing, reading gives rows that were written, or an OSError."""
+    """If any bytes are changed or missing, a reader returns rows that were written, or raises OSError."""
     path = tmp_path / "damaged.parquet"
     path.write_bytes(good)
     expected = set(read_all(path)[2].splitlines())
@@ -292,7 +292,7 @@ def test_a_damaged_file_is_an_error_and_shows_no_other_numbers(tmp_path, good):
 
 
 def test_a_changed_footer_is_an_error(tmp_path, good):
-    """It has a checksum in front of it: none of what it says is believed."""
+    """A checksum precedes the footer, so a changed one is not used at all."""
     path = tmp_path / "damaged.parquet"
     length = int.from_bytes(good[-8:-4], "little")
     for at in (len(good) - 8 - length, len(good) - length // 2, len(good) - 20):
@@ -310,7 +310,7 @@ def about(columns, integers=(), rows=10, **changes):
 
 
 def write_foreign(path, table, metadata, **options):
-    """Writes a file with metadata as ours has."""
+    """Writes a file with metadata like ours."""
     with pq.ParquetWriter(path, table.schema, store_schema=False, **options) as writer:
         writer.write_table(table)
         writer.add_key_value_metadata({"destinations": json.dumps(metadata)})
@@ -337,7 +337,7 @@ FOREIGN = {
 
 @pytest.mark.parametrize("foreign", FOREIGN.values(), ids=FOREIGN)
 def test_a_foreign_file_is_refused(tmp_path, foreign):
-    """Other types, other metadata and larger groups than ours are an error that says so."""
+    """Other types, other metadata and larger groups than ours raise a clear error."""
     table, metadata, *options = foreign
     path = tmp_path / "foreign.parquet"
     write_foreign(path, table, metadata, **({"use_dictionary": False} | dict(*options)))
@@ -347,16 +347,16 @@ def test_a_foreign_file_is_refused(tmp_path, foreign):
 
 
 def test_a_page_that_says_it_is_huge_is_refused(tmp_path):
-    """A page of zeros that would be 400 MB decompressed is refused before it is."""
+    """A page of zeros that decompresses to 400 MB is refused before decompression."""
     path = tmp_path / "bomb.parquet"
-    # Each row has 8 bytes of values, and as a text 20,000: what the footer says is believed by nobody.
+    # A row has 8 bytes of values, but 20,000 bytes as text: nobody trusts the footer.
     table = pa.table({"step": pa.array(["0" * 20_000] * 20_000)})
     write_foreign(path, table, about(["step"]), use_dictionary=False, compression="zstd")
     assert path.stat().st_size < 1 << 20
     data = path.read_bytes()
 
     footer = data[-8 - int.from_bytes(data[-8:-4], "little") : -8]
-    # The footer says that it is a column of doubles: type 6 is BYTE_ARRAY, 5 DOUBLE; 0x25 0x00 is "UTF-8".
+    # The footer calls it a column of doubles: type 6 is BYTE_ARRAY, 5 DOUBLE; 0x25 0x00 is "UTF-8".
     footer = footer.replace(b"\x15\x0c", b"\x15\x0a").replace(b"\x25\x00\x4c\x1c\x00\x00", b"")
     start = data[: -8 - int.from_bytes(data[-8:-4], "little")]
     path.write_bytes(start + footer + struct.pack("<I", len(footer)) + b"PAR1")
@@ -366,7 +366,7 @@ def test_a_page_that_says_it_is_huge_is_refused(tmp_path):
 
 
 def test_a_footer_that_says_it_is_huge_is_refused(tmp_path, good):
-    """The length of the footer is checked before it is read."""
+    """The reader checks the footer's length before it reads it."""
     path = tmp_path / "footer.parquet"
     for length in (1 << 31, len(good), 17 << 20):
         path.write_bytes(good[:-8] + struct.pack("<I", length) + b"PAR1")

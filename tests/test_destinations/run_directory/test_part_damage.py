@@ -1,4 +1,4 @@
-"""Parts that are deleted, cut or replaced: readers and the writer say what is missing, and no reader mixes two branches."""
+"""Deleted, cut or replaced parts: readers and the writer report the loss, and no reader mixes two branches."""
 
 import contextlib
 import json
@@ -26,7 +26,7 @@ STEPS = 500
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
-    """A run of several parts."""
+    """A run with several parts."""
     run_dir = tmp_path_factory.mktemp("runs") / "run"
     with WrittenInParts(run_dir, flush_seconds=1000) as run:
         write(run)
@@ -44,7 +44,7 @@ def write(run):
 
 @pytest.fixture
 def copy(written, tmp_path):
-    """A copy of the run, to be damaged."""
+    """A copy of the run that a test may damage."""
     return shutil.copytree(written, tmp_path / "run")
 
 
@@ -54,17 +54,17 @@ def file_of(run_dir, number):
 
 
 def halved(path):
-    """Leaves half of the bytes."""
+    """Keeps half of the bytes."""
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
 def emptied(path):
-    """Leaves nothing."""
+    """Truncates the file to nothing."""
     path.write_bytes(b"")
 
 
 def unlinked(path):
-    """Deletes."""
+    """Deletes the file."""
     path.unlink()
 
 
@@ -78,7 +78,7 @@ def changed(path):
 
 @pytest.mark.parametrize("damage", [halved, emptied, unlinked, changed])
 def test_damage_of_a_part_is_a_problem_of_the_run(copy, caplog, damage):
-    """Its rows are lost, and the others are there, for every reader; a session goes on behind it."""
+    """Its rows are lost and all others are there, for every reader; a new session continues after it."""
     assert Run.open(copy).record.problem is None
     expected = read_rows(copy)
     assert caplog.text == ""
@@ -97,7 +97,7 @@ def test_damage_of_a_part_is_a_problem_of_the_run(copy, caplog, damage):
     assert text in Run.open(copy).record.problem
     readings = {name: len(read(copy)) for name, read in READINGS.items()}
     if damage is changed:
-        # The index of the part is there, and has the values that were written.
+        # The index of the part is still there, with the written values.
         assert readings.pop("summary") == len(expected)
     assert readings == dict.fromkeys(readings, len(rows))
     with WrittenInParts(copy, batch=STEPS - 10) as run:
@@ -107,7 +107,7 @@ def test_damage_of_a_part_is_a_problem_of_the_run(copy, caplog, damage):
 
 
 def test_damage_of_a_metric_leaves_other_metrics_readable(copy):
-    """Who asks for another column reads no damaged page."""
+    """A reader of another column reads no damaged page."""
     changed(file_of(copy, 2))
 
     epochs = sum(len(one) for one in values_where(copy, "epoch", Where()))
@@ -115,8 +115,8 @@ def test_damage_of_a_metric_leaves_other_metrics_readable(copy):
     assert epochs == STEPS
 
 
-def test_last_parts_that_are_gone_are_a_problem_of_a_run_that_has_ended(copy):
-    """The sidecar says how many there were, also where the indexes are gone too."""
+def test_missing_last_parts_are_a_problem_of_a_run_that_has_ended(copy):
+    """The sidecar has their number, even if the indexes are gone too."""
     for path in file_of(copy, 1).parent.iterdir():
         path.unlink()
     assert "is missing: its rows are lost" in Run.open(copy).record.problem
@@ -127,7 +127,7 @@ def test_last_parts_that_are_gone_are_a_problem_of_a_run_that_has_ended(copy):
 
 @pytest.mark.parametrize("damage", [halved, emptied, unlinked])
 def test_rows_that_a_part_lost_during_the_run_are_counted(tmp_path, damage):
-    """What another program did to a part is a loss, which the run says at its end."""
+    """The run reports rows that another program removed from a part when it ends."""
     run_dir = tmp_path / "run"
     with WrittenInParts(run_dir, flush_seconds=1000) as run:
         write(run)
@@ -140,7 +140,7 @@ def test_rows_that_a_part_lost_during_the_run_are_counted(tmp_path, damage):
 
 
 def test_a_hostile_number_of_parts_takes_no_time(copy):
-    """A part 99,999,999, which is in no history, does not count."""
+    """A part 99,999,999 that is in no history doesn't count."""
     shutil.copy(file_of(copy, numbers(copy)[-1]), file_of(copy, 99_999_999))
 
     with take_snapshot(copy, 0) as snapshot:
@@ -149,7 +149,7 @@ def test_a_hostile_number_of_parts_takes_no_time(copy):
 
 
 def go_back(writer, step):
-    """Resumes from a step, and logs some more rows."""
+    """Resumes at a step, and logs a few more rows."""
     writer.go_back(step)
     for start in range(step, 400, 10):
         writer.log(range(start, start + 10))
@@ -157,7 +157,7 @@ def go_back(writer, step):
 
 
 def test_a_snapshot_does_not_mix_two_branches(tmp_path):
-    """What a session writes that goes back changes nothing of an earlier snapshot."""
+    """A session that goes back doesn't change an earlier snapshot."""
     writer = Writer(tmp_path)
     writer.log_and_drain(range(300))
     with take_snapshot(tmp_path, 0) as snapshot:
@@ -167,7 +167,7 @@ def test_a_snapshot_does_not_mix_two_branches(tmp_path):
 
 
 def test_a_snapshot_that_is_being_read_keeps_what_a_resume_removes(tmp_path):
-    """The last parts are held from the first row on."""
+    """The snapshot keeps the last parts open from its first row on."""
     writer = Writer(tmp_path, part_bytes=1000)
     writer.log_and_drain(range(300))
     with take_snapshot(tmp_path, 0) as snapshot:
@@ -202,7 +202,7 @@ def _polled(run_dir):
 
 @pytest.mark.parametrize("name", READINGS)
 def test_a_resume_does_not_change_what_a_reader_sees(tmp_path, monkeypatch, name):
-    """Between its look at the folder and the first part that it opens, training goes back: no part is changed by that."""
+    """Training goes back between a reader's look at the folder and its first open part: no part changes."""
     writer = Writer(tmp_path)
     writer.log_and_drain(range(300))
     opened = os.open
@@ -219,5 +219,5 @@ def test_a_resume_does_not_change_what_a_reader_sees(tmp_path, monkeypatch, name
     writer.die()
 
     assert seen
-    # Who looks twice sees the second time what is there then.
+    # A second look sees the current content.
     assert found in (list(range(300)), list(range(405)))

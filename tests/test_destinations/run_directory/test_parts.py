@@ -48,7 +48,7 @@ from uploads.disk import Disk
 
 
 class Rolling(RunDirectory):
-    """Closes parts of a few kilobytes."""
+    """Closes parts after a few kilobytes."""
 
     _part_bytes = 4000
 
@@ -73,7 +73,7 @@ IDS = itertools.count(1)
 
 
 class Writer:
-    """A journal and its drain, without the thread."""
+    """A journal and its drain without the thread."""
 
     def __init__(self, run_dir, part_bytes=600, disk=None):
         self.folder = journal_path(run_dir, 0)
@@ -90,7 +90,7 @@ class Writer:
             self.journal.append({"loss": step / 8, **more}, step)
 
     def log_and_drain(self, steps):
-        """Drains after every ten rows, which is where a part may be closed."""
+        """Drains after every ten rows, and may close a part then."""
         for step in steps:
             self.log([step])
             if step % 10 == 9:
@@ -98,7 +98,7 @@ class Writer:
         self.drain.run()
 
     def go_back(self, step):
-        """Begins a session that continues from a step."""
+        """Begins a session that continues at a step."""
         self.journal.begin_session(f"{next(IDS):012d}")
         self.journal.mark_resume(step, None)
 
@@ -110,12 +110,12 @@ class Writer:
 
 
 def rows_now(run_dir):
-    """Returns what a reader sees."""
+    """Returns the rows that a reader sees."""
     return [(row.step, row.epoch, row.metrics) for row in read_rows(run_dir)]
 
 
 class Failing(Hasty):
-    """Fails once where a file gets its name, or where its folder is synced then; may be killed at the next position."""
+    """Fails once when a file is renamed or its folder synced; may be killed at the next position."""
 
     fails_to_replace = fails_to_sync = ""
     killed_at_lines = -1
@@ -133,7 +133,7 @@ class Failing(Hasty):
         self.renamed = target.name
 
     def sync_folder(self, path):
-        """Raises where a file was renamed just now."""
+        """Raises right after a rename."""
         if self.renamed and self.fails_to_sync == self.renamed:
             self.fails_to_sync = ""
             raise OSError(errno.EIO, "not synced")
@@ -145,7 +145,7 @@ def numbers(run_dir):
 
 
 def as_csv(run_dir, chosen=None):
-    """Turns some parts, or all, into the CSV of an earlier version."""
+    """Converts some parts, or all, into CSV as an earlier version wrote it."""
     folder = parts_path(run_dir / "metrics.csv")
     for number in chosen or numbers(run_dir):
         part = Part.find(folder, number)
@@ -207,7 +207,7 @@ def chart(run_dir):
 
 
 def summaries(run_dir):
-    """Returns what a run of the index has."""
+    """Returns the summaries of a run in the index."""
     with open_runs(run_dir.parent, scan=True) as runs:
         run = next(one for one in runs.query() if one.path == run_dir)
         return run.summary, run.metric_names(), run.series("late").value.tolist()
@@ -227,7 +227,7 @@ READERS = [
 
 @pytest.mark.parametrize("read", READERS)
 def test_every_reader_sees_the_rows_of_all_parts(written, read):
-    """Rows, columns, last rows, summaries and charts equal those of the same run in a single file."""
+    """Rows, columns, last rows, summaries and charts equal the same run's in a single file."""
     for name in ("parts", "csv", "mixed"):
         np.testing.assert_equal(read(written / name), read(written / "whole"))
 
@@ -367,7 +367,7 @@ def test_a_resume_leaves_parts_as_they_are(tmp_path, suffix):
 
 @pytest.mark.parametrize("batch", [400, 350, 5])
 def test_folder_of_format_2_is_read_and_continued(tmp_path, batch):
-    """Without a history, all parts count in order, followed by those of the continuing session."""
+    """Without a history, all parts count in order, followed by the continuing session's parts."""
     run_dir = tmp_path / "run"
     with WrittenInParts(run_dir) as run:
         for step in range(400):
@@ -393,7 +393,7 @@ def test_folder_of_format_2_is_read_and_continued(tmp_path, batch):
 
 
 def rows_left(run_dir):
-    """Returns the steps of the rows that were left behind, in order."""
+    """Returns the steps of the abandoned rows, in order."""
     return sorted(itertools.chain.from_iterable(steps_left(run_dir)))
 
 
@@ -415,7 +415,7 @@ def test_an_early_row_of_a_late_step_changes_no_part(tmp_path):
     assert rows_left(tmp_path) == [*range(1490, 1500), 10_000]
     assert {number: part_path(folder, number).read_bytes() for number in before} == before
     assert len(before) > 5
-    # The heartbeat goes on meanwhile.
+    # The heartbeat continues meanwhile.
     assert len(calls) >= 3
 
 
@@ -465,7 +465,7 @@ def test_parts_of_earlier_versions_are_converted(tmp_path, written):
     assert {path.suffix for path in folder.iterdir()} == {".parquet"}
     np.testing.assert_equal(rows_now(run_dir), expected)
     assert list(convert_parts(run_dir, 0)) == []
-    # Of an earlier version: the same Parquet without the sum of its footer.
+    # An earlier version's Parquet has no checksum of its footer.
     path = part_path(folder, first)
     data = path.read_bytes().replace(b'{"version": 2', b'{"version": 1')
     at = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
@@ -549,7 +549,7 @@ def test_two_names_with_one_column_keep_their_values(tmp_path):
 
 
 def test_a_call_with_the_epoch_as_a_metric_is_a_line_of_its_own(tmp_path):
-    """It has another epoch than the other calls of its step, in the file and in the journal."""
+    """Its epoch differs from other calls at its step, in the file and in the journal."""
     writer = Writer(tmp_path)
     with Follower(tmp_path) as follower:
         writer.journal.append({"loss": 0.5}, 3)
@@ -611,7 +611,7 @@ def test_a_part_that_could_not_be_closed_does_not_count_when_the_journal_is_gone
 
 
 class OfNoSize(RunDirectory):
-    """Fails in the writer thread with an error that is no OSError."""
+    """Fails in the writer thread with an error other than OSError."""
 
     _part_bytes = None
 
@@ -679,7 +679,7 @@ def test_a_part_that_is_the_file_itself_does_not_count(tmp_path):
     assert [row.step for row in read_rows(tmp_path)] == list(range(101))
     with Written(tmp_path, batch=101) as run:
         run.log({"loss": 0.5}, 101)
-    # What the first session left open is a part of it now; what no history names stays, and does not count.
+    # The first session's open file is now one of its parts; files in no history stay, and don't count.
     assert numbers(tmp_path) == [*before, before[-1] + 1, before[-1] + 2]
     assert [row.step for row in read_rows(tmp_path)] == list(range(102))
 
@@ -701,7 +701,7 @@ def test_a_copy_whose_parts_were_copied_later_has_each_row_once(tmp_path, suffix
     writer.log_and_drain(range(rows, 400))
     writer.die()
     if rows == 110:
-        # All that the first part will have.
+        # Everything that the first part will have.
         with contextlib.closing(Part(parts_path(live / "metrics.csv"), 1).open()) as file:
             (copy / "metrics.csv").write_bytes(b"".join([file.header, *file.chunks()]))
     if suffix == ".csv":

@@ -1,4 +1,4 @@
-"""Random rows, names, resumes, reopenings, kills and full disks: every reader sees what a list in memory has."""
+"""Random rows, names, resumes, reopenings, kills and full disks: every reader sees a list's rows."""
 
 import errno
 import itertools
@@ -35,11 +35,11 @@ NUMBERS = [0.25, 1, -3, True, float("nan"), float("inf"), 2**53, 1 / 3, -0.0]
 
 
 class Killed(BaseException):
-    """The process is gone."""
+    """The process was killed."""
 
 
 class RandomDisk(Disk):
-    """Waits for nothing; fails, or kills, at any operation."""
+    """Never waits; fails or kills at any operation."""
 
     def __init__(self, source):
         self.source = source
@@ -84,11 +84,11 @@ class RandomDisk(Disk):
 
 
 class Model:
-    """A run, and what it should have.
+    """A run, and its expected content.
 
     Args:
         run_dir: its folder.
-        seed: of everything that happens.
+        seed: seeds everything that happens.
     """
 
     def __init__(self, run_dir, seed):
@@ -101,7 +101,7 @@ class Model:
         self.step = 0
         self.cache = ColumnCache()
         self.follower = Follower(run_dir)
-        # What the follower has not seen, unless a resume came between.
+        # Rows that the follower hasn't seen, unless a resume came between.
         self.news = []
         # With integers of more than 53 bits among floats, a part stays CSV.
         self.numbers = NUMBERS if seed % 2 else [one for one in NUMBERS if one != 2**53]
@@ -136,7 +136,7 @@ class Model:
         self.drain._csv.close()
 
     def log(self):
-        """Logs a row, often one more of its step."""
+        """Logs a row, often for the same step."""
         names = self.source.sample(NAMES, self.source.choice([1, 1, 2, 3]))
         if self.source.random() < 0.05:
             names.append(f"new{self.step}")
@@ -152,7 +152,7 @@ class Model:
         self.step += self.source.random() < 0.8
 
     def resume(self):
-        """Goes back some steps."""
+        """Goes back a few steps."""
         self.step = self.source.randint(max(0, self.step - self.source.choice([5, 40, 400])), self.step)
         self.journal.begin_session(f"{next(IDS):012d}")
         self.journal.mark_resume(self.step, None)
@@ -161,7 +161,7 @@ class Model:
         self.news = None
 
     def run(self):
-        """Drains; reopens after a kill."""
+        """Drains, and reopens after a kill."""
         self.disk.full = self.source.choice([0.0, 0.0, 0.02, 0.2])
         self.disk.kill = self.source.choice([0.0, 0.0, 0.02])
         try:
@@ -175,7 +175,7 @@ class Model:
         self.disk.full = self.disk.kill = 0.0
 
     def act(self):
-        """Does something, and logs again as if nothing had happened."""
+        """Does something, then logs again as if nothing had happened."""
         for _ in range(self.source.choice([1, 5, 40])):
             self.news = [] if self.news is None else self.news
             self.log()
@@ -192,7 +192,7 @@ class Model:
 
 
 def values_of(rows):
-    """Returns the values of each step, in order: calls of a step may have become one row."""
+    """Returns the values of each step, in order; calls of a step may share a row."""
     metrics = [
         (step, {column_of(name): row[name] + 0 for name in row if name != "epoch"}) for step, row in rows
     ]
@@ -274,7 +274,7 @@ def _bounds(values):
 
 
 def check_follower(model):
-    """Checks that it yields what was logged since it last looked; after a resume that is not all there."""
+    """Checks that the follower yields everything since its last look; after a resume, not all rows are there."""
     found = values_of([(row.step, row.metrics) for row in model.follower.poll()])
     if model.news is not None:
         same(found, values_of(model.news))
@@ -286,12 +286,12 @@ def check_parts(model):
     with take_snapshot(model.run_dir, 0) as snapshot:
         assert snapshot.damage() == []
         sizes = [part.size for part in snapshot.parts]
-    # A turn writes some kilobytes at most.
+    # A turn writes a few kilobytes at most.
     assert max(sizes, default=0) < 40_000
 
 
 def check_left(model):
-    """Checks that what a session left behind is there, and nothing else."""
+    """Checks that every abandoned row of a session is there, and nothing else."""
     left = set()
     for branch in branches_of(model.run_dir):
         for row in itertools.chain.from_iterable(file.rows() for file in branch.files()):
@@ -314,7 +314,7 @@ def check_left(model):
 
 @pytest.mark.parametrize("seed", range(times(6, 600)))
 def test_every_reader_sees_what_was_logged(tmp_path, monkeypatch, seed):
-    """Whatever happens between two looks, and at the end, with the journal and without it."""
+    """This holds whatever happens between two looks, and at the end, with and without the journal."""
     monkeypatch.setattr(columns, "MAX_HELD_BYTES", [0, 2000, 64 << 20][seed % 3])
     model = Model(tmp_path, seed)
     for _ in range(12):

@@ -1,4 +1,4 @@
-"""Pieces of a run in a store: what was written comes back, and hostile ones change nothing outside."""
+"""Pieces of a run in a store: written content comes back, and hostile pieces change nothing outside."""
 
 import json
 import os
@@ -25,7 +25,7 @@ from destinations.run_directory.pieces import (
 
 
 def put_piece(path, files, *, session=1, first=1, last=1, starts=None, states=None, **about):
-    """Writes a piece with these contents, by path; each begins at its start."""
+    """Writes a piece with these contents by path, each from its start."""
     states = states or {name: FileState(0, len(content)) for name, content in files.items()}
     changes = []
     for name, content in files.items():
@@ -52,13 +52,13 @@ def put_second_piece(tmp_path):
 
 
 def take(folder, state, path):
-    """Applies the piece of a file."""
+    """Applies the piece in a file."""
     with path.open("rb") as file, open_piece(path.name, file) as piece:
         apply_piece(folder, state, piece)
 
 
 def test_a_file_that_grows_is_appended_to_and_one_that_is_replaced_is_another(tmp_path):
-    """Readers that hold the file see it grow: it keeps its inode."""
+    """Readers with an open file see it grow, because it keeps its inode."""
     folder, state = tmp_path / "copy", FolderState(1)
     take(folder, state, put_piece(tmp_path / "1", {"metrics.csv": b"step\n1\n", "a.json": b"{}"}))
     inode = (folder / "metrics.csv").stat().st_ino
@@ -94,7 +94,7 @@ def summed(header, *rows):
 )
 @pytest.mark.parametrize("is_known", [True, False])
 def test_a_reader_never_compares_new_rows_with_old_checksums(tmp_path, later, is_known):
-    """A copy is read while a piece is applied: before each file it has no damage, and so after the last."""
+    """A copy is read while a piece is applied: it has no damage before any file, nor after the last."""
     folder, state = tmp_path / "copy", FolderState(1)
     first = summed("step,epoch,time,a\n", "0,0,1.0,1.0\n", "1,0,2.0,2.0\n")
     take(folder, state, put_piece(tmp_path / "1", first))
@@ -126,7 +126,7 @@ def test_a_file_that_is_gone_is_removed(tmp_path):
 
 
 def test_excess_bytes_of_a_killed_reader_are_cut(tmp_path):
-    """It appends first, and notes it then."""
+    """It appends first, and notes the size afterwards."""
     folder, state = tmp_path / "copy", FolderState(1)
     take(folder, state, put_piece(tmp_path / "1", {"metrics.csv": b"step\n1\n"}))
     state.save(folder, "rank0")
@@ -146,7 +146,7 @@ def test_excess_bytes_of_a_killed_reader_are_cut(tmp_path):
     ids=["gap", "session", "start"],
 )
 def test_a_piece_that_does_not_continue_is_refused(tmp_path, first, session, starts):
-    """Nothing that is there changes."""
+    """The existing files don't change."""
     folder, state = tmp_path / "copy", FolderState(1)
     take(folder, state, put_piece(tmp_path / "1", {"a.json": b"{}"}))
     states = {"a.json": FileState(0, 2), "b.csv": FileState(0, 6)}
@@ -179,7 +179,7 @@ def test_a_piece_that_does_not_continue_is_refused(tmp_path, first, session, sta
     ],
 )
 def test_names_lead_only_to_files_of_the_run(tmp_path, name):
-    """The store may be anybody's."""
+    """The store may be untrusted."""
     about = {
         "format": 1,
         "session": 1,
@@ -209,7 +209,7 @@ def test_names_lead_only_to_files_of_the_run(tmp_path, name):
 
 
 def test_a_link_in_the_folder_is_not_followed(tmp_path):
-    """A reader that shares its cache with somebody hostile writes nowhere else."""
+    """A reader that shares its cache with a hostile user writes nowhere else."""
     folder, state = tmp_path / "copy", FolderState(1)
     take(folder, state, put_piece(tmp_path / "1", {"metrics.csv": b"step\n1\n"}))
     (tmp_path / "victim").write_bytes(b"step\n1\n")
@@ -224,7 +224,7 @@ def test_a_link_in_the_folder_is_not_followed(tmp_path):
 
 
 def test_a_damaged_piece_is_an_error_of_ours(tmp_path):
-    """Any byte may be another one, and any end missing."""
+    """Any byte may be changed, and any end missing."""
     draw = random.Random(0)
     content = zlib.compress(os.urandom(3000)) * 2
     good = put_piece(tmp_path / "good", {"metrics.csv": content, "a.json": b"{}" * 100}).read_bytes()
@@ -247,7 +247,7 @@ def test_a_damaged_piece_is_an_error_of_ours(tmp_path):
 
 
 def test_a_piece_whose_places_are_wrong_is_damaged(tmp_path):
-    """Its directory says that it begins later than it does, so that its members begin before the file."""
+    """Its directory gives a later start, so that its members begin before the file."""
     path = put_piece(tmp_path / "piece", {"a.json": b"{}"})
     damaged = bytearray(path.read_bytes())
     (offset,) = struct.unpack_from("<I", damaged, len(damaged) - 6)
@@ -259,7 +259,7 @@ def test_a_piece_whose_places_are_wrong_is_damaged(tmp_path):
 
 
 def test_a_piece_that_would_fill_the_memory_or_the_disk_is_refused(tmp_path):
-    """A zip of a few kilobytes may say that it holds gigabytes."""
+    """A zip of a few kilobytes may claim to hold gigabytes."""
     path = put_piece(tmp_path / "piece", {"metrics.csv": bytes(10 << 20)})
     assert path.stat().st_size < 1 << 20
     with zipfile.ZipFile(tmp_path / "many", "w") as archive:
@@ -303,7 +303,7 @@ def test_a_piece_of_a_newer_format_says_so(tmp_path):
 
 
 def test_a_damaged_state_starts_over(tmp_path):
-    """What the copy says of itself may be anything."""
+    """The state of the copy may contain anything."""
     for content in ("{", "[]", '{"rank0": 3}', '{"rank0": {"session": 1, "last": 1, "files": {"a": 5}}}'):
         (tmp_path / ".pieces.json").write_text(content)
 

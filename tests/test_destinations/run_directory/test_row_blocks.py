@@ -1,4 +1,4 @@
-"""Reading many frames at once gives what reading them one by one gives, or nothing."""
+"""Reading many frames at once returns the same rows as reading them one by one, or nothing."""
 
 import math
 import random
@@ -26,7 +26,7 @@ def row(step, values, schema=0, epoch=1, time=1.5):
 
 
 def parse_rows(data, offset=0, most=64):
-    """Returns a block as `frames` would give its rows, and where it ends."""
+    """Returns a block with the rows of `frames`, and its end."""
     block = read_row_block(data, offset, most)
     if block is None:
         return [], offset
@@ -79,7 +79,7 @@ def test_a_block_has_the_same_rows_as_single_frames():
     ],
 )
 def test_a_block_ends_before_another_kind_of_frame(other):
-    """Whatever is no row of floats of the same schema ends the block, and is left to be read by itself."""
+    """Anything but a float row with the same schema ends the block, and is read by itself."""
     alike = b"".join(row(step, [1.0, 2.0]) for step in range(6))
 
     found, end = parse_rows(alike + other + alike)
@@ -89,7 +89,7 @@ def test_a_block_ends_before_another_kind_of_frame(other):
 
 
 def test_a_damaged_frame_ends_the_block():
-    """A byte that is wrong anywhere in a frame leaves the rows before it, and none after."""
+    """If a byte of a frame is wrong, the block has the rows before it, and none after."""
     data = b"".join(row(step, [1.0, 2.0]) for step in range(8))
     stride = len(data) // 8
 
@@ -113,19 +113,19 @@ def test_too_few_rows_are_no_block():
 
 @pytest.mark.parametrize("values", [(), (1.0, 2), (True,)], ids=["none", "integer", "bool"])
 def test_rows_of_other_values_are_no_block(values):
-    """However many there are, and though each is as long as the other."""
+    """This holds for any number of rows, even if all have the same length."""
     assert parse_rows(row(1, values) * 10) == ([], 0)
 
 
 def test_four_rows_of_one_metric_are_a_block():
-    """The fewest and the narrowest that are read at once."""
+    """This is the smallest and narrowest block."""
     found, _ = parse_rows(b"".join(row(step, [1.0]) for step in range(4)))
 
     assert [step for _, step, *_ in found] == [0, 1, 2, 3]
 
 
 def test_the_constants_match_the_layout_of_a_row():
-    """The tag of each value can be looked at without decoding the row."""
+    """A reader can look at the tag of each value without decoding the row."""
     payload = row(1, [1.0, 2.0, 3.0])[HEADER.size :]
 
     assert payload[VALUES_AT::FLOAT_BYTES] == FLOAT_TAG * 3
@@ -133,7 +133,7 @@ def test_the_constants_match_the_layout_of_a_row():
 
 
 def test_wide_rows_come_in_small_blocks():
-    """The interpreter is held for some thousands of values at a time, however many rows are asked for."""
+    """The interpreter is held for a few thousand values at a time, for any number of rows."""
     data = row(0, [0.5] * 3000) * 20
 
     block = read_row_block(data, 0, 64)
@@ -143,7 +143,7 @@ def test_wide_rows_come_in_small_blocks():
 
 
 def test_floats_of_any_bits_come_back():
-    """The text of a float is read as the very same float, the sign of zero included."""
+    """A float's text reads as exactly the same float, including the sign of zero."""
     source = random.Random(1)
     values = [struct.unpack("<d", source.randbytes(8))[0] for _ in range(20_000)]
     values += [0.0, -0.0, 5e-324, 1e16, 1e22, 1e-5, math.inf, -math.inf]
@@ -163,7 +163,7 @@ def test_integers_and_booleans_are_whole_numbers():
 
 
 def test_a_block_of_floats_comes_back():
-    """The cells of each row of a block are those that each value has by itself."""
+    """The cells of a row in a block equal the cells of its single values."""
     values = np.array([[1.5, -0.0, 1e22], [math.nan, math.inf, -math.inf], [5e-324, 0.1, 3.0]])
 
     rows = format_cell_rows(values[[0, 2]]), format_cell_rows(values)

@@ -32,13 +32,13 @@ def row(step, schema=0):
 
 
 def segment(*steps, place=None):
-    """Returns a segment with some rows, which follows a place, if one is given."""
+    """Returns a segment with some rows, which follows a position if one is given."""
     first = b"" if place is None else encode_frame(("follows", *place))
     return MAGIC + first + keys_frame(0, ("a",)) + b"".join(map(row, steps))
 
 
 def write(folder, **segments):
-    """Writes segments by number, with room behind their frames, as a mapped one has it."""
+    """Writes segments by number, with free space after their frames, as in a mapped one."""
     folder.mkdir(exist_ok=True)
     for name, data in segments.items():
         segment_path(folder, int(name[1:])).write_bytes(data.ljust(4096, b"\0"))
@@ -46,13 +46,13 @@ def write(folder, **segments):
 
 def open_files(folder):
     """Returns the files of a folder that this process has open."""
-    # One that is closed meanwhile, by another thread, is none of the folder.
+    # A descriptor that another thread closes meanwhile isn't in the folder.
     found = [os.path.realpath(path) for path in Path("/dev/fd").iterdir()]
     return [path for path in found if Path(path).is_relative_to(folder)]
 
 
 def steps_in(folder, place=START):
-    """Returns the steps of the rows that count, and where they end."""
+    """Returns the steps of the rows that count, and their end."""
     records, end, _ = journal_records(folder, place)
     return [one.step for one in records if isinstance(one, Call)], end
 
@@ -68,9 +68,9 @@ def test_segments_that_follow_each_other_count(tmp_path):
 
 
 def test_segments_after_a_gap_are_skipped_until_one_follows(tmp_path):
-    """The second is of rows that came after lost ones.
+    """The second segment has rows after lost ones.
 
-    The third is of a session that found the first one's end.
+    A later session wrote the third, which follows the end of the first.
     """
     one = segment(1, 2, place=START)
     cut = one[: -len(row(2))]
@@ -162,7 +162,7 @@ def test_a_reader_that_looks_again_decodes_only_new_frames(tmp_path, monkeypatch
 
     assert [[record.step for record in found] for found in (every, last)] == [[*range(1001)], [1000]]
     assert end == same_end == (1, len(one) + len(row(1000)))
-    # The first frame of a segment says what it follows.
+    # The first frame of a segment names its predecessor.
     assert len(seen) == 1 + 1
 
 
@@ -192,18 +192,18 @@ def test_the_extent_of_a_journal_changes_with_each_row(tmp_path):
     assert grown == whole == (1, len(one + row(3)))
     for place in (None, START, (1, 1), (1, len(one)), (2, len(MAGIC))):
         assert journal_extent(tmp_path, place) == (2, len(segment(4)))
-    assert journal_extent(tmp_path, (2, 10_000)) == (2, 10_000)  # It was cut meanwhile.
+    assert journal_extent(tmp_path, (2, 10_000)) == (2, 10_000)  # The file was cut meanwhile.
     assert journal_extent(tmp_path / "nothing", START) == (0, 0)
     assert open_files(tmp_path) == []
 
 
 def remove_file(path):
-    """Removes it, as the writer does when it was drained."""
+    """Removes the segment, as the writer does after draining it."""
     path.unlink()
 
 
 def replace_folder(path):
-    """Puts a file in the place of its folder, as a user might."""
+    """Replaces the segment's folder with a file, as a user might."""
     path.unlink()
     path.parent.rmdir()
     path.parent.write_text("another's")

@@ -1,4 +1,4 @@
-"""Reading the files of a rank while the writer continues between two looks of the reader."""
+"""Reads a rank's files while the writer continues between two looks of the reader."""
 
 import os
 
@@ -15,7 +15,7 @@ from events import State
 
 @pytest.fixture
 def written(tmp_path):
-    """A journal of small segments, and what drains it."""
+    """A journal with small segments, and its drain."""
     folder = journal_path(tmp_path, 0)
     folder.mkdir(parents=True)
     journal = Journal(folder, State("x"), segment_bytes=4096)
@@ -28,13 +28,13 @@ def written(tmp_path):
 
 
 def log(journal, steps):
-    """Logs wide rows, of which the first segment takes some thousands, and the others a few."""
+    """Logs wide rows; the first segment holds a few thousand, the others a few."""
     for step in steps:
         journal.append({f"m{index}": float(step) for index in range(20)}, step)
 
 
 def read_with(run_dir, position):
-    """Reads everything once, with a position that was read before; None where that must be done again."""
+    """Reads everything once with an earlier position. Returns None if it must be repeated."""
     folder, path = journal_path(run_dir, 0), run_dir / "metrics.csv"
     fd = os.open(path, os.O_RDONLY)
     found = module._read(folder, path, fd, position, module.read_sums(path), None, with_records=True)
@@ -43,8 +43,8 @@ def read_with(run_dir, position):
 
 
 @pytest.mark.parametrize("more", [0, 10], ids=["and the next is empty", "and the next has rows"])
-def test_a_segment_that_is_drained_and_taken_away_is_not_passed_over(tmp_path, written, more):
-    """Where it goes between the look at the position and the look at the journal, both are looked at again."""
+def test_a_segment_drained_and_removed_meanwhile_is_not_skipped(tmp_path, written, more):
+    """If it goes between the reads of position and journal, the reader repeats both."""
     journal, drain = written
     log(journal, range(100))
     drain.run()
@@ -63,7 +63,7 @@ def test_a_segment_that_is_drained_and_taken_away_is_not_passed_over(tmp_path, w
 
 
 def test_a_journal_removed_at_the_end_is_not_mistaken_for_an_empty_one(tmp_path, written):
-    """Where the last segment goes between the two looks, its rows are in lines that the first look did not know."""
+    """If the last segment goes between the two reads, its rows are in lines that the first one didn't know."""
     journal, drain = written
     log(journal, range(100))
     drain.run()
@@ -80,7 +80,7 @@ def test_a_journal_removed_at_the_end_is_not_mistaken_for_an_empty_one(tmp_path,
 
 
 def test_a_deleted_segment_does_not_hide_the_rest(tmp_path, written):
-    """Where rows are missing though the position stands still, those that are left are returned."""
+    """If rows are missing although the position hasn't moved, the remaining ones are returned."""
     journal, drain = written
     log(journal, range(100))
     drain.run()

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(THEIRS is None, reason="stable-pretraining is no
 
 @pytest.fixture
 def theirs(monkeypatch):
-    """Imports modules of stable-pretraining without running its package, which wants Lightning, loguru and more."""
+    """Imports modules of stable-pretraining without its package, which needs Lightning, loguru and more."""
     for name, path in (("", THEIRS), (".registry", f"{THEIRS}/registry"), (".web", f"{THEIRS}/web")):
         package = types.ModuleType(f"stable_pretraining{name}")
         package.__path__ = [path]
@@ -36,7 +36,7 @@ def theirs(monkeypatch):
 
 @pytest.fixture
 def cache(drive, tmp_path):
-    """A cache folder with one finished run, and one that is running."""
+    """A cache folder with a finished run and a running one."""
     done = drive(tmp_path / "cache" / "runs" / "day" / "one", run_id="one", tags=["t"], notes="n").fit()
     done.logger.log_hyperparameters({"optim": {"lr": 0.1}})
     for step in range(20):
@@ -68,7 +68,7 @@ def test_its_registry_lists_our_runs(theirs, cache, tmp_path):
 
 
 def test_its_viewer_reads_our_metrics_and_media(theirs, cache):
-    """The scanner behind its web page finds metrics, media and the files of the media."""
+    """The scanner behind its web page finds the metrics, the media and their files."""
     scanner = theirs["web.scan"].RunScanner(cache)
     scanner._scan()
     (key,) = [run["run_id"] for run in scanner.runs_json() if run["run_dir"].endswith("one")]

@@ -1,4 +1,4 @@
-"""A run folder that is moved, deleted or replaced while it is written: its rows stay its own, and a loss is said."""
+"""A run folder that is moved, deleted or replaced during training keeps its own rows, or reports a loss."""
 
 import json
 import logging
@@ -20,7 +20,7 @@ print("logged", flush=True); sys.stdin.readline(); engine.close()
 
 
 class OtherProcess:
-    """A second process with a run at a path; it is asked to end by `end`."""
+    """A second process with a run at a path; `end` asks it to end."""
 
     def __init__(self, path):
         self._process = subprocess.Popen(
@@ -48,7 +48,7 @@ def log(run, steps):
 
 
 def test_a_moved_folder_keeps_its_rows_and_another_run_its_own(drive, tmp_path, caplog):
-    """A folder is moved and a second process starts at its path: each run has all of its rows and none of the other's."""
+    """A second process starts at the path of a moved folder: each run has all of its own rows only."""
     caplog.set_level(logging.WARNING)
     run = drive(flush_seconds=1000).fit()
     log(run, range(100))
@@ -73,7 +73,7 @@ def test_a_moved_folder_keeps_its_rows_and_another_run_its_own(drive, tmp_path, 
 
 
 def test_a_deleted_folder_whose_path_is_taken_reports_its_lost_rows(drive, tmp_path, caplog):
-    """A folder is deleted and a second process starts at its path: that run is left alone, and the loss is counted and said."""
+    """A second process starts at the path of a deleted folder: its run stays whole, and the loss is reported."""
     run = drive(flush_seconds=1000).fit()
     log(run, range(100))
     run.stand_still()

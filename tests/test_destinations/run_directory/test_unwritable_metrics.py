@@ -1,4 +1,4 @@
-"""Metrics that no CSV can hold, clocks that tell no float, names that hold the step: each costs itself and nothing else."""
+"""Metrics that no CSV can hold, odd clocks, and names that contain the step: nothing else is lost."""
 
 import logging
 import math
@@ -18,7 +18,7 @@ UNWRITABLE = {
 def test_an_unwritable_metric_is_dropped_alone(drive, tmp_path, caplog, kind):
     """Other metrics of the call, and all later rows, are in the CSV.
 
-    One warning says what is not, and it is counted.
+    One warning names the dropped metric, and it is counted.
     """
     caplog.set_level(logging.WARNING)
     bad, said = UNWRITABLE[kind]
@@ -41,7 +41,7 @@ BEYOND = {"2**63": 2**63, "10**30": 10**30, "10**5000": 10**5000, "a megabyte": 
 @pytest.mark.parametrize("kind", BEYOND)
 @pytest.mark.parametrize("first", [0, 5])
 def test_an_integer_beyond_64_bits_is_a_float(drive, tmp_path, caplog, kind, first):
-    """Readers see the same number before and after it is drained; one warning says so of a row with new names."""
+    """Readers see the same number before and after draining; one warning reports it for a row with new names."""
     value = BEYOND[kind]
     expected = float(value) if abs(value) < 10**300 else math.inf if value > 0 else -math.inf
     run = drive(flush_seconds=1000).fit()
@@ -59,7 +59,7 @@ def test_an_integer_beyond_64_bits_is_a_float(drive, tmp_path, caplog, kind, fir
 
 
 def test_a_step_beyond_64_bits_is_left_out(drive, tmp_path, caplog):
-    """Its row has no step; the rows around it are as they were."""
+    """Its row has no step; the rows around it are unchanged."""
     run = drive(flush_seconds=1000).fit()
 
     run.log({"a": 1.0}, 0)
@@ -73,7 +73,7 @@ def test_a_step_beyond_64_bits_is_left_out(drive, tmp_path, caplog):
 
 
 def test_a_clock_of_whole_seconds_loses_no_row(drive, tmp_path):
-    """What a clock returns is made a float, which a row of the journal needs."""
+    """The clock's value is converted to a float, which a journal row needs."""
     run = drive(flush_seconds=1000, clock=lambda: int(time.time())).fit()
 
     for step in range(3000):
@@ -87,9 +87,9 @@ def test_a_clock_of_whole_seconds_loses_no_row(drive, tmp_path):
 
 
 def test_a_new_name_at_each_step_is_kept_and_warned_of(drive, tmp_path, caplog, monkeypatch):
-    """1,200 rows that each add a name are all kept, and the files don't grow with the square of their number."""
+    """All 1,200 rows that each add a name are kept, and the files don't grow quadratically."""
     caplog.set_level(logging.WARNING)
-    # Time earns more: a slow machine may write the file again more often.
+    # Time allows more rewrites: a slow machine may write the file more often.
     monkeypatch.setattr("destinations.run_directory.drain._REWRITE_BYTES_PER_SECOND", 0)
     run = drive(flush_seconds=1000).fit()
 
@@ -99,7 +99,7 @@ def test_a_new_name_at_each_step_is_kept_and_warned_of(drive, tmp_path, caplog, 
 
     paths = [tmp_path / "run" / "metrics.csv", *(tmp_path / "run" / "parts").rglob("*.csv")]
     warnings = [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
-    # A row has some 75 bytes.
+    # A row has about 75 bytes.
     assert sum(path.stat().st_size for path in paths) < 1200 * 2 * 75
     assert "500 rows have added new metrics" in warnings[0]
     assert len(warnings) == 1

@@ -1,4 +1,4 @@
-"""A run that several processes write: each named writer has a run folder of its own in it."""
+"""Several processes write a run: each named writer has its own run folder in it."""
 
 import json
 import logging
@@ -26,8 +26,8 @@ def loss(folder):
     return json.loads((folder / "summary.json").read_text())["metrics"]["loss"]
 
 
-def test_a_writer_has_a_run_folder_in_that_of_the_run(drive, tmp_path):
-    """Its rows, documents and records are in `writers/NAME`; that of the run needs not be there, and gets nothing."""
+def test_a_writer_has_a_run_folder_inside_the_run(drive, tmp_path):
+    """`writers/NAME` has its rows, documents and records; the run's own folder gets nothing."""
     eval_ = drive(writer="eval")
 
     eval_.log({"loss": 0.5}, 40)
@@ -43,7 +43,7 @@ def test_a_writer_has_a_run_folder_in_that_of_the_run(drive, tmp_path):
 
 
 def test_trainer_and_writers_write_side_by_side(drive, tmp_path):
-    """Each has its own lock, so that one does not wait for another; the sidecar of the trainer says nothing of writers."""
+    """Each has its own lock, so none waits for another; the trainer's sidecar doesn't mention writers."""
     runs = [drive(), drive(writer="eval"), drive(writer="probe")]
 
     for place, one in enumerate(runs):
@@ -60,20 +60,20 @@ def test_trainer_and_writers_write_side_by_side(drive, tmp_path):
     "name", ["", ".", "..", ".eval", "a/b", "../eval", "a b", "ä", "{rank}", "a\0", "a\n", "a" * 101]
 )
 def test_a_writer_name_must_be_a_safe_path_component(tmp_path, name):
-    """The message says what a name may have."""
+    """The message lists the allowed characters."""
     with pytest.raises(ValueError, match="writer must be a name of letters"):
         RunDirectory(tmp_path / "run", writer=name)
     assert not (tmp_path / "run").exists()
 
 
 def test_a_writer_name_that_is_not_text_raises(tmp_path):
-    """As the other arguments are."""
+    """Like other arguments, it is checked at once."""
     with pytest.raises(TypeError, match='Write writer="eval"'):
         RunDirectory(tmp_path / "run", writer=3)
 
 
 def test_a_completed_writer_is_continued(tmp_path, caplog):
-    """An evaluation is started again and again; nothing is written beside it, and nothing is said."""
+    """An evaluation may start again and again: it creates no second folder and logs no message."""
     for step in (100, 200):
         with Run(RunDirectory(tmp_path / "run", writer="eval"), run_name="eval") as run:
             run.log_metrics({"loss": float(step)}, step=step)
@@ -85,7 +85,7 @@ def test_a_completed_writer_is_continued(tmp_path, caplog):
 
 @pytest.mark.parametrize("begins", [False, True])
 def test_late_rows_of_another_session_abandon_nothing(tmp_path, begins):
-    """Steps before those of the last session are added, also where the loop has a `batch_start`."""
+    """Steps before the last session's are added, even if the loop has a `batch_start`."""
     for steps in ((500, 600), (100, 600), (0,)):
         with Run(RunDirectory(tmp_path / "run", writer="eval"), run_name="eval") as run:
             for step in steps:
@@ -99,7 +99,7 @@ def test_late_rows_of_another_session_abandon_nothing(tmp_path, begins):
 
 
 def test_a_row_without_a_step_of_its_own_abandons_nothing(tmp_path):
-    """It has the count of its loop, which begins at 0 again."""
+    """It has its loop's own count, which starts at 0 again."""
     for _ in range(2):
         with Run(RunDirectory(tmp_path / "run", writer="eval"), run_name="eval") as run:
             for _ in range(3):
@@ -137,7 +137,7 @@ def steps_of(folder):
 
 
 def test_a_trainer_that_continues_from_a_checkpoint_replaces_rows_of_its_own_writer(tmp_path):
-    """What was trained beyond the checkpoint is trained again, and is there once."""
+    """Steps after the checkpoint are trained again, and are there once."""
     with trainer_of(tmp_path, duration="8ba") as trainer:
         trainer.fit()
     folder = tmp_path / "run" / "writers" / "student"
@@ -153,7 +153,7 @@ def test_a_trainer_that_continues_from_a_checkpoint_replaces_rows_of_its_own_wri
 
 
 def test_a_trainer_that_evaluates_a_checkpoint_abandons_nothing(tmp_path):
-    """An earlier checkpoint is evaluated after a later one: both evaluations stay."""
+    """An earlier checkpoint is evaluated after a later one, and both evaluations stay."""
     torch = pytest.importorskip("torch")
     with trainer_of(tmp_path, duration="10ba") as trainer:
         trainer.fit()
@@ -197,8 +197,8 @@ def test_a_second_process_of_the_same_name_is_refused(drive, tmp_path):
     assert "choose another name" in said
 
 
-def test_a_completed_writer_is_refused_where_that_is_asked_for(tmp_path):
-    """`if_exists` of a writer is of its own folder."""
+def test_a_completed_writer_is_refused_on_request(tmp_path):
+    """`if_exists` of a writer applies to its own folder."""
     for _ in range(2):
         with Run(RunDirectory(tmp_path / "run", writer="eval", if_exists="new"), run_name="eval") as run:
             run.log_metrics({"loss": 1.0}, step=1)
@@ -207,7 +207,7 @@ def test_a_completed_writer_is_refused_where_that_is_asked_for(tmp_path):
 
 
 def test_a_trainer_begins_after_its_writers(tmp_path):
-    """A folder that has writers only is that of a new run."""
+    """A folder that only has writers counts as a new run."""
     with Run(RunDirectory(tmp_path / "run", writer="eval"), run_name="eval") as run:
         run.log_metrics({"loss": 1.0}, step=1)
 
@@ -218,7 +218,7 @@ def test_a_trainer_begins_after_its_writers(tmp_path):
 
 
 def test_the_last_value_of_a_writer_has_the_greatest_step(drive, tmp_path):
-    """Whatever the order, also over sessions, and where the statistics are those of all rows again."""
+    """This holds in any order, across sessions, and if the statistics are computed again from all rows."""
     folder = tmp_path / "run" / "writers" / "eval"
     for steps in ((300, 500, 500, 400), (100, 200)):
         one = drive(writer="eval")
@@ -238,7 +238,7 @@ def test_the_last_value_of_a_writer_has_the_greatest_step(drive, tmp_path):
 
 @pytest.mark.parametrize("size", [1, 2, 50])
 def test_statistics_by_step_do_not_depend_on_how_rows_are_grouped(size):
-    """Of equal steps the later value counts; a row without a step counts where no other has one."""
+    """At equal steps the later value counts; a row without a step only counts if no row has one."""
     steps = [None, 7, 3, None, 9, 1, 9, 2, None, *range(8, -40, -1)]
     rows = [(float(number),) for number in range(len(steps))]
     found = Aggregate(by_step=True)
@@ -254,7 +254,7 @@ def test_statistics_by_step_do_not_depend_on_how_rows_are_grouped(size):
 
 
 def test_statistics_of_a_trainer_have_the_last_row(drive, tmp_path):
-    """Whatever its step, which they say."""
+    """The last row counts whatever its step, and the statistics include that step."""
     one = drive()
     one.log({"loss": 1.0}, 5)
     one.log({"loss": 2.0}, 3)
@@ -264,7 +264,7 @@ def test_statistics_of_a_trainer_have_the_last_row(drive, tmp_path):
 
 
 def test_a_session_of_another_trainer_is_called_as_the_run(tmp_path):
-    """And its folder is that of the writer, as another session of this process may train the run."""
+    """Its folder has the writer's name, because another session in this process may train the run."""
     session = Session([RunDirectory(tmp_path / "digits", writer="eval")])
 
     assert session.first_name == "digits"
