@@ -1,4 +1,4 @@
-"""Run folders made by hand, as `RunDirectory`, stable-pretraining and Lightning leave them."""
+"""Handmade run folders in the formats of `RunDirectory`, stable-pretraining and Lightning."""
 
 import json
 import os
@@ -10,7 +10,7 @@ HOUR = 3600.0
 
 
 def clock():
-    """The time of most tests."""
+    """The current time in most tests."""
     return NOW
 
 
@@ -57,7 +57,7 @@ _ages = iter(range(10**9))
 
 
 def age(*folders):
-    """Lets folders and their sidecars look an hour old, each time a little less so."""
+    """Makes folders and their sidecars look an hour old, each slightly younger than the previous one."""
     for folder in folders:
         then = NOW - HOUR + next(_ages)
         for path in (folder / "sidecar.json", folder):

@@ -25,7 +25,7 @@ NOW = 1_700_000_000.0
 
 
 class Terminal(io.StringIO):
-    """A stream that says it is a terminal."""
+    """A stream that claims to be a terminal."""
 
     def isatty(self):
         return True
@@ -43,7 +43,7 @@ def command(*arguments, terminal=False, now=None, ask=None):
 
 @functools.cache
 def _parser():
-    """Returns the parser, which takes as long to build as most commands take."""
+    """Returns the parser, which takes as long to build as most commands take to run."""
     return cli.build_parser(["runs"])
 
 
@@ -52,7 +52,7 @@ def _never(seconds):
 
 
 def write_full_run(folder, **options):
-    """Writes a finished run that has every kind of file."""
+    """Writes a finished run with every kind of file."""
     sound = folder.parent / "sound.wav"
     sound.parent.mkdir(parents=True, exist_ok=True)
     with wave.open(str(sound), "wb") as file:
@@ -83,7 +83,7 @@ def write_full_run(folder, **options):
 
 
 def write_killed_run(folder):
-    """Writes a run as its writer leaves it that was killed: rows in the CSV, and more in the journal."""
+    """Writes the folder of a killed run: rows in the CSV, and more in the journal."""
     living = folder.with_name(f"{folder.name}-living")
     with Written(living, run_id=folder.name, flush_seconds=600.0) as run:
         run.log({"loss": 1.0, "val/acc": 0.5}, 0)
@@ -105,6 +105,6 @@ def write_lightning_run(folder):
 
 
 def copy_run(source, target):
-    """Copies a run, links and all."""
+    """Copies a run, including links."""
     shutil.copytree(source, target, symlinks=True)
     return target

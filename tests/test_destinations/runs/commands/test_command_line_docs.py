@@ -1,4 +1,4 @@
-"""docs/command-line.md says what the parser says: every command, option and exit code."""
+"""docs/command-line.md agrees with the parser about every command, option and exit code."""
 
 import argparse
 import re
@@ -28,7 +28,7 @@ COMMANDS = subparsers_of(subparsers_of(build_parser())["runs"])
 
 
 def section_of(name):
-    """Returns the part of the page about a command: below its own title, or the line of the table that shows it."""
+    """Returns the page's section about a command, or its line in a table."""
     for title in re.findall(r"^### (.+)$", PAGE, re.MULTILINE):
         if name in re.split(" and |, ", title):
             return PAGE.split(f"\n### {title}\n")[1].split("\n### ")[0].split("\n## ")[0]
@@ -36,19 +36,19 @@ def section_of(name):
 
 
 def options_of(parser):
-    """Returns the options of a command, but for those that all have."""
+    """Returns the options of a command, without the ones that all commands have."""
     names = {name for action in parser._actions for name in action.option_strings}
     return {name for name in names if name.startswith("--")} - SHARED
 
 
 def test_every_group_is_on_the_page():
-    """Its name stands after `destinations`."""
+    """The page names it after `destinations`."""
     assert [name for name in GROUPS if f"destinations {name}" not in PAGE] == []
 
 
 @pytest.mark.parametrize("name", list(COMMANDS))
 def test_every_option_of_a_command_is_on_the_page(name):
-    """The part about that command has it; and what is there is an option of it."""
+    """The section of the command has each of its options, and no others."""
     section = section_of(name)
     shown = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", section)) - SHARED
 
@@ -68,7 +68,7 @@ def test_every_option_of_a_command_is_on_the_page(name):
 
 
 def test_every_command_that_is_shown_parses():
-    """Each line of a block of shell commands is parsed."""
+    """The parser accepts each line of a block of shell commands."""
     blocks = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
     lines = [line for block in blocks for line in block.splitlines() if line.startswith("destinations ")]
     lines += re.findall(r"^\| `(destinations runs [^`]+)`", PAGE, re.MULTILINE)
@@ -81,14 +81,14 @@ def test_every_command_that_is_shown_parses():
 
 
 def test_every_column_is_on_the_page():
-    """The line about `--columns` names it."""
+    """The line about `--columns` lists all of them."""
     (line,) = [line for line in PAGE.splitlines() if line.startswith("| `--columns")]
 
     assert [name for name in OWN_FIELDS if f"`{name}`" not in line] == []
 
 
 def test_every_exit_code_is_on_the_page_and_in_the_help():
-    """They name no other."""
+    """Neither lists any other code."""
     codes = [
         *(EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_OWNED, EXIT_LEFT_FAILED),
         *(EXIT_TIMEOUT, EXIT_INTERRUPTED, EXIT_PIPE_CLOSED),
@@ -99,7 +99,7 @@ def test_every_exit_code_is_on_the_page_and_in_the_help():
 
 
 def every_parser():
-    """Yields each parser that runs something, with the words that lead to it."""
+    """Yields each parser that runs a command, with the words that lead to it."""
     for group, parser in subparsers_of(build_parser()).items():
         if any(isinstance(one, argparse._SubParsersAction) for one in parser._actions):
             for name, command in subparsers_of(parser).items():
@@ -110,7 +110,7 @@ def every_parser():
 
 @pytest.mark.parametrize("parser", list(every_parser()))
 def test_every_help_page_has_two_examples_that_parse(parser):
-    """None has a table of exit codes, which has one place: `destinations --help`."""
+    """Only `destinations --help` has a table of exit codes."""
     text = parser.format_help()
 
     lines = [line.strip() for line in text.split("examples:\n")[1].splitlines()]

@@ -1,4 +1,4 @@
-"""`destinations runs …`, as a user runs it: in this process, and here and there in one of its own."""
+"""`destinations runs …` as a user runs it, mostly in this process and sometimes in a separate one."""
 
 import csv
 import functools
@@ -33,7 +33,7 @@ NOW = 1_700_000_000.0
 
 
 class Clock:
-    """A clock that stands, but for what a test says."""
+    """A clock that only moves when a test sets it."""
 
     def __init__(self, now):
         self.now = now
@@ -43,7 +43,7 @@ class Clock:
 
 
 def write_run(folder, *, lr=0.25, began=NOW, steps=5, error=None, tags=(), run_id=None, records=False):
-    """Writes a run that took as many seconds as it has steps."""
+    """Writes a run that took one second per step."""
     clock = Clock(began)
     destination = RunDirectory(
         folder,
@@ -72,11 +72,10 @@ def write_run(folder, *, lr=0.25, began=NOW, steps=5, error=None, tags=(), run_i
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
-    """Four runs: a completed one with records, another, one that failed, one that is empty and failed."""
+    """Four runs: one completed with records, one completed, one failed, and one failed without records."""
     root = tmp_path_factory.mktemp("written")
     with pytest.MonkeyPatch.context() as patch:
-        # Outside of any repository: what git says within its five seconds may change from run to run, and
-        # come to nothing.
+        # Outside of any repository: git's answer may change between runs, or take more than five seconds.
         patch.chdir(root)
         _write_all(root)
     return root
@@ -91,7 +90,7 @@ def _write_all(root):
 
 @pytest.fixture
 def root(written, tmp_path, monkeypatch):
-    """A copy of these runs, which the commands find by themselves."""
+    """A copy of these runs, in a folder that the commands find by themselves."""
     shutil.copytree(written, tmp_path / "runs")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -116,7 +115,7 @@ def runs(root, capsys):
 
 
 def session_of(now=NOW + 1000, wait=None, width=None):
-    """Returns a session whose output and messages can be read."""
+    """Returns a session with readable output and messages."""
 
     def never(seconds):
         raise AssertionError("nothing to wait for")
@@ -129,7 +128,7 @@ def session_of(now=NOW + 1000, wait=None, width=None):
 
 @functools.cache
 def parser():
-    """Returns the parser, which takes as long to build as most commands take."""
+    """Returns the parser, which takes as long to build as most commands take to run."""
     return cli.build_parser(["runs"])
 
 
@@ -159,7 +158,7 @@ def test_ls_lists_the_newest_first(root):
 
 
 def test_ls_shows_the_columns_that_are_asked_for(runs):
-    """Rows are filtered, sorted and limited too."""
+    """The command also filters, sorts and limits the rows."""
     code, out, _ = runs(
         "ls", "-c", "hparams.optim.lr,summary.loss", "--where", "hparams.optim.lr < 0.8", "--sort", "summary.loss",
         "--ascending", "-n", "2",
@@ -180,7 +179,7 @@ def test_ls_shows_the_columns_that_are_asked_for(runs):
     ],
 )
 def test_ls_as_json(runs, arguments, ids):
-    """A list with everything that is known of each run."""
+    """The list has every field of each run."""
     code, out, _ = runs("ls", "--json", *arguments)
 
     found = json.loads(out)
@@ -189,14 +188,14 @@ def test_ls_as_json(runs, arguments, ids):
 
 
 def test_ls_as_json_has_the_columns_that_are_asked_for(runs):
-    """It has the id as well."""
+    """It also has the id."""
     _, out, _ = runs("ls", "--json", "-c", "hparams.optim.lr,duration", "--tag", "good")
 
     assert json.loads(out) == [{"run_id": "id-alpha", "hparams.optim.lr": 0.25, "duration": 5.0}]
 
 
 def test_ls_without_a_run_says_so(runs, tmp_path):
-    """The output is empty, for programs; a word stands beside it, for people."""
+    """Programs get empty output; people get a word beside it."""
     (tmp_path / "none").mkdir()
 
     assert runs("ls", "--root", tmp_path / "none") == (0, "", "no runs\n")
@@ -205,7 +204,7 @@ def test_ls_without_a_run_says_so(runs, tmp_path):
 
 
 def test_ls_again_and_again(root):
-    """Watched, it scans and shows the list anew, until Ctrl-C; as JSON, a line each time."""
+    """With watching, it scans and prints the list again until Ctrl-C; as JSON, one line each time."""
     waited = []
 
     def wait(seconds):
@@ -224,7 +223,7 @@ def test_ls_again_and_again(root):
 
 
 def test_several_roots(runs, root, monkeypatch, tmp_path):
-    """Options or the environment name them; a run is found in any."""
+    """Options or the environment name the roots; a run is found in any of them."""
     (tmp_path / "other").mkdir()
     (root / "beta").rename(tmp_path / "other/beta")
     _, by_options, _ = runs("ls", "--json", "--root", root, "--root", tmp_path / "other")
@@ -236,7 +235,7 @@ def test_several_roots(runs, root, monkeypatch, tmp_path):
 
 
 def test_a_table_fits_the_terminal(runs, monkeypatch):
-    """COLUMNS says how wide it is."""
+    """COLUMNS sets the width."""
     monkeypatch.setenv("COLUMNS", "40")
 
     _, out, _ = runs("ls")
@@ -248,8 +247,8 @@ def test_a_table_fits_the_terminal(runs, monkeypatch):
 # Show, best, diff.
 
 
-def test_show_tells_what_is_known(root):
-    """It shows hyperparameters, final and best values, records, the environment, and what logging cost."""
+def test_show_prints_everything_known_about_a_run(root):
+    """The output has hyperparameters, final and best values, records, environment, and the cost of logging."""
     session = session_of(NOW + 3600)
 
     assert run_in(session, "show", "alpha") == 0
@@ -273,7 +272,7 @@ def test_show_tells_what_is_known(root):
 
 
 def test_show_lists_sessions_and_reads_branches(tmp_path, runs):
-    """A run that went back has a line for each session; `--branch` shows, prints and exports what one of them had."""
+    """A run that went back has one line per session; `--branch` shows, prints and exports one of them."""
     place, saved = tmp_path / "mine", None
     for lr in (0.125, 0.25):
         ours = RunDirectory(place)
@@ -303,13 +302,13 @@ def test_show_lists_sessions_and_reads_branches(tmp_path, runs):
     assert runs("show", place, "--branch", "3")[0] == 1
 
 
-def test_show_of_a_run_that_failed_says_by_what(runs):
-    """The exception stands with it."""
+def test_show_of_a_failed_run_names_the_exception(runs):
+    """The exception follows the status."""
     assert "ended by ValueError: out of luck" in runs("show", "gamma")[1]
 
 
 def test_show_as_json(runs):
-    """It has everything, and nothing is rounded."""
+    """The document has everything, without rounding."""
     _, out, _ = runs("show", "id-alpha", "--json")
 
     found = json.loads(out)
@@ -323,7 +322,7 @@ def test_show_as_json(runs):
 
 
 def test_a_run_is_named_by_its_path_without_any_index(runs, root, tmp_path, monkeypatch):
-    """Nothing is scanned, and no root need be there."""
+    """The command scans nothing, and needs no root."""
     monkeypatch.chdir(root / "group")
     (root / "group").rename(tmp_path / "moved")
 
@@ -341,7 +340,7 @@ def test_a_run_is_named_by_its_path_without_any_index(runs, root, tmp_path, monk
     ],
 )
 def test_best_ranks_by_the_best_value_that_was_there(runs, direction, ranks):
-    """It says at which step; a run without the metric has no rank."""
+    """The step is shown; a run without the metric has no rank."""
     _, out, _ = runs("best", "loss", direction, "--json")
     code, table, _ = runs("best", "loss", direction, "-n", "1")
 
@@ -354,7 +353,7 @@ def test_best_ranks_by_the_best_value_that_was_there(runs, direction, ranks):
 
 
 def test_best_needs_a_direction(runs):
-    """The direction is not guessed."""
+    """The command doesn't guess whether small or large is best."""
     code, _, err = runs("best", "loss")
 
     assert code == 2
@@ -362,7 +361,7 @@ def test_best_needs_a_direction(runs):
 
 
 def test_diff_shows_what_differs_and_nothing_else(runs):
-    """It compares hyperparameters, environment and metrics, and prints JSON too."""
+    """The comparison covers hyperparameters, environment and metrics, and is available as JSON."""
     code, out, _ = runs("diff", "alpha", "beta", "gamma")
     _, as_json, _ = runs("diff", "alpha", "beta", "--json")
 
@@ -375,7 +374,7 @@ def test_diff_shows_what_differs_and_nothing_else(runs):
 
 
 def test_values_that_differ_never_read_the_same(root, runs):
-    """`diff` and `ls` tell apart what they would round to the same digits, and kinds that look alike."""
+    """`diff` and `ls` distinguish values that would round to the same digits, and types that look alike."""
     values = {
         "one": {"lr": 0.1000001, "seed": 1, "note": None, "deep": True},
         "two": {"lr": 0.1000002, "seed": "1", "deep": "True"},
@@ -402,7 +401,7 @@ def test_values_that_differ_never_read_the_same(root, runs):
 
 
 def test_diff_of_git_and_packages(runs, root):
-    """They are a part of the environment."""
+    """Both are part of the environment."""
     for name, commit, version in (("alpha", "abc", "1"), ("beta", "def", "2")):
         path = root / name / "environment.json"
         environment = json.loads(path.read_text())
@@ -421,7 +420,7 @@ def test_diff_of_git_and_packages(runs, root):
 
 
 def test_diff_of_a_run_with_itself_is_nothing(runs):
-    """The exit code is 0 all the same."""
+    """The exit code is still 0."""
     assert runs("diff", "alpha", "id-alpha") == (0, "", "no differences\n")
 
 
@@ -431,7 +430,7 @@ def test_diff_of_a_run_with_itself_is_nothing(runs):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize(("name", "start"), [("a.png", b"\x89PNG"), ("a.svg", b"<?xml"), ("a.pdf", b"%PDF")])
 def test_plot_draws_a_picture(runs, tmp_path, name, start):
-    """It shows several runs; one without the metric is named and left out."""
+    """The picture has several runs; a run without the metric is named and left out."""
     code, out, err = runs(
         "plot", "loss", "alpha", "beta", "empty", "-o", tmp_path / name, "--log", "--x", "time"
     )
@@ -442,7 +441,7 @@ def test_plot_draws_a_picture(runs, tmp_path, name, start):
 
 
 def test_plot_draws_the_points_of_the_run(root):
-    """Lines have the steps, or seconds, and values of the series."""
+    """Lines have the steps or seconds and the values of the series."""
     run = Run.open(root / "alpha")
     series = run.series("loss")
 
@@ -461,7 +460,7 @@ def test_plot_draws_the_points_of_the_run(root):
 
 
 def test_plot_refuses_a_picture_of_another_kind(runs, tmp_path):
-    """The error comes before it reads anything."""
+    """The error comes before the command reads anything."""
     assert runs("plot", "loss", "alpha", "-o", "a.txt") == (
         2,
         "",
@@ -473,7 +472,7 @@ def test_plot_refuses_a_picture_of_another_kind(runs, tmp_path):
 
 
 def test_values_of_a_metric_that_fulfil_a_condition(runs):
-    """They are printed with their steps, in full; a condition that is none is refused with its place."""
+    """They are printed exactly, with their steps. The error about an invalid condition shows the place."""
     _, every, _ = runs("series", "alpha", "loss")
     _, some, _ = runs("series", "alpha", "loss", "--where", "value < 0.4 and step <= 4", "--limit", "1")
     _, document, _ = runs("series", "alpha", "loss", "--where", "step == 4", "--json")
@@ -492,7 +491,7 @@ def test_values_of_a_metric_that_fulfil_a_condition(runs):
 
 
 def test_tail_of_a_run_that_has_ended(runs):
-    """The last rows, as many as asked for; then it ends."""
+    """The command prints the requested number of last rows, and ends."""
     _, rows, _ = runs("tail", "alpha", "-n", "2", "-m", "loss")
     _, lines, _ = runs("tail", "alpha", "-n", "1", "--json")
 
@@ -506,7 +505,7 @@ def test_tail_of_a_run_that_has_ended(runs):
 
 
 def test_tail_follows_a_run_until_it_ends(runs, root):
-    """Rows that come while it waits are printed, each once."""
+    """Rows that arrive meanwhile are printed once each."""
     destination = RunDirectory(root / "live", run_id="live", flush_seconds=0.05)
     with WritingRun(loggers=[destination], run_name="live", raise_errors=True) as run:
         run.log_metrics({"a": 1.0}, step=0)
@@ -548,12 +547,12 @@ def test_tail_follows_a_run_until_it_ends(runs, root):
     ],
 )
 def test_wait_for_a_run_that_has_ended(runs, condition, code, message):
-    """It has met the condition, or never will."""
+    """The run has met the condition, or never will."""
     assert runs("wait", condition, "alpha") == (code, "", f"run id-alpha (completed): {message}\n")
 
 
 def test_wait_until_the_condition_holds(root):
-    """It looks so often as asked for."""
+    """The command looks as often as requested."""
     destination = RunDirectory(root / "live", run_id="live", flush_seconds=0.05)
     waited = []
     with WritingRun(loggers=[destination], run_name="live", raise_errors=True) as run:
@@ -577,14 +576,14 @@ def test_wait_until_the_condition_holds(root):
 
 
 def test_wait_names_a_metric_that_the_run_lacks(runs):
-    """It may come, or be misspelt: then the wait would never end."""
+    """The metric may come later, or be a typo, and then the wait would never end."""
     _, _, err = runs("wait", "summary.los < 1", "alpha")
 
     assert err.startswith("run id-alpha has no 'summary.los' yet; did you mean 'summary.loss'?\n")
 
 
 def test_wait_gives_up_in_time(root):
-    """The exit code is that of `timeout`."""
+    """The exit code is the same as for `timeout`."""
     destination = RunDirectory(root / "live", run_id="live", flush_seconds=0.05)
     with WritingRun(loggers=[destination], run_name="live", raise_errors=True):
         clock = Clock(time.time())
@@ -604,7 +603,7 @@ def test_wait_gives_up_in_time(root):
 
 
 def test_export_of_the_table_of_runs(runs, tmp_path):
-    """It is CSV on the screen, or in a file; the selection is that of `ls`."""
+    """The CSV goes to the screen or a file; runs are selected as in `ls`."""
     _, out, _ = runs("export", "--tag", "good")
     code, said, _ = runs("export", "-o", tmp_path / "a.jsonl")
 
@@ -616,7 +615,7 @@ def test_export_of_the_table_of_runs(runs, tmp_path):
 
 
 def test_export_of_metrics_in_long_form(runs, tmp_path):
-    """Every value of the runs that are named."""
+    """The output has every value of the named runs."""
     duckdb = pytest.importorskip("duckdb")
     code, out, _ = runs("export", "alpha", "beta", "--metrics", "-o", tmp_path / "m.parquet", "--json")
     _, lines, _ = runs("export", "alpha", "--metrics", "--json")
@@ -635,7 +634,7 @@ def test_export_of_metrics_in_long_form(runs, tmp_path):
 
 
 def test_export_of_the_rows_of_a_run(runs, tmp_path):
-    """A column for each metric, as `metrics.csv` has them; one run at a time."""
+    """Each metric has a column, as in `metrics.csv`; the command takes one run."""
     code, said, _ = runs("export", "alpha", "--rows", "-o", tmp_path / "alpha.csv")
     _, out, _ = runs("export", "alpha", "--rows")
 
@@ -649,8 +648,8 @@ def test_export_of_the_rows_of_a_run(runs, tmp_path):
 
 
 def test_pack_converts_parts_of_earlier_versions(runs, tmp_path):
-    """What is CSV becomes Parquet, once; a part that is damaged stays, and is said."""
-    # As a run of format 2.
+    """Each CSV becomes Parquet, once; a damaged part stays and is reported."""
+    # As in a run of format 2.
     for name in ("metrics.history.jsonl", "sessions.jsonl"):
         (tmp_path / "runs/alpha" / name).unlink(missing_ok=True)
     parts = tmp_path / "runs/alpha/parts/metrics"
@@ -677,7 +676,7 @@ def test_pack_converts_parts_of_earlier_versions(runs, tmp_path):
     ],
 )
 def test_export_refuses(runs, arguments, message):
-    """Wrong usage is exit code 2."""
+    """Wrong usage has exit code 2."""
     code, out, err = runs("export", *arguments)
 
     assert (code, out) == (2, "")
@@ -685,7 +684,7 @@ def test_export_refuses(runs, arguments, message):
 
 
 def test_compact_and_sql(runs, tmp_path):
-    """What is compacted can be queried; a second time nothing changes."""
+    """You can query the compacted runs; compacting again changes nothing."""
     pytest.importorskip("deltalake")
     code, first, _ = runs("compact", tmp_path / "runs", tmp_path / "dataset")
     _, second, _ = runs("compact", tmp_path / "runs", tmp_path / "dataset", "--json")
@@ -714,7 +713,7 @@ def test_compact_and_sql(runs, tmp_path):
 
 
 def test_compact_reports_runs_that_it_leaves_out(runs, root, tmp_path):
-    """Of two projects with one id, the older one is named, and the exit code is 3."""
+    """If two projects have the same id, the older run is named, and the exit code is 3."""
     pytest.importorskip("deltalake")
     for number, name in enumerate(("one", "two")):
         times = {"created_at": NOW, "updated_at": NOW + number}
@@ -729,7 +728,7 @@ def test_compact_reports_runs_that_it_leaves_out(runs, root, tmp_path):
 
 
 def test_compact_removes_runs_that_are_gone_when_asked(runs, root, tmp_path):
-    """The dataset keeps a run whose folder was deleted, until `--remove-gone`."""
+    """The dataset keeps a run with a deleted folder until you pass `--remove-gone`."""
     pytest.importorskip("deltalake")
     _, first, _ = runs("compact", root, tmp_path / "dataset", "--json")
     shutil.rmtree(root / "alpha")
@@ -744,7 +743,7 @@ def test_compact_removes_runs_that_are_gone_when_asked(runs, root, tmp_path):
 
 
 def test_runs_of_a_dataset_are_tagged_and_noted(runs, root, tmp_path):
-    """Also one whose folder is gone; the folders stay as they are."""
+    """This includes a run with a deleted folder; no folder changes."""
     pytest.importorskip("deltalake")
     dataset = tmp_path / "dataset"
     runs("compact", root, dataset)
@@ -763,8 +762,8 @@ def test_runs_of_a_dataset_are_tagged_and_noted(runs, root, tmp_path):
 # Editing.
 
 
-def test_tags_come_and_go(runs, root):
-    """What the trainer wrote stays as it is; changes may begin with a dash, also those like options."""
+def test_tags_are_added_and_removed(runs, root):
+    """The trainer's tags stay; a change may begin with a dash, even if it looks like an option."""
     before = (root / "alpha/sidecar.json").read_bytes()
 
     code, out, _ = runs("tag", "alpha", "+new", "-good", "+-dash", "-hello", "-1", "+größe")
@@ -786,7 +785,7 @@ def test_tags_come_and_go(runs, root):
     ],
 )
 def test_changes_that_cannot_be_meant(runs, changes, message):
-    """Nothing is changed."""
+    """Nothing changes."""
     code, _, err = runs("tag", "alpha", *changes)
 
     assert code == 2
@@ -795,7 +794,7 @@ def test_changes_that_cannot_be_meant(runs, changes, message):
 
 
 def test_notes_are_shown_and_replaced(runs):
-    """The empty text takes them away."""
+    """An empty text removes them."""
     assert runs("note", "alpha") == (0, "", "")
     assert runs("note", "alpha", "two\nlines") == (0, "", "")
     assert runs("note", "alpha") == (0, "two\nlines\n", "")
@@ -803,15 +802,15 @@ def test_notes_are_shown_and_replaced(runs):
 
 
 def test_a_run_is_renamed(runs):
-    """It is found by its new name."""
+    """The new name finds it."""
     assert runs("rename", "alpha", "The First")[0] == 0
 
     assert runs("show", "The First")[1].splitlines()[0] == "The First  id-alpha  completed"
     assert json.loads(runs("rename", "alpha", "", "--json")[1])["name"] == "alpha"
 
 
-def test_what_is_archived_is_listed_no_more(runs):
-    """It stays hidden until it is taken out again, or asked for; a wrong name among several changes nothing."""
+def test_archived_runs_are_hidden_from_the_list(runs):
+    """It stays hidden until you restore it or ask for it. One wrong name among several changes nothing."""
     wrong = runs("archive", "alpha", "nobody")
     still = json.loads(runs("ls", "--json")[1])
     code, _, _ = runs("archive", "alpha", "beta")
@@ -829,7 +828,7 @@ def test_what_is_archived_is_listed_no_more(runs):
 
 
 def test_gc_says_what_could_go_and_deletes_nothing(runs, root):
-    """Archived runs, and those that ended without success and hold nothing."""
+    """These are archived runs, and empty runs that ended without success."""
     runs("archive", "beta")
 
     code, out, err = runs("gc", "--older-than", "0s")
@@ -843,7 +842,7 @@ def test_gc_says_what_could_go_and_deletes_nothing(runs, root):
 
 
 def test_gc_deletes_when_told_to(runs, root):
-    """It deletes nothing else; the index knows at once."""
+    """It deletes nothing else, and the index is updated at once."""
     runs("archive", "beta")
 
     code, out, _ = runs("gc", "--older-than", "0s", "--delete", "--json")
@@ -869,7 +868,7 @@ def test_gc_deletes_when_told_to(runs, root):
     ],
 )
 def test_gc_keeps_a_failed_run_that_holds_something(runs, root, name):
-    """It holds a row, a record, a file or a checkpoint."""
+    """This may be a row, a record, a file or a checkpoint."""
     (root / "empty" / name).parent.mkdir(exist_ok=True)
     (root / "empty" / name).write_text("step\n1\n")
 
@@ -877,7 +876,7 @@ def test_gc_keeps_a_failed_run_that_holds_something(runs, root, name):
 
 
 def test_gc_keeps_what_is_young_and_what_lives(runs, root):
-    """A month is the default; a run that is being written is never touched, archived or not."""
+    """The default age is a month; a live run is never touched, archived or not."""
     runs("archive", "beta")
     sidecar = json.loads((root / "beta/sidecar.json").read_text())
     assert runs("gc") == (0, "", "nothing to delete\n")
@@ -893,7 +892,7 @@ def test_gc_keeps_what_is_young_and_what_lives(runs, root):
 
 
 def test_scan_says_what_it_found(runs, root):
-    """New and gone runs, ids that occur twice, what cannot be read."""
+    """The report counts new and gone runs, duplicate ids, and unreadable runs."""
     shutil.copytree(root / "alpha", root / "copy")
     (root / "beta/sidecar.json").write_text("{")
 
@@ -934,7 +933,7 @@ def test_scan_says_what_it_found(runs, root):
     ],
 )  # fmt: skip
 def test_bad_input_is_a_message_and_an_exit_code(runs, arguments, code, message):
-    """1 for what is not there, 2 for wrong usage; never a traceback."""
+    """Exit code 1 means that something is missing, 2 wrong usage; there is never a traceback."""
     found, out, err = runs(*arguments)
 
     assert (found, out) == (code, "")
@@ -943,7 +942,7 @@ def test_bad_input_is_a_message_and_an_exit_code(runs, arguments, code, message)
 
 
 def test_a_filter_that_does_not_parse_shows_the_place(runs):
-    """A caret stands below it."""
+    """A caret points to it."""
     code, _, err = runs("ls", "--where", "hparams.optim.lr > > 2")
 
     assert code == 2
@@ -951,7 +950,7 @@ def test_a_filter_that_does_not_parse_shows_the_place(runs):
 
 
 def test_an_id_that_occurs_twice_wants_a_path(runs, root):
-    """The path is then taken."""
+    """The path selects the run."""
     shutil.copytree(root / "alpha", root / "copy")
 
     code, _, err = runs("show", "id-alpha")
@@ -964,7 +963,7 @@ def test_an_id_that_occurs_twice_wants_a_path(runs, root):
 
 
 def test_without_any_root_it_says_what_to_do(runs, tmp_path, monkeypatch):
-    """There is no folder `runs` and no variable."""
+    """There is neither a folder `runs` nor a variable."""
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
 
@@ -988,7 +987,7 @@ def test_without_any_root_it_says_what_to_do(runs, tmp_path, monkeypatch):
 def test_a_package_that_is_missing_is_named_with_how_to_install_it(
     runs, monkeypatch, module, arguments, advice
 ):
-    """Exit code 1, and nothing is left behind."""
+    """The exit code is 1, and the command leaves no files behind."""
     for name in [name for name in sys.modules if name.partition(".")[0] == module]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, module, None)
@@ -1004,7 +1003,7 @@ def test_a_package_that_is_missing_is_named_with_how_to_install_it(
 
 
 def in_a_process(root, *arguments, **options):
-    """Starts the command line in a process of its own."""
+    """Starts the command line in a separate process."""
     return subprocess.Popen(
         [sys.executable, "-m", "destinations.cli", *map(str, arguments)],
         stdout=subprocess.PIPE,
@@ -1027,7 +1026,7 @@ def test_a_reader_that_goes_away_is_no_traceback(root):
 
 
 def test_ctrl_c_is_exit_code_130(root):
-    """Without a traceback, whatever it was doing."""
+    """It comes without a traceback, whatever the command was doing."""
     command = in_a_process(root, "runs", "ls", "--watch", "1h", "--json")
     command.stdout.readline()
     command.send_signal(signal.SIGINT)
@@ -1038,7 +1037,7 @@ def test_ctrl_c_is_exit_code_130(root):
 
 
 def test_ctrl_c_while_the_commands_are_imported_is_exit_code_130(root):
-    """It comes early where the user interrupts, or a disk is slow."""
+    """The user may interrupt early, or the disk may be slow."""
     code = (
         "import sys\n"
         "class Interrupts:\n"
@@ -1061,7 +1060,7 @@ def test_ctrl_c_while_the_commands_are_imported_is_exit_code_130(root):
 
 
 def test_listing_loads_nothing_heavy(root):
-    """Neither torch nor numpy, nor the packages that write runs and upload files; so it starts fast."""
+    """It imports neither torch, numpy, nor the packages that write runs and upload files, so it starts fast."""
     heavy = (
         "torch",
         "numpy",
@@ -1095,7 +1094,7 @@ def test_listing_loads_nothing_heavy(root):
 
 
 def test_send_says_what_was_sent(runs, root, tmp_path):
-    """The second time, that nothing was."""
+    """The second time, it reports that nothing was sent."""
     code, out, err = runs("send", "alpha", "--to", f"run:{tmp_path / 'to'}")
     _, again, _ = runs("send", "alpha", "--to", f"run:{tmp_path / 'to'}", "--json")
 
@@ -1107,7 +1106,7 @@ def test_send_says_what_was_sent(runs, root, tmp_path):
 
 
 def test_send_takes_several_runs(runs, root, tmp_path):
-    """They are given by name, by a filter, or all of them; one that cannot be sent does not keep the others."""
+    """They are selected by name, by a filter, or all; if one can't be sent, the others still are."""
     to = ("--to", f"run:{tmp_path / 'to'}")
     (tmp_path / "to").mkdir()
     (tmp_path / "to" / "alpha").write_text("is no folder")
@@ -1125,8 +1124,8 @@ def test_send_takes_several_runs(runs, root, tmp_path):
     assert len(every[1].splitlines()) == len(runs("ls")[1].splitlines()) - 1
 
 
-def test_send_tells_what_did_not_arrive(runs, root, tmp_path):
-    """A file that is gone is a message; what is refused is exit code 3."""
+def test_send_reports_missing_files_and_rejected_records(runs, root, tmp_path):
+    """A deleted file causes a message, a rejected record exit code 3."""
     (root / "alpha/artifacts/weights.bin").unlink()
     gone = runs("send", "alpha", "--to", f"run:{tmp_path / 'to'}")
     (root / "beta/media.jsonl").write_text(
@@ -1145,7 +1144,7 @@ def test_send_tells_what_did_not_arrive(runs, root, tmp_path):
 
 
 def test_import_copies_the_runs_of_other_loggers(runs, tmp_path):
-    """Rows, times and hyperparameters; repeated, it writes what has changed, and the originals stay as they are."""
+    """It copies rows, times and hyperparameters. A second import writes only changes; originals stay."""
     theirs = tmp_path / "theirs"
     lightning = write_lightning(
         theirs / "version_0", csv="loss,step\r\n0.5,1\r\n0.25,2\r\n", hparams="lr: 0.125\n"
@@ -1206,8 +1205,8 @@ def test_folders_of_one_name_are_imported_as_runs_of_their_own(runs, tmp_path):
         assert found["version_0"].series("loss").value.tolist() == [0.5]
 
 
-def test_a_run_that_cannot_be_imported_costs_itself(runs, tmp_path):
-    """The others are copied; the exit code says it."""
+def test_a_run_that_cannot_be_imported_stops_no_others(runs, tmp_path):
+    """The others are copied, and the exit code is an error."""
     theirs = tmp_path / "theirs"
     for name in ("good", "taken"):
         folder = write_folder(theirs / name, name, format_version=None, created_at=NOW)
@@ -1224,7 +1223,7 @@ def test_a_run_that_cannot_be_imported_costs_itself(runs, tmp_path):
 
 
 def test_import_says_what_it_left_out_and_which_column_it_needs(runs, tmp_path):
-    """A message each, and where there is nobody to ask, exit code 2."""
+    """Each causes a message; without a terminal to ask in, the exit code is 2."""
     (tmp_path / "history.csv").write_text("iteration,loss\n0,0.5\n10,none\n")
 
     asked = runs("import", tmp_path / "history.csv", "--root", tmp_path / "ours")
@@ -1254,7 +1253,7 @@ def test_import_asks_for_the_step_in_a_terminal(tmp_path):
 
 
 def test_import_shows_a_bar_in_a_terminal(terminal, tmp_path):
-    """The error stream says how many runs are done and how many values, in one line that fits."""
+    """The error stream shows the number of finished runs and of values, in one line that fits."""
     (tmp_path / "history.csv").write_text("step,loss,acc\n0,0.5,1\n10,0.25,1\n")
     arguments = ["runs", "import", str(tmp_path / "history.csv"), "--root", str(tmp_path / "ours")]
 
@@ -1279,7 +1278,7 @@ def test_import_shows_a_bar_in_a_terminal(terminal, tmp_path):
     ],
 )
 def test_import_needs_a_place_with_runs(runs, tmp_path, arguments, message):
-    """There is nothing, nothing that is recognised, no one folder to write to, or no name of a column."""
+    """Errors: nothing there, nothing recognised, several folders to write to, or no such column."""
     write_lightning(tmp_path / "theirs/version_0")
 
     code, _, err = runs("import", *arguments)
@@ -1289,7 +1288,7 @@ def test_import_needs_a_place_with_runs(runs, tmp_path, arguments, message):
 
 
 def test_copies_among_the_originals_are_not_imported_again(runs, tmp_path):
-    """The root may be inside of the folder that is imported."""
+    """The root may be inside the imported folder."""
     write_lightning(tmp_path / "theirs/version_0", "loss,step\r\n0.5,1\r\n")
 
     said = [runs("import", "theirs", "--root", "theirs/ours")[1].split(":")[0] for _ in range(2)]
@@ -1313,7 +1312,7 @@ def test_copies_among_the_originals_are_not_imported_again(runs, tmp_path):
     ids=" ".join,
 )
 def test_words_are_completed_by_the_parser(words, expected, capsys):
-    """Commands, options and choices; nothing where the word is the user's own."""
+    """This covers commands, options and choices; words of the user's own get no completion."""
     assert cli.main(["completion", "bash", "--", *words]) == 0
 
     assert capsys.readouterr().out.split() == expected
@@ -1331,7 +1330,7 @@ def test_words_are_completed_by_the_parser(words, expected, capsys):
     ],
 )
 def test_a_shell_completes_by_its_script(shell, press_tab, tmp_path):
-    """The real shell reads the script, and asks the program at each Tab."""
+    """A real shell reads the script, and calls the program at each Tab."""
     if shutil.which(shell) is None:
         pytest.skip(f"needs {shell}")
     program = tmp_path / "destinations"
@@ -1366,7 +1365,7 @@ def test_without_a_command_there_is_help(arguments, capsys):
 
 @pytest.mark.parametrize("group", [[], ["uploads"]], ids=["no group", "another"])
 def test_a_command_of_runs_without_its_group_is_recognised(capsys, group):
-    """`destinations ls` says what to type, and so does `destinations uploads ls`."""
+    """`destinations ls` tells you what to type, and so does `destinations uploads ls`."""
     with pytest.raises(SystemExit):
         cli.main([*group, "ls"])
 
@@ -1374,7 +1373,7 @@ def test_a_command_of_runs_without_its_group_is_recognised(capsys, group):
 
 
 def test_roots_may_stand_before_the_command_and_after_it(runs, root, tmp_path):
-    """Both are searched; `list` is `ls`."""
+    """The command searches both; `list` is `ls`."""
     (tmp_path / "more").mkdir()
     write_run(tmp_path / "more/delta")
 
@@ -1387,7 +1386,7 @@ def test_roots_may_stand_before_the_command_and_after_it(runs, root, tmp_path):
 
 
 def test_ls_shows_the_hyperparameters_that_vary(runs, root, tmp_path):
-    """Those that all runs share are left out."""
+    """Hyperparameters that all runs share are left out."""
     for name in ("one", "two"):
         write_run(tmp_path / "same" / name, lr=0.5)
 
@@ -1397,7 +1396,7 @@ def test_ls_shows_the_hyperparameters_that_vary(runs, root, tmp_path):
 
 
 def test_a_long_name_is_cut_in_the_middle_and_the_status_is_whole(root, monkeypatch):
-    """The terminal is narrow."""
+    """This is on a narrow terminal."""
     write_run(root / f"{'x' * 60}-the-end")
     session = session_of(width=50)
 
@@ -1410,14 +1409,14 @@ def test_a_long_name_is_cut_in_the_middle_and_the_status_is_whole(root, monkeypa
 
 
 def test_diff_has_the_names_that_were_typed(runs):
-    """Its columns are named by them."""
+    """They are the headings of its columns."""
     _, out, _ = runs("compare", "alpha", "id-beta")
 
     assert out.splitlines()[0].split() == ["alpha", "id-beta"]
 
 
 def test_plot_draws_all_runs_in_the_terminal(root):
-    """Several metrics, by name and pattern, are drawn below each other, with their range and a legend."""
+    """Metrics given by name or pattern are drawn below each other, with ranges and a legend."""
     session = session_of(width=60)
 
     assert run_in(session, "plot", "loss", "val/*") == 0
@@ -1430,7 +1429,7 @@ def test_plot_draws_all_runs_in_the_terminal(root):
 
 
 def test_a_chart_rises_where_its_values_do():
-    """A rising line begins below at the left and ends above at the right; the range is that of the values."""
+    """A rising line begins at the bottom left and ends at the top right; the axis covers its values."""
     from destinations.runs.commands.plot import chart_lines
 
     screen = Screen(io.StringIO(), 60)
@@ -1447,7 +1446,7 @@ def test_a_chart_rises_where_its_values_do():
 
 @pytest.mark.parametrize("values", [[], [math.nan], [1.0], [2.0, 2.0], [-1e308, 1e308], [0.0, math.inf]])
 def test_a_chart_of_odd_values(values):
-    """No value, one, equal ones, and the largest numbers are drawn without an exception."""
+    """No value, one value, equal values and the largest numbers raise no exception."""
     from destinations.runs.commands.plot import chart_lines
 
     for is_logarithmic in (False, True):
@@ -1461,7 +1460,7 @@ def test_a_chart_of_odd_values(values):
 
 
 def test_plot_takes_runs_after_the_metric(runs, tmp_path):
-    """They are given by name, by path, and with --run."""
+    """You can name them, give their paths, or use --run."""
     _, out, _ = runs("plot", "loss", "alpha", "runs/beta", "--run", "id-gamma", "--json")
 
     assert {one["run"] for one in json.loads(out)["metrics"]["loss"]} == {
@@ -1472,12 +1471,12 @@ def test_plot_takes_runs_after_the_metric(runs, tmp_path):
 
 
 def answering(text):
-    """Returns a session whose terminal has answers typed in."""
+    """Returns a session with a terminal in which these answers are typed."""
     return attrs.evolve(session_of(), ask=lambda _question: text)
 
 
 def test_rm_asks_and_deletes(root):
-    """Everything in the folder goes; another answer than yes deletes nothing."""
+    """A yes deletes the whole folder; any other answer deletes nothing."""
     (root / "alpha/weights.pt").write_bytes(b"w")
 
     kept = run_in(answering(""), "rm", "alpha", "beta")
@@ -1493,7 +1492,7 @@ def test_rm_asks_and_deletes(root):
 
 
 def test_rm_without_a_terminal_needs_yes(runs, root, monkeypatch):
-    """It does not wait for an answer that cannot come."""
+    """It doesn't wait for an answer that can't come."""
     monkeypatch.setattr(sys, "stdin", io.StringIO())
 
     assert runs("rm", "alpha") == (2, "", ANY)
@@ -1502,8 +1501,8 @@ def test_rm_without_a_terminal_needs_yes(runs, root, monkeypatch):
     assert not (root / "alpha").exists()
 
 
-def test_rm_refuses_a_run_that_runs(runs, root):
-    """Nothing is deleted, also where another of the names could go."""
+def test_rm_refuses_a_live_run(runs, root):
+    """Nothing is deleted, even if the other named runs could be."""
     live = WritingRun(loggers=RunDirectory(root / "live"), run_name="live")
     with live:
         code, _, err = runs("rm", "alpha", "live", "--yes")
@@ -1515,7 +1514,7 @@ def test_rm_refuses_a_run_that_runs(runs, root):
 
 
 def test_rm_refuses_a_folder_with_another_run(runs, root):
-    """A run may have been started inside the folder of another."""
+    """A run may have been started inside another run's folder."""
     write_run(root / "alpha/nested")
 
     code, _, err = runs("rm", root / "alpha", "--yes")
@@ -1529,7 +1528,7 @@ PAGE = (ROOT / "docs/command-line.md").read_text(encoding="utf-8")
 
 
 def documented(command):
-    """Returns the names that the page gives for the document of a command, outermost only."""
+    """Returns the names that the page lists for a command's document, outermost level only."""
     (row,) = [line for line in PAGE.split("\n## JSON\n")[1].splitlines() if line.startswith(f"| `{command}`")]
     cell = re.sub(r"\([^()]*\)", "", row.split("|")[2])
     return set(re.findall(r"`(\w+)`", cell))
@@ -1556,7 +1555,7 @@ def documented(command):
     ],
 )
 def test_the_json_of_a_command_is_documented(runs, command, arguments, has_run):
-    """Each name of the document is on the page, and each on the page is in the document."""
+    """The page and the document have the same names."""
     code, out, err = runs(command, *arguments, "--json")
 
     assert code == 0, err

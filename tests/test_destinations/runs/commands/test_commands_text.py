@@ -1,4 +1,4 @@
-"""How commands look: widths, tables, ages, sparklines, colours."""
+"""The look of commands: widths, tables, ages, sparklines, colours."""
 
 import io
 import json
@@ -24,12 +24,12 @@ from destinations.runs.commands.screen import (
 from destinations.text.formatting import cut, pad, width_of
 from uploads import parse_seconds
 
-# Neither a slow machine nor a busy one makes a property wrong.
+# A slow or busy machine doesn't invalidate a property.
 SLOW = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 class Terminal(io.StringIO):
-    """A stream that says that it is a terminal."""
+    """A stream that claims to be a terminal."""
 
     encoding = "utf-8"
 
@@ -38,7 +38,7 @@ class Terminal(io.StringIO):
 
 
 def written(text):
-    """Returns what a line is on a terminal."""
+    """Returns a line as a terminal shows it."""
     stream = io.StringIO()
     Screen(stream).line(text)
     return stream.getvalue()
@@ -64,14 +64,14 @@ def lines(columns, rows, width=None, *, colors=False):
     ],
 )
 def test_a_text_is_as_wide_as_a_terminal_shows_it(text, width):
-    """Wide characters take two cells, combining ones none."""
+    """Wide characters take two cells, and combining ones none."""
     assert width_of(text) == width
 
 
 @SLOW
 @given(st.text(), st.integers(0, 30))
 def test_a_cut_text_fits(text, width):
-    """It is never wider than asked for, and begins as the text does."""
+    """The result is never wider than requested, and begins like the text."""
     short = cut(text, width)
 
     assert width_of(short) <= max(width, 0)
@@ -79,31 +79,31 @@ def test_a_cut_text_fits(text, width):
 
 
 def test_padding_counts_cells():
-    """So that columns stand below each other."""
+    """Columns therefore line up."""
     assert (pad("损", 4), pad("损", 4, right=True), pad("long", 2)) == ("损  ", "  损", "long")
 
 
-def test_a_table_has_columns_as_wide_as_what_is_in_them():
-    """Two spaces are between them; nothing stands behind the last."""
+def test_a_table_has_columns_as_wide_as_their_cells():
+    """Two spaces separate them, and no spaces follow the last one."""
     assert lines(["run", "loss"], [["损失", "1"], ["b", "0.25"]]) == ["run   loss", "损失  1", "b     0.25"]
 
 
-def test_numbers_stand_at_the_right():
-    """Their titles stand there too."""
+def test_numbers_are_aligned_to_the_right():
+    """So are their headings."""
     columns = [Column("run"), Column("value", is_right=True)]
 
     assert table_lines(columns, [["a", "1"]], Screen(io.StringIO())) == ["run  value", "a        1"]
 
 
 def test_a_table_is_cut_to_the_screen():
-    """The widest column gives first, and says so."""
+    """The widest column shrinks first, and shows that it did."""
     shown = lines(["run", "notes"], [["a-run-id", "these are very long notes indeed"]], 24)
 
     assert shown == ["run       notes", "a-run-id  these are ver…"]
 
 
 def test_columns_without_room_are_left_out():
-    """Those at the right go first, and the titles end with an ellipsis."""
+    """The rightmost columns go first, and the headings end with an ellipsis."""
     shown = lines(["aaaaaaaa", "bbbbbbbb", "cccccccc"], [["1" * 8, "2" * 8, "3" * 8]], 16)
 
     assert shown == ["aaaa…  bbbbb…  …", "1111…  22222…"]
@@ -120,7 +120,7 @@ def test_columns_without_room_are_left_out():
     st.integers(10, 80),
 )
 def test_every_table_fits(table, width):
-    """It fits from ten cells on, whatever is in it."""
+    """This holds for any content from a width of ten cells on."""
     titles, rows = (
         [one.replace("\n", " ") for one in part] if part and isinstance(part[0], str) else part
         for part in table
@@ -133,7 +133,7 @@ def test_every_table_fits(table, width):
 
 
 def test_colours_are_for_terminals(monkeypatch):
-    """A terminal has none where NO_COLOR is set, or where it knows none."""
+    """NO_COLOR or a terminal without colours turns them off."""
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")
     on_terminal, in_file = Screen.of(Terminal()), Screen.of(io.StringIO())
@@ -149,7 +149,7 @@ def test_colours_are_for_terminals(monkeypatch):
 
 
 def test_colours_take_no_room(monkeypatch):
-    """A coloured table stands as one without colours does."""
+    """A coloured table has the same layout as one without colours."""
     rows = [[Cell("running", "green"), "1"], [Cell("failed", "red"), "2"]]
 
     shown = lines(["status", "n"], rows, colors=True)
@@ -159,7 +159,7 @@ def test_colours_take_no_room(monkeypatch):
 
 
 def test_only_terminals_have_a_width(monkeypatch):
-    """What goes into a file is not cut, unless COLUMNS gives a width."""
+    """Text in a file is not cut, unless COLUMNS gives a width."""
     monkeypatch.delenv("COLUMNS", raising=False)
     unbounded = Screen.of(io.StringIO()).width
     monkeypatch.setenv("COLUMNS", "55")
@@ -168,7 +168,7 @@ def test_only_terminals_have_a_width(monkeypatch):
 
 
 def test_what_the_locale_cannot_write_is_escaped():
-    """A name with an emoji does not end a command in the C locale."""
+    """A name with an emoji doesn't crash a command in the C locale."""
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding="ascii", newline="")
 
@@ -179,7 +179,7 @@ def test_what_the_locale_cannot_write_is_escaped():
 
 
 def test_json_is_strict():
-    """NaN and infinities are texts."""
+    """NaN and infinities are strings."""
     stream = io.StringIO()
 
     Screen(stream).json({"a": math.nan, "b": [math.inf, -math.inf, 1.5, None]})
@@ -204,12 +204,12 @@ def test_json_is_strict():
     ],
 )
 def test_ages_and_durations(seconds, age, duration):
-    """An age has one unit, a duration two; a clock that goes wrong does no harm."""
+    """An age has one unit and a duration two; a wrong clock does no harm."""
     assert (age_text(seconds), duration_text(seconds)) == (age, duration)
 
 
 def test_sizes():
-    """A size is shown in the unit that suits it."""
+    """A size has the unit that suits it."""
     assert [bytes_text(size) for size in (0, 1023, 1536, 5 << 20, 1 << 50)] == [
         "0 B",
         "1023 B",
@@ -224,7 +224,7 @@ def test_sizes():
     [("30", 30), ("1.5", 1.5), ("30s", 30), ("5m", 300), ("12h", 43200), ("7d", 604800), ("2w", 1209600)],
 )
 def test_durations_are_read(text, seconds):
-    """A number is seconds."""
+    """A plain number is seconds."""
     assert parse_seconds(text) == seconds
 
 
@@ -251,17 +251,17 @@ def test_what_is_no_duration_is_refused(text):
     ],
 )
 def test_sparklines(values, line):
-    """They go from the least to the greatest; what is not finite leaves a gap."""
+    """They span the smallest and largest value; non-finite values leave a gap."""
     assert sparkline(values) == line
 
 
-def test_a_long_series_is_drawn_by_its_means():
+def test_a_long_series_is_drawn_by_the_means_of_its_parts():
     """Each part has one character."""
     assert sparkline([float(value) for value in range(1000)], 8) == "▁▂▃▄▅▆▇█"
 
 
 def test_values_are_one_line():
-    """Any value becomes one."""
+    """Any value becomes one line."""
     assert [value_text(value) for value in (None, 2.302585, "a\nb", {"a": [1, math.nan]}, True)] == [
         NOTHING,
         "2.303",

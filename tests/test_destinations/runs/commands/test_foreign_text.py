@@ -1,4 +1,4 @@
-"""Text that others wrote is shown with its escapes escaped, whichever command shows it."""
+"""Every command escapes control characters in text that others wrote."""
 
 import json
 import logging
@@ -14,13 +14,13 @@ from tests.test_destinations.runs.foreign_runs import NOW, Terminal, command, co
 # forged line.
 EVIL = "\x1b[2J\x1b]0;t\x07\x1b]52;c;eA==\x07\x9b31m\rx\u202e\u2066\nrun  forged\x1b[31m"
 RAW = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
-# What the commands colour themselves with.
+# The commands' own colours.
 OURS = re.compile("\x1b\\[(?:0|1|2|3[1-6])m")
 
 
 @pytest.fixture(scope="module")
 def evil(tmp_path_factory):
-    """Two runs with escapes in everything that a run can say."""
+    """Two runs with escape sequences in every text of a run."""
     folder = write_full_run(tmp_path_factory.mktemp("evil") / "full")
     sidecar = json.loads((folder / "sidecar.json").read_text())
     sidecar |= {"run_id": f"id{EVIL}", "tags": [EVIL], "notes": EVIL, "display_name": EVIL, "status": EVIL}
@@ -42,7 +42,7 @@ def evil(tmp_path_factory):
 
 @pytest.fixture
 def root(evil, tmp_path, monkeypatch):
-    """Copies of it, one below a folder whose name has escapes too."""
+    """Copies of the runs, one below a folder with escape sequences in its name."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     copy_run(evil, tmp_path / f"runs/{EVIL}")
@@ -88,7 +88,7 @@ COMMANDS = [
     "arguments", COMMANDS, ids=lambda one: " ".join(one).encode("unicode_escape").decode()[:40]
 )
 def test_no_command_shows_an_escape_of_others(root, arguments):
-    """Nothing that moves the cursor or begins a line of its own, in results and in messages."""
+    """Results and messages contain nothing that moves the cursor or begins a line of its own."""
     _, output, errors = command(*arguments, "--root", root, terminal=True, now=NOW)
 
     assert output or errors
@@ -104,7 +104,7 @@ def test_no_command_shows_an_escape_of_others(root, arguments):
     "arguments", COMMANDS, ids=lambda one: " ".join(one).encode("unicode_escape").decode()[:40]
 )
 def test_json_stays_json(root, arguments):
-    """With JSON's own escapes, from which the text comes back."""
+    """JSON's own escapes keep the text readable by programs."""
     code, output, errors = command(*arguments, "--json", "--root", root, terminal=True, now=NOW)
 
     assert RAW.search(output) is None
@@ -114,14 +114,14 @@ def test_json_stays_json(root, arguments):
 
 
 def test_the_text_comes_back_from_json(root):
-    """An escape of JSON is no change of the text."""
+    """Parsing JSON restores the original text."""
     _, output, _ = command("ls", "--json", "--root", root)
 
     assert {run["notes"] for run in json.loads(output)} == {EVIL}
 
 
 def test_a_colour_is_ours_alone():
-    """A text that looks like the mark of a colour, or is one, colours nothing."""
+    """Text that looks like a colour code, or is one, colours nothing."""
     stream = Terminal()
     screen = Screen(stream, None, has_colors=True)
 
@@ -131,7 +131,7 @@ def test_a_colour_is_ours_alone():
 
 
 def test_log_records_of_a_command_are_escaped(root, monkeypatch, tmp_path):
-    """A warning of the package goes the way of all other messages."""
+    """A warning of the package is printed like any other message."""
     place = tmp_path / f"cache{EVIL}"
     place.mkdir()
     (place / "training-destinations").write_text("no folder")
@@ -148,7 +148,7 @@ def test_log_records_of_a_command_are_escaped(root, monkeypatch, tmp_path):
     "arguments", [[EVIL], ["runs", EVIL], ["runs", "ls", f"--{EVIL}"], ["runs", "best", EVIL]]
 )
 def test_mistyped_arguments_are_shown_escaped(arguments, capsys):
-    """A command line may come from a file of others; what has a space may be the name of a root."""
+    """A command line may come from an untrusted file; an argument with a space may be the name of a root."""
     try:
         code = cli.main(arguments)
     except SystemExit as error:

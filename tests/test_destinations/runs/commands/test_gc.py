@@ -18,7 +18,7 @@ from tests.test_destinations.runs.foreign_runs import command, write_full_run
 
 
 def gc(root, *more):
-    """Runs `gc` on everything that is old enough; returns what it says of each run, by folder."""
+    """Runs `gc` on everything that is old enough; returns its messages by folder."""
     code, output, errors = command("gc", "--older-than", "0s", "--json", "--root", root, *more)
     assert (code, errors) == (0, "")
     return {one["path"].rpartition("/")[2]: one for one in json.loads(output)}
@@ -26,7 +26,7 @@ def gc(root, *more):
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
-    """An index of its own."""
+    """A separate index."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
@@ -55,7 +55,7 @@ def files_of(folder):
 )
 @pytest.mark.parametrize("archived", [True, False])
 def test_a_folder_with_anything_else_is_kept(tmp_path, name, archived):
-    """Code, weights, notes, a repository, a run below it: the folder is kept whole, and the reason is said."""
+    """Code, weights, notes, a repository or a run below it keep the whole folder, with a message."""
     run = write_run(tmp_path / "runs/failed", status="failed", archived=archived)
     (run / name).parent.mkdir(exist_ok=True)
     (run / name).write_text('{"run_id": "x"}')
@@ -65,13 +65,13 @@ def test_a_folder_with_anything_else_is_kept(tmp_path, name, archived):
 
     assert files_of(tmp_path / "runs") == before
     assert [one["deleted"] for one in found.values()] in ([], [False])
-    # Of weights, an empty run says that it is not empty.
+    # A run with weights counts as not empty.
     if archived:
         assert name.split("/")[0] in found["failed"]["kept"]
 
 
 def test_a_run_below_a_failed_one_is_kept(tmp_path):
-    """It is kept where it is alive, good, or of Lightning, too."""
+    """This also holds for a live run, a successful one, or one of Lightning."""
     root = tmp_path / "runs"
     write_run(root / "sweep", status="failed")
     write_run(root / "sweep/good", summary={"loss": 1.0})
@@ -82,7 +82,7 @@ def test_a_run_below_a_failed_one_is_kept(tmp_path):
 
 
 def test_a_project_that_is_a_failed_run_is_kept(tmp_path):
-    """Who logs into the folder of the project has it still."""
+    """A user who logs into the project's own folder keeps the project."""
     project = write_run(tmp_path / "project", status="failed")
     (project / "train.py").write_text("print()\n")
 
@@ -94,7 +94,7 @@ def test_a_project_that_is_a_failed_run_is_kept(tmp_path):
 
 
 def test_a_run_with_all_its_files_goes(tmp_path):
-    """Media, tables and artifacts that its indexes name are its own; only then is the folder deleted."""
+    """Its indexes name the media, tables and artifacts; the folder is deleted once nothing else is there."""
     root = tmp_path / "runs"
     run = write_full_run(root / "full")
     (run / "edits.json").write_text('{"archived": true}')
@@ -109,7 +109,7 @@ def test_a_run_with_all_its_files_goes(tmp_path):
 
 
 def test_a_run_whose_lock_is_held_is_kept(tmp_path):
-    """A process writes to it, whatever its sidecar and heartbeat say."""
+    """A process is writing to it, whatever its sidecar and heartbeat say."""
     run = write_run(tmp_path / "runs/failed", status="failed")
     with (run / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -120,7 +120,7 @@ def test_a_run_whose_lock_is_held_is_kept(tmp_path):
 
 
 def test_links_are_removed_and_never_followed(tmp_path):
-    """A link in a folder of media is no file of the run."""
+    """A link in a folder of media isn't a file of the run."""
     run = write_run(tmp_path / "runs/failed", status="failed", archived=True)
     (tmp_path / "precious").mkdir()
     (tmp_path / "precious/file").write_text("x")
@@ -132,7 +132,7 @@ def test_links_are_removed_and_never_followed(tmp_path):
 
 
 def test_runs_are_deleted_from_a_dataset_and_not_from_their_folders(tmp_path):
-    """The folder that a run was read from is often its only copy, and may be named by its path."""
+    """The original folder is often the only copy, and you can also give its path."""
     pytest.importorskip("deltalake")
     for name in ("one", "two", "three"):
         write_run(tmp_path / "runs" / name, name)
@@ -153,8 +153,8 @@ def test_runs_are_deleted_from_a_dataset_and_not_from_their_folders(tmp_path):
 
 
 @pytest.mark.parametrize("begins", [True, False])
-def test_what_took_the_path_while_the_question_was_open_is_kept(tmp_path, begins):
-    """Nothing is deleted but the folder that was shown."""
+def test_a_folder_that_appeared_during_the_question_is_kept(tmp_path, begins):
+    """Only the folder that was shown is deleted."""
     run = write_run(tmp_path / "runs/one")
 
     def answer(_question):
@@ -172,7 +172,7 @@ def test_what_took_the_path_while_the_question_was_open_is_kept(tmp_path, begins
 
 
 def test_a_run_that_is_resumed_while_it_is_deleted_is_refused_or_kept(tmp_path, monkeypatch):
-    """The lock of the run is held until its files are gone, although it had none."""
+    """`gc` holds the run's lock until its files are gone, even if the run had no lock."""
     run = write_run(tmp_path / "runs/one")
     refused = []
     unlink = gc_module._unlink
@@ -191,7 +191,7 @@ def test_a_run_that_is_resumed_while_it_is_deleted_is_refused_or_kept(tmp_path, 
 
 
 def test_a_link_in_the_place_of_a_lock_is_not_followed(tmp_path):
-    """What it points to is neither locked nor changed."""
+    """Its target is neither locked nor changed."""
     run = write_run(tmp_path / "runs/one")
     (tmp_path / "precious").write_text("x")
     (run / ".lock").symlink_to(tmp_path / "precious")
@@ -204,7 +204,7 @@ def test_a_link_in_the_place_of_a_lock_is_not_followed(tmp_path):
 
 
 def test_folders_that_are_nested_too_deeply_are_kept(tmp_path):
-    """Deeper than Python's stack: the run is kept and named, and others are deleted."""
+    """A folder nested deeper than Python's stack is kept and named; others are deleted."""
     run = write_run(tmp_path / "runs/deep", archived=True)
     write_run(tmp_path / "runs/other", archived=True)
     (run / "media").mkdir()
@@ -217,7 +217,7 @@ def test_folders_that_are_nested_too_deeply_are_kept(tmp_path):
 
     found = gc(tmp_path / "runs", "--delete")
     code, _, errors = command("rm", "deep", "--yes", "--root", tmp_path / "runs")
-    # pytest could not remove it either.
+    # pytest couldn't remove it either.
     subprocess.run(["rm", "-rf", tmp_path / "runs/deep/media"], check=True)
 
     assert (found["deep"]["deleted"], found["other"]["deleted"]) == (False, True)
@@ -227,14 +227,14 @@ def test_folders_that_are_nested_too_deeply_are_kept(tmp_path):
 
 
 def shared_run(folder, **fields):
-    """A run whose trainer has nothing, and a writer with rows and records."""
+    """A run with an empty trainer, and a writer with rows and records."""
     write_run(folder, status="failed", **fields)
     write_full_run(folder, writer="eval")
     return folder
 
 
 def test_a_run_goes_with_its_writers(tmp_path):
-    """Their files are files of the run: those of `gc`, which deletes no others, are all."""
+    """Writers' files belong to the run, and `gc` deletes no others."""
     root = tmp_path / "runs"
     shared_run(root / "archived", archived=True)
     shared_run(root / "named")
@@ -248,7 +248,7 @@ def test_a_run_goes_with_its_writers(tmp_path):
 
 
 def test_a_run_whose_writer_has_logged_is_not_empty(tmp_path):
-    """It is kept, also where its trainer has failed at once."""
+    """It is kept, even if its trainer failed at once."""
     root = tmp_path / "runs"
     shared_run(root / "shared")
 
@@ -258,7 +258,7 @@ def test_a_run_whose_writer_has_logged_is_not_empty(tmp_path):
 
 @pytest.mark.parametrize("name", ["writers/eval/notes.txt", "writers/notes.txt", "writers/a b/sidecar.json"])
 def test_what_is_beside_the_files_of_a_writer_is_kept(tmp_path, name):
-    """A file of another, and a folder that is none of a writer."""
+    """This may be a foreign file, or a folder that isn't a writer's."""
     run = shared_run(tmp_path / "runs" / "shared", archived=True)
     (run / name).parent.mkdir(exist_ok=True)
     (run / name).write_text("mine")
@@ -272,7 +272,7 @@ def test_what_is_beside_the_files_of_a_writer_is_kept(tmp_path, name):
 
 @pytest.mark.parametrize("arguments", [("rm", "shared", "--yes"), ("gc", "--older-than", "0s", "--delete")])
 def test_a_run_whose_writer_is_alive_is_kept(tmp_path, arguments):
-    """The trainer has ended."""
+    """Its trainer has ended."""
     run = shared_run(tmp_path / "runs" / "shared", archived=True)
     with Run(loggers=[RunDirectory(run, writer="probe")], run_name="probe") as probe:
         probe.log_metrics({"loss": 1.0}, step=1)
@@ -297,7 +297,7 @@ def test_a_writer_whose_lock_is_held_keeps_the_run(tmp_path):
 
 
 def test_a_run_in_a_folder_called_as_that_of_writers_is_another_run(tmp_path):
-    """Its sidecar does not say that it is a writer of the run around it."""
+    """Its sidecar doesn't name it as a writer of the run around it."""
     run = write_run(tmp_path / "runs" / "around")
     write_run(run / "writers" / "inner")
 

@@ -1,4 +1,4 @@
-"""What the commands show of a run that several write."""
+"""The commands' output for a run with several writers."""
 
 import json
 import os
@@ -15,7 +15,7 @@ NOW = 1_700_000_000.0
 
 @pytest.fixture
 def root(tmp_path, monkeypatch):
-    """A folder with a run that three write, and one that only its trainer writes."""
+    """A folder with a run by a trainer and two writers, and a run by a trainer alone."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     write_shared(tmp_path / "runs" / "digits")
     with Written(tmp_path / "runs" / "alone") as alone:
@@ -24,14 +24,14 @@ def root(tmp_path, monkeypatch):
 
 
 def run_command(root, *arguments):
-    """Runs a command on the runs; returns what it prints."""
+    """Runs a command on the runs; returns its output."""
     code, output, errors = command(*arguments, "--root", root)
     assert (code, errors) == (0, "")
     return output
 
 
 def test_show_has_a_line_for_each_writer(root):
-    """With its status, its rows and its last sign of life; JSON has the same."""
+    """A line has the writer's status, rows and last sign of life; JSON has the same."""
     text = run_command(root, "show", "digits")
     found = json.loads(run_command(root, "show", "digits", "--json"))
 
@@ -52,7 +52,7 @@ def test_show_has_a_line_for_each_writer(root):
 
 
 def test_states_of_writers_that_live_were_killed_or_just_begin(tmp_path):
-    """Each is its own, whatever the trainer is."""
+    """Each writer has its own status, whatever the trainer's is."""
     folder = tmp_path / "run"
     with Written(folder, writer="live") as live, Written(folder, writer="killed") as killed:
         live.log({"loss": 1.0}, 1)
@@ -71,7 +71,7 @@ def test_states_of_writers_that_live_were_killed_or_just_begin(tmp_path):
 
 
 def test_a_writer_that_cannot_be_read_is_shown_all_the_same(root):
-    """And the run with it."""
+    """So is its run."""
     (root / "digits" / "writers" / "eval" / "metrics.csv").unlink()
     (root / "digits" / "writers" / "eval" / "metrics.csv").mkdir()
 
@@ -83,7 +83,7 @@ def test_a_writer_that_cannot_be_read_is_shown_all_the_same(root):
 
 
 def test_tail_says_whose_a_row_is(root):
-    """But for those of the trainer."""
+    """Rows of the trainer have no name."""
     text = run_command(root, "tail", "digits", "--no-follow", "--lines", "4")
     lines = run_command(root, "tail", "digits", "--no-follow", "--json", "--metric", "loss")
 
@@ -104,7 +104,7 @@ def test_tail_says_whose_a_row_is(root):
 
 
 def test_series_says_whose_a_value_is(root):
-    """By step; where one writer has the metric, nothing is said."""
+    """Values are in the order of steps. If only one writer has the metric, no name is shown."""
     text = run_command(root, "series", "digits", "loss", "--where", "value > 10")
     found = json.loads(run_command(root, "series", "digits", "loss", "--json", "--limit", "2"))
 
@@ -115,7 +115,7 @@ def test_series_says_whose_a_value_is(root):
 
 
 def test_ls_best_and_diff_have_the_values_of_writers(root):
-    """As those of any metric of the run."""
+    """They are shown like any other metric of the run."""
     listed = json.loads(run_command(root, "ls", "--json", "--where", "exists(summary.acc)"))
     best = json.loads(run_command(root, "best", "loss", "--min", "--json"))
     differences = json.loads(run_command(root, "diff", "digits", "alone", "--json"))["differences"]
@@ -126,7 +126,7 @@ def test_ls_best_and_diff_have_the_values_of_writers(root):
 
 
 def test_wait_waits_for_a_writer_where_the_trainer_has_ended(tmp_path):
-    """A condition on what is still evaluated does not fail before that has ended."""
+    """A condition on a running evaluation doesn't fail before that ends."""
     folder = tmp_path / "runs" / "digits"
     late = Written(folder, writer="eval")
     with Written(folder) as trainer:
@@ -143,7 +143,7 @@ def test_wait_waits_for_a_writer_where_the_trainer_has_ended(tmp_path):
 
 
 def test_a_figure_has_a_line_for_each_writer(root):
-    """With its name behind that of the run."""
+    """The writer's name follows the run's name."""
     pytest.importorskip("matplotlib")
     run = Run.open(root / "digits")
 
@@ -163,7 +163,7 @@ def test_a_figure_has_a_line_for_each_writer(root):
 
 
 def test_a_notebook_shows_the_metrics_of_writers(root):
-    """With their courses, also where there is no trainer."""
+    """They come with sparklines, even without a trainer."""
     with Written(root / "late", writer="eval") as late:
         late.log({"acc": 0.5}, 1)
         late.log({"acc": 0.6}, 2)

@@ -1,4 +1,4 @@
-"""`destinations runs checkpoints`: what a real Trainer saved, here and in a real store."""
+"""`destinations runs checkpoints`: a real Trainer's checkpoints, here and in a real store."""
 
 import json
 import shutil
@@ -16,12 +16,12 @@ from events import Callback, CheckpointSaver, Retention, Trainer, read_checkpoin
 from tests.servers import s3_servers
 from uploads import open_store
 
-# Of the evaluation after each epoch of five batches: the best is the second.
+# The evaluation after each epoch of five batches; the second is the best.
 ACCURACY = {5: 0.25, 10: 0.75, 15: 0.5}
 
 
 class Accuracy(Callback):
-    """Sets what the evaluation says."""
+    """Sets the result of the evaluation."""
 
     def eval_start(self, state, logger):
         value = ACCURACY[int(state.timestamp.batch)]
@@ -55,7 +55,7 @@ def train(root, *loggers, saver=None, **arguments):
 
 @pytest.fixture
 def root(tmp_path, monkeypatch):
-    """A folder of runs, which the commands find by themselves."""
+    """A folder of runs that the commands find by themselves."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("UPLOADS_HOME", str(tmp_path / "machine"))
@@ -79,7 +79,7 @@ def command(root, capsys):
 
 
 def flip_a_bit(path):
-    """Damages the largest part of a checkpoint, and not the gaps between the parts, which mean nothing."""
+    """Damages the largest part of a checkpoint, because the gaps between parts don't matter."""
     content = bytearray(path.read_bytes())
     with zipfile.ZipFile(path) as archive:
         part = archive.read(max(archive.infolist(), key=lambda one: one.file_size))
@@ -88,7 +88,7 @@ def flip_a_bit(path):
 
 
 def test_run_lists_its_checkpoints_with_their_metrics(root, command):
-    """Batches, epochs, the values of the evaluation, sizes, where, and whether they are whole."""
+    """The list has batches, epochs, evaluation results, sizes, locations, and whether they are complete."""
     train(root, save_folder=root / "digits/checkpoints")
 
     code, out, errors = command("digits")
@@ -109,7 +109,7 @@ def test_run_lists_its_checkpoints_with_their_metrics(root, command):
 
 
 def test_best_of_equal_checkpoints_is_the_kept_one(root, command, monkeypatch):
-    """It is the older: `get best` copies what a rule by the best leaves there."""
+    """The older one is kept: `get best` copies the same file as a retention rule by the best."""
     monkeypatch.setitem(ACCURACY, 15, ACCURACY[10])
     saver = CheckpointSaver(root / "digits/checkpoints", keep=Retention(best="metrics/eval/accuracy"))
     train(root, saver=saver)
@@ -157,7 +157,7 @@ def test_json_has_every_field(root, command):
     ],
 )
 def test_get_copies_the_chosen_checkpoint(root, command, which, name):
-    """By the metric that the run keeps the best by, or another; the copy is the same to the last bit."""
+    """It is the best by the run's retention metric or another one; the copy is identical."""
     saver = CheckpointSaver(root / "digits/checkpoints", keep=Retention(best="metrics/eval/accuracy"))
     train(root, saver=saver)
 
@@ -172,7 +172,7 @@ def test_get_copies_the_chosen_checkpoint(root, command, which, name):
 
 
 def test_cut_or_foreign_file_is_not_a_checkpoint(root, command):
-    """In the list; `get` names what is wrong, and writes nothing."""
+    """The list shows the problem; `get` names it, and writes nothing."""
     train(root, save_folder=root / "digits/checkpoints")
     folder = root / "digits/checkpoints"
     cut = folder / "ep3-ba15.pt"
@@ -187,7 +187,7 @@ def test_cut_or_foreign_file_is_not_a_checkpoint(root, command):
     assert problems["ep1-ba5.pt"] is None
     assert "zip" in problems["ep3-ba15.pt"]
     assert "zip" in problems["other.pt"]
-    # A bit in the middle is seen where the whole file is read.
+    # Only reading the whole file detects a bit in the middle.
     for name in ("ep2-ba10.pt", "ep3-ba15.pt"):
         code, _, errors = command("get", "digits", name, "--to", "model.pt")
         assert code == 1
@@ -196,7 +196,7 @@ def test_cut_or_foreign_file_is_not_a_checkpoint(root, command):
 
 
 def test_uploaded_checkpoint_is_listed_and_replaces_a_missing_file(root, command, tmp_path):
-    """The run's record says where; a damaged local file is replaced by the one in the store."""
+    """The run's record has its URI; the store's file replaces a damaged local one."""
     train(root, Artifacts(tmp_path / "store"), save_folder=root / "digits/checkpoints")
     local = root / "digits/checkpoints/ep3-ba15.pt"
     whole = local.read_bytes()
@@ -216,7 +216,7 @@ def test_uploaded_checkpoint_is_listed_and_replaces_a_missing_file(root, command
 
 
 def test_checkpoints_in_s3_are_found_by_name_and_uri(root, command, tmp_path, monkeypatch):
-    """Also on a machine that has nothing of it; of each object the ends are read, not the whole."""
+    """This works on a machine without any of the run; only the ends of an object are read."""
     for name, value in s3_servers.ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
     with s3_servers.moto() as moto:
@@ -237,7 +237,7 @@ def test_checkpoints_in_s3_are_found_by_name_and_uri(root, command, tmp_path, mo
 
 
 def test_checkpoints_in_shards_are_listed_and_copied_as_folders(root, command, tmp_path):
-    """Here and in a store: size, values, whether all files are there; a file that is damaged costs its copy."""
+    """Here and in a store, the list has size, values and completeness; a damaged file prevents the copy."""
     saver = CheckpointSaver(
         root / "digits/checkpoints", sharded=True, keep=Retention(best="metrics/eval/accuracy")
     )
@@ -290,7 +290,7 @@ def test_checkpoints_in_shards_are_listed_and_copied_as_folders(root, command, t
     ],
 )
 def test_hostile_manifest_is_not_a_checkpoint(root, command, content):
-    """It is listed with what is wrong, and nothing outside its folder is read."""
+    """It is listed with its problem, and nothing outside its folder is read."""
     train(root)
     folder = root / "digits/checkpoints/ep1-ba5"
     folder.mkdir(parents=True)
@@ -307,7 +307,7 @@ def test_hostile_manifest_is_not_a_checkpoint(root, command, content):
 
 
 def test_a_run_directory_that_was_moved_keeps_its_checkpoints(root, command):
-    """Their paths are those of the folder as it is now."""
+    """Their paths follow the folder."""
     train(root, save_folder=root / "digits/checkpoints")
     (root / "digits").rename(root / "moved")
 
@@ -318,7 +318,7 @@ def test_a_run_directory_that_was_moved_keeps_its_checkpoints(root, command):
 
 
 def test_no_code_in_a_hostile_checkpoint_runs_and_no_control_character_reaches_the_screen(root, command):
-    """Its pickle is looked at, never loaded; what it says is shown escaped."""
+    """Its pickle is inspected but never loaded; its texts are shown escaped."""
     train(root, save_folder=root / "digits/checkpoints")
 
     class Evil:
@@ -360,8 +360,8 @@ def test_no_code_in_a_hostile_checkpoint_runs_and_no_control_character_reaches_t
         (["other"], 1, "no run has the id, name or path 'other'"),
     ],
 )
-def test_what_cannot_be_done_is_said(root, command, arguments, code, message):
-    """With what to write instead."""
+def test_impossible_requests_print_a_message(root, command, arguments, code, message):
+    """The message says what to write instead."""
     train(root, save_folder=root / "digits/checkpoints")
 
     found, _, errors = command(*arguments)
@@ -370,7 +370,7 @@ def test_what_cannot_be_done_is_said(root, command, arguments, code, message):
 
 
 def test_torch_is_not_imported(root):
-    """The list of checkpoints comes at once."""
+    """The list of checkpoints appears at once."""
     train(root, save_folder=root / "digits/checkpoints")
     program = (
         "import sys; from destinations import cli; cli.main(['runs', 'checkpoints', 'digits']);"
@@ -383,8 +383,8 @@ def test_torch_is_not_imported(root):
     assert "ep3-ba15.pt" in found.stdout
 
 
-def test_a_store_that_cannot_be_asked_costs_its_rows_alone(root, command, tmp_path):
-    """The files on this machine are listed, and a message names the store."""
+def test_an_unreachable_store_only_hides_its_own_rows(root, command, tmp_path):
+    """The local files are listed, and a message names the store."""
     train(root, Artifacts(tmp_path / "store"), save_folder=root / "digits/checkpoints")
     assert open_store(tmp_path / "store").head("digits/checkpoints/latest.symlink") is not None
     sidecar = json.loads((root / "digits/sidecar.json").read_bytes())

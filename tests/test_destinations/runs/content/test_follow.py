@@ -1,4 +1,4 @@
-"""New rows of a run as they come."""
+"""Follows new rows of a run as they arrive."""
 
 import threading
 
@@ -18,18 +18,18 @@ from tests.test_destinations.runs.written import Written, change_sidecar, write_
 
 
 def cells(rows):
-    """What rows hold, value by value: calls of one step may share a row, or not."""
+    """Returns the values of rows one by one, because calls of one step may share a row."""
     return [(row.step, name, value) for row in rows for name, value in row.metrics.items()]
 
 
 def logged(steps, **others):
-    """What was logged at these steps."""
+    """Returns the values logged at these steps."""
     return [(step, "loss", step / 2) for step in steps] + list(others.values())
 
 
 @pytest.mark.parametrize("gap", [1, 7, 400, 15_000])
 def test_each_row_comes_once_and_in_order(tmp_path, gap):
-    """However seldom one looks, rows come once each, across drains, new columns and segments that are gone."""
+    """This holds for a slow reader, and across drains, new columns and deleted segments."""
     found = []
     expected = []
     with Written(tmp_path / "run", flush_seconds=0.01) as written, Follower(tmp_path / "run") as follower:
@@ -51,7 +51,7 @@ def test_each_row_comes_once_and_in_order(tmp_path, gap):
 
 
 def test_rows_that_were_there_come_first(tmp_path):
-    """A follower begins with the rows of the CSV and of the journal."""
+    """A follower begins with the rows in the CSV and in the journal."""
     with Written(tmp_path / "run", flush_seconds=1000) as written, Follower(tmp_path / "run") as follower:
         written.log({"loss": 0.0}, 0)
         written.flush()
@@ -66,7 +66,7 @@ def test_rows_that_were_there_come_first(tmp_path):
 
 
 def test_calls_of_one_step_come_once_though_they_share_a_row_later(tmp_path):
-    """What was read from the journal is not read again when the CSV has it in one row with what came after."""
+    """A row read from the journal isn't read again when the CSV merges it with later calls."""
     with Written(tmp_path / "run", flush_seconds=1000) as written, Follower(tmp_path / "run") as follower:
         written.log({"loss": 0.0, "acc": 0.0}, 0)
         written.flush()
@@ -83,7 +83,7 @@ def test_calls_of_one_step_come_once_though_they_share_a_row_later(tmp_path):
 
 @pytest.mark.parametrize("polls_meanwhile", [True, False])
 def test_a_resume_shows_the_new_branch(tmp_path, polls_meanwhile):
-    """After a resume at an earlier step the rows of the new branch come, and no other row comes again."""
+    """After a resume at an earlier step, the new branch's rows arrive, and no other row arrives again."""
     found = []
     with Follower(tmp_path / "run") as follower:
         with Written(tmp_path / "run") as written:
@@ -106,7 +106,7 @@ def test_a_resume_shows_the_new_branch(tmp_path, polls_meanwhile):
 
 
 def test_a_resume_before_there_was_a_csv(tmp_path):
-    """A branch that was left before its rows were ever drained is no reason to lose or repeat rows."""
+    """If a branch is abandoned before its rows are drained, no row is lost or repeated."""
     with Written(tmp_path / "run", flush_seconds=1000) as written, Follower(tmp_path / "run") as follower:
         for step in range(6):
             written.log({"loss": step / 2}, step)
@@ -137,7 +137,7 @@ def test_the_points_of_one_metric(tmp_path):
 
 
 class Acting(threading.Event):
-    """An event whose waits are when a test acts."""
+    """An event whose waits let a test act."""
 
     def __init__(self, *acts):
         super().__init__()
@@ -152,7 +152,7 @@ class Acting(threading.Event):
 
 
 def test_following_ends_when_asked_or_when_the_run_has_ended(tmp_path):
-    """Rows logged up to the end come before the iterator ends; a set event ends it at once."""
+    """Rows logged up to the end arrive before the iterator ends; a set event ends it at once."""
     written = Written(tmp_path / "run")
     written.log({"loss": 0.0}, 0)
     written.flush()
@@ -171,7 +171,7 @@ def test_following_ends_when_asked_or_when_the_run_has_ended(tmp_path):
 
 
 def test_a_run_that_died_ends_the_following(tmp_path):
-    """A run that says it is running, but has no fresh heartbeat, is over."""
+    """A run without a fresh heartbeat has ended, even if its status says running."""
     with Written(tmp_path / "run") as written:
         written.log({"loss": 0.0}, 0)
     change_sidecar(tmp_path / "run", status="running")
@@ -182,7 +182,7 @@ def test_a_run_that_died_ends_the_following(tmp_path):
 
 
 def test_a_csv_of_another_program_is_followed(tmp_path):
-    """Rows that are appended come once, also when the file is written anew with more columns, or by another run."""
+    """Appended rows arrive once, even if the file is replaced by another run or gets more columns."""
     run_dir = tmp_path / "version_0"
     write_csv(run_dir, ["epoch,step,loss", "0,1,0.5"])
     with Follower(run_dir) as follower:
@@ -207,8 +207,8 @@ def test_a_csv_of_another_program_is_followed(tmp_path):
     assert cells(anew) == logged([7])
 
 
-def test_a_run_that_has_nothing_yet(tmp_path):
-    """A folder without metrics has no rows, and the first ones come when they are there."""
+def test_a_run_without_rows_can_be_followed(tmp_path):
+    """A folder without metrics has no rows; the first ones arrive once they are logged."""
     with Follower(tmp_path / "run") as follower:
         before = follower.poll()
         with Written(tmp_path / "run") as written:
@@ -220,7 +220,7 @@ def test_a_run_that_has_nothing_yet(tmp_path):
 
 
 class Writer:
-    """A writer whose clock and drains are the test's own, with segments of some thirty rows."""
+    """A writer whose clock and drains the test controls, with segments of about thirty rows."""
 
     def __init__(self, run_dir):
         self.now = 1000.0
@@ -236,7 +236,7 @@ class Writer:
         self.journal.append(metrics, step)
 
     def close(self):
-        """Ends the session; the segment at hand stays, as after a kill."""
+        """Ends the session; the open segment stays, as after a kill."""
         self.journal.close()
         for segment in list(self.journal.files.segments):
             segment.close()
@@ -244,7 +244,7 @@ class Writer:
 
 @pytest.mark.parametrize("ends", [False, True])
 def test_a_clock_that_is_set_back_hides_no_row(tmp_path, ends):
-    """Several segments and the CSV are replaced between two looks, while the clock goes back: each row comes once."""
+    """Segments and the CSV are replaced between two looks while the clock goes back: each row arrives once."""
     writer = Writer(tmp_path)
     with Follower(tmp_path) as follower:
         for step in range(5):
@@ -272,7 +272,7 @@ def test_a_clock_that_is_set_back_hides_no_row(tmp_path, ends):
 
 
 def test_a_branch_with_an_earlier_clock_comes_whole(tmp_path):
-    """A resume takes rows away, and what comes in their place was logged by a clock that is behind: each row comes once."""
+    """A resume removes rows, and a clock that is behind logs the new ones: each row arrives once."""
     writer = Writer(tmp_path)
     with Follower(tmp_path) as follower:
         for step in range(60):
@@ -297,8 +297,8 @@ def test_a_branch_with_an_earlier_clock_comes_whole(tmp_path):
 
 
 @pytest.mark.parametrize("is_left", [False, True])
-def test_a_row_that_is_known_by_half(tmp_path, is_left):
-    """A call of the last step that was seen shares a line with it now, or a resume has put a line like it in its place."""
+def test_a_row_that_was_seen_in_part(tmp_path, is_left):
+    """A call at the last step shares a line with it now, or a resume replaced it with a similar line."""
     writer = Writer(tmp_path)
     with Follower(tmp_path) as follower:
         writer.log({"loss": 0.0, "acc": 0.0}, 0)
@@ -315,7 +315,7 @@ def test_a_row_that_is_known_by_half(tmp_path, is_left):
         for step in range(2, 80):
             writer.log({"loss": step / 2}, step)
         writer.drain.run()
-        # So that it looks at the CSV: what it had open is gone, and so is what came next.
+        # The follower has to read the CSV: its open segment is gone, and so is the next one.
         second = follower.poll()
 
     assert cells(first) == [(0, "loss", 0.0), (0, "acc", 0.0), (1, "loss", 0.5)]
@@ -324,7 +324,7 @@ def test_a_row_that_is_known_by_half(tmp_path, is_left):
 
 
 def test_what_is_remembered_is_bounded(tmp_path):
-    """A follower that reads along remembers no more rows than the journal has."""
+    """A follower that keeps up remembers no more rows than the journal has."""
     writer = Writer(tmp_path)
     found, most = [], 0
     with Follower(tmp_path) as follower:
@@ -340,8 +340,8 @@ def test_what_is_remembered_is_bounded(tmp_path):
     assert most < 150
 
 
-def test_rows_behind_a_gap_do_not_come(tmp_path):
-    """Where a power loss took the end of a segment, the next one is not read; the session that follows is."""
+def test_rows_after_a_gap_are_skipped(tmp_path):
+    """If a power loss cut a segment, the next one isn't read; the following session's is."""
     writer = Writer(tmp_path)
     for step in range(60):
         writer.log({"loss": step / 2}, step)

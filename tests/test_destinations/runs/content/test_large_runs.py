@@ -1,4 +1,4 @@
-"""Runs of very many rows and records: what is asked for is read, and not more."""
+"""Runs with very many rows and records: readers read only the requested part."""
 
 import itertools
 import json
@@ -37,7 +37,7 @@ def large(tmp_path_factory):
 
 
 def test_the_last_rows_are_read_from_the_end(large):
-    """Ten rows cost less than a mebibyte, however long the file is."""
+    """Ten rows cost less than a mebibyte, for any length of the file."""
     before = bytes_read()
     code, output, _ = command("tail", large, "-n", "10", "--no-follow")
     read = bytes_read() - before
@@ -48,7 +48,7 @@ def test_the_last_rows_are_read_from_the_end(large):
 
 
 def test_the_last_rows_are_the_last_of_all(large):
-    """Read from the end or from the beginning, the rows are the same; of a metric that is rare, too."""
+    """Reading from the end gives the same rows as from the beginning, even for a rare metric."""
     rows = read_rows(large)
 
     assert last_rows(large, 12_345) == rows[-12_345:]
@@ -58,7 +58,7 @@ def test_the_last_rows_are_the_last_of_all(large):
 
 
 def test_the_last_rows_of_a_run_that_is_being_written(tmp_path):
-    """Those of the journal are the last; what a resume took away is not among them."""
+    """They include the journal's rows, without the ones that a resume removed."""
     with Written(tmp_path / "run", flush_seconds=600.0) as run:
         for step in range(4):
             run.log({"loss": float(step)}, step)
@@ -74,7 +74,9 @@ def test_the_last_rows_of_a_run_that_is_being_written(tmp_path):
 
 @pytest.mark.parametrize("header", ["loss,step", "step,epoch,time,loss"])
 def test_a_file_that_names_its_columns_again(tmp_path, header):
-    """The rows of another program's file are those of its last header.
+    """The rows of another program's file follow its last header.
+
+    Quoted cells may have several lines.
 
     Quoted cells may have several lines.
     """
@@ -85,8 +87,8 @@ def test_a_file_that_names_its_columns_again(tmp_path, header):
     assert last_rows(run, 2) == read_rows(run)[-2:]
 
 
-def test_following_holds_no_more_than_is_new(large):
-    """Memory does not grow with the rows that there are; nor with those that were handed out."""
+def test_following_holds_only_new_rows_in_memory(large):
+    """Memory grows neither with the existing rows nor with the rows handed out."""
     stop = threading.Event()
     tracemalloc.start()
     try:
@@ -100,7 +102,7 @@ def test_following_holds_no_more_than_is_new(large):
 
 
 def test_a_run_is_sent_without_holding_it(large):
-    """`send` reads row by row: the first rows are handed on before the last are read."""
+    """`send` reads row by row: it hands on the first rows before it reads the last."""
     before = bytes_read()
     tracemalloc.start()
     try:
@@ -115,7 +117,7 @@ def test_a_run_is_sent_without_holding_it(large):
 
 
 def test_following_from_the_last_rows_on(large):
-    """The first rows are not read at all."""
+    """The first rows are never read."""
     stop = threading.Event()
     before = bytes_read()
     rows = list(_until(Run.open(large).follow(stop=stop, poll_seconds=0, last=3), 3, stop))
@@ -124,8 +126,8 @@ def test_following_from_the_last_rows_on(large):
     assert bytes_read() - before < 4 * MIB
 
 
-def test_rows_that_come_after_the_last_ones(tmp_path):
-    """Each comes once: those of the CSV, of the journal, and those that are logged then, also after new columns."""
+def test_rows_after_the_last_ones_arrive_once(tmp_path):
+    """Rows from the CSV, the journal and later calls arrive once each, even after new columns."""
     stop = threading.Event()
     with Written(tmp_path / "run", flush_seconds=600.0) as run:
         for step in range(10):
@@ -145,7 +147,7 @@ def test_rows_that_come_after_the_last_ones(tmp_path):
 
 
 def test_records_are_counted_without_holding_them(tmp_path):
-    """Many lines, and a line of 40 MiB, which is left out and counted."""
+    """The index has many lines, and a line of 40 MiB, which is left out and counted."""
     run = write_run(tmp_path / "run")
     line = json.dumps({"step": 1, "name": "note", "text": "x" * 50})
     with (run / "texts.jsonl").open("w") as file:
@@ -168,7 +170,7 @@ def test_records_are_counted_without_holding_them(tmp_path):
 
 
 def _until(rows, count, stop):
-    """Yields so many rows, then stops the follower."""
+    """Yields this many rows, then stops the follower."""
     for number, row in enumerate(rows, 1):
         if number == count:
             stop.set()

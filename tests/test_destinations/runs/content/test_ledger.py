@@ -1,4 +1,4 @@
-"""What ledgers wrote is added up over sessions and ranks, and written as a trace."""
+"""Sums up ledgers over sessions and ranks, and writes them as a trace."""
 
 import gzip
 import json
@@ -14,19 +14,19 @@ HEADER = "session,begin,end,step,start,restore,data,batch,forward,backward,waiti
 
 @pytest.fixture
 def folder(tmp_path):
-    """The folder of a run with a file, so that it is one."""
+    """A folder with a file, which makes it a run folder."""
     (tmp_path / "run/time").mkdir(parents=True)
     (tmp_path / "run/metrics.csv").write_text("step,epoch,time,loss\n1,0,1.0,2.0\n")
     return tmp_path / "run/time"
 
 
 def write(folder, *lines, rank=0, header=HEADER):
-    """Writes the file of a rank."""
+    """Writes a rank's file."""
     (folder / f"rank-{rank}.csv").write_text("\n".join((header, *lines, "")))
 
 
 def test_sessions_add_up(folder):
-    """A killed session costs what came until training was where it had been."""
+    """A killed session costs the time until training reaches the same step again."""
     write(
         folder,
         "100,100,104,0,3,,1,,,,",
@@ -58,8 +58,8 @@ def test_sessions_add_up(folder):
     assert report.slow_rank is None
 
 
-def test_a_pause_after_a_completed_session_is_none_of_the_run(folder):
-    """It was the user's choice."""
+def test_a_pause_after_a_completed_session_does_not_count(folder):
+    """The user chose to pause."""
     write(folder, "100,100,110,9,,,,10,,,", "200,200,210,19,,,,10,,,")
 
     report = read_time(folder, [{"start": 100.0, "status": "completed", "resume_step": None}], PRODUCTIVE)
@@ -68,7 +68,7 @@ def test_a_pause_after_a_completed_session_is_none_of_the_run(folder):
 
 
 def test_the_rank_that_others_wait_for_is_named(folder):
-    """By what it took longer for than they; they wait in collectives, and within the backward pass."""
+    """The others wait for it in collectives and in the backward pass, so it spent more time elsewhere."""
     write(folder, "100,100,120,9,1,,1,,6,6,6")
     write(folder, "100,100,120,9,1,,9,,6,2,2", rank=1)
     write(folder, "100,100,120,9,1,,1.5,,6,6,5.5", rank=2)
@@ -88,7 +88,7 @@ TRAINER = "session,begin,end,step,start,forward,backward,waiting,data"
     ],
 )
 def test_a_slow_backward_pass_and_a_late_start_are_named(folder, slow, expected):
-    """Where the others have waited as long; the trainer takes that out of the backward pass."""
+    """The others waited as long; the trainer subtracts that from the backward pass."""
     usual = ["100,90,100,0,2,,,5,", "100,100,120,9,,6,3,6,1"]
     for rank in range(3):
         write(folder, *(slow if rank == 2 else usual), rank=rank, header=TRAINER)
@@ -97,7 +97,7 @@ def test_a_slow_backward_pass_and_a_late_start_are_named(folder, slow, expected)
 
 
 def test_a_backward_pass_that_nobody_waited_for_is_not_named(folder):
-    """As of `fully_shard`, where ranks wait within it."""
+    """With `fully_shard`, ranks wait within the backward pass."""
     write(folder, "100,100,120,9,2,6,8,1,1", header=TRAINER)
     write(folder, "100,100,120,9,2,6,3,1,1", rank=1, header=TRAINER)
 
@@ -114,7 +114,7 @@ def write_slow(folder, rank, *lines):
 
 
 def test_the_rank_that_made_others_wait_is_named(folder):
-    """With its bucket and its span of that time; a step that no other found slow is not."""
+    """Its bucket and span at that time are named; a step that no other rank found slow isn't."""
     write_slow(folder, 0, "100,101,102,7,,,.1,.9,", "100,110,112,70,,,.1,1.8,")
     write_slow(folder, 1, "100,101,102,7,,.8,.1,.1,", "100,110,112,70,,1.8,.1,.1,", "100,115,116,90,,1,,,")
     (folder / "spans-1.csv").write_text(
@@ -133,8 +133,8 @@ def test_the_rank_that_made_others_wait_is_named(folder):
     assert report.to_json()["slow_steps"][0]["step"] == 7
 
 
-def test_a_process_that_began_before_the_other_ended_was_not_begun_for_it(folder):
-    """As one that stands by, or a notebook: sessions are in the order in which they began."""
+def test_a_process_that_overlaps_an_earlier_one_does_not_restart_it(folder):
+    """It may be a standby process or a notebook: sessions are ordered by their start."""
     write(
         folder,
         "130,90,130,0,40,,,,,,",
@@ -154,7 +154,7 @@ def test_a_process_that_began_before_the_other_ended_was_not_begun_for_it(folder
 
 
 def test_rows_before_the_checkpoint_is_loaded_have_no_step(folder):
-    """What is trained from there on is not repeated."""
+    """Steps after the loaded checkpoint don't count as repeated."""
     write(folder, "100,100,110,60,,,,10,,,", "120,120,121,0,1,,,,,,", "120,121,131,70,,,,10,,,")
     sessions = [
         {"start": 100.0, "status": "killed", "resume_step": None},
@@ -165,7 +165,7 @@ def test_rows_before_the_checkpoint_is_loaded_have_no_step(folder):
 
 
 def test_ranks_that_are_alike_are_not_named(folder):
-    """A hundredth of the time is no difference."""
+    """A difference of a hundredth is too small."""
     write(folder, "100,100,120,9,1,,1,,6,6,6")
     write(folder, "100,100,120,9,1,,1.2,,6,6,5.8", rank=1)
 
@@ -177,14 +177,14 @@ def test_ranks_that_are_alike_are_not_named(folder):
     ["torn,by", "100,110,105,9,,,,1,,,", "100,nan,120,9,,,,1,,,", "100,110,111,x,,,,1,,,", "\x00", '"open'],
 )
 def test_damaged_lines_are_left_out(folder, line):
-    """The others count."""
+    """All other lines count."""
     write(folder, "100,100,110,9,,,,10,,,", line)
 
     assert read_time(folder, [{"start": "no", "status": 3}], PRODUCTIVE).seconds == {"batch": 10}
 
 
 def test_a_run_without_times(tmp_path):
-    """A folder that is not there, and one with other files."""
+    """The folder is missing, or has other files."""
     assert read_time(tmp_path / "time", [], PRODUCTIVE) is None
     (tmp_path / "rank-0.csv").write_bytes(b"\xff\xfe")
     (tmp_path / "rank-1.csv").mkdir()
@@ -192,7 +192,7 @@ def test_a_run_without_times(tmp_path):
 
 
 def test_a_trace_has_the_spans_of_all_ranks(folder, tmp_path):
-    """In microseconds; a process for each rank, and a thread for the spans of the user."""
+    """Times are in microseconds; each rank has a process, and the user's spans have a thread."""
     for rank in (0, 1):
         (folder / f"spans-{rank}.csv").write_text(
             'begin,microseconds,name,track\n100.5,250,forward,time\n101,10,"a, b",spans\ntorn,'
@@ -215,7 +215,7 @@ def test_a_trace_has_the_spans_of_all_ranks(folder, tmp_path):
 
 
 def test_a_trace_has_one_clock(folder, tmp_path):
-    """That of rank 0, where a rank knows how far it is ahead; its own stays in its files."""
+    """Rank 0's clock counts if a rank knows its offset; its own files keep its own clock."""
     write(folder, "100,100,110,9,,5,", header="session,begin,end,step,start,data,clock")
     write(folder, "100,100,110,9,,5,2.5", rank=1, header="session,begin,end,step,start,data,clock")
     for rank in (0, 1):
@@ -228,7 +228,7 @@ def test_a_trace_has_one_clock(folder, tmp_path):
 
 
 def test_uploads_and_profiles_are_in_a_trace(folder, tmp_path):
-    """Uploads from their begin to their end, which may overlap; a profile as a process of its own."""
+    """Uploads last from start to end and may overlap; a profile has its own process."""
     (folder / "spans-0.csv").write_text(
         "begin,microseconds,name,track\n101,5000000,a.pt,uploads\n102,1000000,b.pt,uploads\n103,,read,spans\n"
     )
@@ -256,7 +256,7 @@ def test_uploads_and_profiles_are_in_a_trace(folder, tmp_path):
 
 
 def test_commands_show_times_and_write_traces(folder, tmp_path, capsys):
-    """`time`, its JSON, `show`, and `trace`, which replaces nothing unasked."""
+    """`time`, its JSON, `show` and `trace` have them; `trace` doesn't overwrite a file by default."""
     write(folder, "100,100,110,9,1,,2,,7,,", "150,150,160,9,1,,2,,7,,")
     (folder / "spans-0.csv").write_text("begin,microseconds,name,track\n100.5,250,forward,time\n")
     where = ["--root", str(tmp_path)]

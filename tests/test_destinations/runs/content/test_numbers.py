@@ -1,4 +1,4 @@
-"""Numbers of a CSV: pyarrow reads every bit that `float` gives."""
+"""Pyarrow reads numbers of a CSV as exactly as `float` does."""
 
 import random
 import subprocess
@@ -25,7 +25,7 @@ FLOATS = st.floats(allow_nan=False).map(repr) | st.integers(-(2**63), 2**64).map
 
 
 def column_of(cells):
-    """Returns what the reader has of cells, as the only column of lines and as the second of three."""
+    """Returns a reader's values of cells, as the only column of lines and as the second of three."""
     found = []
     for columns, line, index in ((1, "{}\n", 0), (3, "1,{},2\n", 1)):
         table = read_lines("".join(map(line.format, cells)).encode(), columns, as_floats=True)
@@ -34,7 +34,7 @@ def column_of(cells):
 
 
 def assert_exact(cells):
-    """Compares with Python's own reading, bit by bit; a reader may also give up on all of them."""
+    """Compares with Python's own values bit by bit; a reader may also give up on all of them."""
     for found in column_of(cells):
         if found is not None:
             values, present = found
@@ -47,20 +47,20 @@ def assert_exact(cells):
 @settings(max_examples=150, deadline=None)
 @given(cells=st.lists(NUMBERS | st.just(""), min_size=1, max_size=20))
 def test_numbers_are_the_nearest_floats(cells):
-    """Whatever digits a cell has, a reader returns every bit that `float` gives, or leaves the lines to others."""
+    """For any digits, a reader returns exactly the value of `float`, or leaves the lines to others."""
     assert_exact(cells)
 
 
 @settings(max_examples=150, deadline=None)
 @given(cells=st.lists(FLOATS | st.sampled_from(["", "nan", "inf", "-inf", "1e+16"]), min_size=1, max_size=20))
 def test_numbers_as_python_writes_them_are_read_at_once(cells):
-    """Floats in their shortest form, integers, missing cells and NaN leave nothing to the slow reader of rows."""
+    """Shortest floats, integers, missing cells and NaN need no slow reader of rows."""
     assert None not in column_of(cells)
     assert_exact(cells)
 
 
 def test_numbers_next_to_the_middle_of_two_floats_are_exact():
-    """A number in the middle between two floats, or a little beside, is never rounded to the wrong side."""
+    """Numbers in the middle between two floats, or close to it, are rounded to the right side."""
     source = random.Random(0)
     middles = [(2 * source.getrandbits(53) + 1) << source.randrange(8) for _ in range(5000)]
     halves = [f"{2**52 + source.getrandbits(51)}.5" for _ in range(5000)]
@@ -74,13 +74,13 @@ def test_numbers_next_to_the_middle_of_two_floats_are_exact():
 @pytest.mark.parametrize(
     "cell", ["-", ".", "1.2.3", "1-2", "--1", "1-", "1e", "e5", "1e-", "1e5e5", "1e5.5", "fan"]
 )
-def test_what_is_no_number_is_left_to_the_reader_of_rows(cell):
-    """Cells without digits, with signs inside, or with several points, make a reader give up on the lines."""
+def test_other_texts_are_left_to_the_reader_of_rows(cell):
+    """A reader gives up on cells without digits, with signs inside, or with several points."""
     assert column_of(["1.5", cell, "2"]) == [None, None]
 
 
 def test_a_line_that_lacks_cells_is_left_to_the_reader_of_rows():
-    """No reader makes up cells."""
+    """No reader invents cells."""
     assert read_lines(b"1,2\n3\n", 2) is None
 
 
@@ -97,8 +97,8 @@ def test_a_line_that_lacks_cells_is_left_to_the_reader_of_rows():
         (['"1,5"', '"2\n"', "3"], ["None", "2.0", "3.0"]),
     ],
 )
-def test_a_cell_is_what_the_reader_of_rows_makes_of_it(monkeypatch, limit, cells, values):
-    """Signs of integers, numbers beyond floats, words and quotes have one meaning, whichever reader meets them."""
+def test_a_cell_has_the_value_of_the_reader_of_rows(monkeypatch, limit, cells, values):
+    """Signs of integers, numbers beyond floats, words and quotes mean the same to every reader."""
     monkeypatch.setattr(blocks, "_ARROW_BYTES", limit)
     chunk = "".join(f"{step},{cell}\n" for step, cell in enumerate(cells)).encode()
 
@@ -110,7 +110,7 @@ def test_a_cell_is_what_the_reader_of_rows_makes_of_it(monkeypatch, limit, cells
 
 
 def test_short_files_are_read_without_pyarrow(tmp_path):
-    """Importing pyarrow would take longer than the rows of a small run; pandas is not imported for a large one."""
+    """Importing pyarrow takes longer than reading a small run; a large one doesn't import pandas."""
     lines = [f"{step},{step}.5" for step in range(40_000)]
     for name, count in (("short", 100), ("long", len(lines))):
         (tmp_path / name).mkdir()

@@ -1,4 +1,4 @@
-"""What a look at the metrics of a rank says is new."""
+"""A look at a rank's metrics reports the new rows."""
 
 import itertools
 import os
@@ -13,12 +13,12 @@ HEADER = "step,epoch,time,loss"
 
 
 def lines(steps, start=1000.0):
-    """Returns a header, and lines as our writer leaves them."""
+    """Returns a header and lines as our writer writes them."""
     return [HEADER, *(f"{step},0,{start + step},{step}.5" for step in steps)]
 
 
 def new_steps(reader):
-    """Looks once; returns the steps of the new rows, and whether the earlier ones are as they were."""
+    """Looks once; returns the steps of the new rows, and whether the earlier ones are unchanged."""
     with reader.look() as look:
         steps = [row.step for csv, start in look.pieces() for row in csv.rows(start)]
         is_continued = look.is_continued
@@ -33,7 +33,7 @@ def append(folder):
 
 
 def replace(folder):
-    """Puts another file in the place of the CSV."""
+    """Replaces the CSV with another file."""
     (folder / "metrics.csv").rename(folder / "old.csv")
     write_csv(folder, lines(range(5)))
 
@@ -67,8 +67,8 @@ CHANGES = [
 
 
 @pytest.mark.parametrize(("change", "steps", "is_continued"), CHANGES)
-def test_what_became_of_a_csv_is_noticed(tmp_path, change, steps, is_continued):
-    """Rows beyond those that were read are new; of a file that begins with another row, all are."""
+def test_changes_of_a_csv_are_noticed(tmp_path, change, steps, is_continued):
+    """Only later rows are new; if the first row differs, all rows are new."""
     write_csv(tmp_path, lines(range(4)))
     reader = RankReader(tmp_path, 0)
     first, before = new_steps(reader), reader.extent()
@@ -82,7 +82,7 @@ def test_what_became_of_a_csv_is_noticed(tmp_path, change, steps, is_continued):
 
 
 def test_a_look_that_ends_early_is_repeated(tmp_path):
-    """A reader that fails in the middle of its rows gets all of them again."""
+    """If reading fails in the middle, the next look returns all rows again."""
     write_csv(tmp_path, lines(range(4)))
     reader = RankReader(tmp_path, 0)
     with reader.look() as look:
@@ -93,8 +93,8 @@ def test_a_look_that_ends_early_is_repeated(tmp_path):
 
 
 @pytest.mark.parametrize(("change", "steps"), [(change, steps) for change, steps, _ in CHANGES[1:-1]])
-def test_the_columns_of_the_page_are_those_of_the_file(tmp_path, change, steps):
-    """Whatever another program does to the CSV between two looks, the page has its rows and no others."""
+def test_the_page_has_exactly_the_columns_of_the_file(tmp_path, change, steps):
+    """Another program may change the CSV between two looks in any way: the page has exactly its rows."""
     write_csv(tmp_path, lines(range(4)))
     cache = ColumnCache()
     cache.read(tmp_path, 0, ["loss"], with_time=True)
@@ -109,7 +109,7 @@ def test_the_columns_of_the_page_are_those_of_the_file(tmp_path, change, steps):
 
 
 def test_the_extent_changes_with_the_journal(tmp_path):
-    """A row that is not in the CSV yet is a change; nothing written is none."""
+    """A row that is only in the journal counts as a change; without a new row there is none."""
     reader = RankReader(tmp_path / "run", 0)
     with Written(tmp_path / "run", flush_seconds=1000) as written:
         written.log({"loss": 0.5}, 0)

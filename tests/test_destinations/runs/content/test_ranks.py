@@ -1,4 +1,4 @@
-"""Metrics of several ranks, merged where they are read; and what flight recorders wrote."""
+"""Merges the metrics of several ranks, and reads the files of flight recorders."""
 
 import json
 
@@ -12,7 +12,7 @@ from tests.test_destinations.runs.written import Written
 
 
 class Clock:
-    """A clock that a test moves."""
+    """A clock that a test sets."""
 
     now = 1_700_000_000.0
 
@@ -22,7 +22,7 @@ class Clock:
 
 @pytest.fixture
 def run(tmp_path):
-    """A run of three ranks: rank 2 takes twice as long, and is NaN first, one step before the others."""
+    """A run with three ranks: rank 2 takes twice as long, and has NaN one step before the others."""
     folder = tmp_path / "run"
     for rank in (0, 1, 2):
         clock = Clock()
@@ -38,7 +38,7 @@ def run(tmp_path):
 
 
 def test_a_metric_is_merged_by_step_with_the_rank_of_each_bound(run):
-    """A step that was logged twice has its last value; one without a finite value is left out."""
+    """If a step was logged twice, the last value counts; a step without finite values is left out."""
     loss = run.ranks("loss")
 
     assert loss.ranks == [0, 1, 2]
@@ -63,7 +63,7 @@ def test_the_rank_that_went_nan_first_and_the_slowest_one_are_named(run):
 
 
 def test_a_metric_of_one_rank_is_a_band_of_one_and_an_unknown_one_is_refused(run):
-    """The message suggests the closest."""
+    """The error suggests the closest name."""
     only = run.ranks("only")
 
     assert (only.ranks, only.band.low.tolist(), only.outlier, only.first_nan) == ([1], [3.0], None, None)
@@ -75,7 +75,7 @@ def test_a_metric_of_one_rank_is_a_band_of_one_and_an_unknown_one_is_refused(run
 
 
 def test_the_command_line_shows_ranks(run, capsys):
-    """It shows them as a table, and as JSON."""
+    """They are available as a table and as JSON."""
     assert cli.main(["runs", "show", str(run.path), "--ranks"]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert cli.main(["runs", "show", str(run.path), "--ranks", "--json"]) == 0
@@ -105,7 +105,7 @@ def write_flight(folder, rank, *, line=42, function="all_reduce", reason="hang",
 
 
 def test_ranks_that_wait_at_the_same_place_are_one_line_and_the_odd_one_comes_first(tmp_path):
-    """Ranks that wrote nothing come last."""
+    """Ranks without a file come last."""
     for rank in (0, 2, 3):
         write_flight(tmp_path, rank)
     write_flight(tmp_path, 1, line=40, function="")
@@ -118,7 +118,7 @@ def test_ranks_that_wait_at_the_same_place_are_one_line_and_the_odd_one_comes_fi
 
 
 def test_an_exception_is_reported_with_the_line_that_raised(tmp_path):
-    """Its frames take the place of those of the main thread."""
+    """Its stack replaces the main thread's."""
     frames = [{"file": "model.py", "line": 9, "function": "forward", "code": "", "is_library": False}]
     write_flight(
         tmp_path, 0, reason="exception", detail="ValueError: no", exception={"frames": frames}, world_size=1
@@ -140,7 +140,7 @@ def test_an_exception_is_reported_with_the_line_that_raised(tmp_path):
     ],
 )
 def test_a_damaged_file_is_left_out(tmp_path, text):
-    """As is what is no file of a rank."""
+    """So are files that belong to no rank."""
     (tmp_path / "rank-0.json").write_text(text)
     (tmp_path / "rank-1.json").mkdir()
     (tmp_path / "rank-x.json").write_text("{}")
@@ -152,7 +152,7 @@ def test_a_damaged_file_is_left_out(tmp_path, text):
 
 
 def test_the_command_line_shows_flights(run, capsys):
-    """Who waits where, the stack of each group, the last steps; foreign control characters are escaped."""
+    """It shows where ranks wait, each group's stack and the last steps; control characters are escaped."""
     assert cli.main(["runs", "show", str(run.path), "--flight"]) == 0
     assert "no flight records" in capsys.readouterr().err
     write_flight(run.path / "flight", 0)
@@ -171,7 +171,7 @@ def test_the_command_line_shows_flights(run, capsys):
 
 
 def collectives(*numbers, group=("0", "default_pg")):
-    """Returns the last collectives of a rank, as torch's recorder knows them."""
+    """Returns a rank's last collectives as torch's recorder reports them."""
     return [
         {"profiling_name": "nccl:all_reduce", "collective_seq_id": one, "process_group": group}
         for one in numbers
@@ -179,7 +179,7 @@ def collectives(*numbers, group=("0", "default_pg")):
 
 
 def test_ranks_that_have_not_entered_a_collective_are_named(tmp_path):
-    """With what they do instead; a group that all have entered is not named."""
+    """The line says what they do instead; a group that all ranks have entered isn't named."""
     doing = {"bucket": "data", "seconds": 3.0, "spans": ["epoch", "tokenize"]}
     for rank in (0, 2, 3):
         write_flight(tmp_path, rank, collectives=collectives(6, 7) + collectives(2, group="tp"))
@@ -200,7 +200,7 @@ def test_ranks_that_have_not_entered_a_collective_are_named(tmp_path):
 
 @pytest.mark.parametrize("damaged", [3, [3], [{"collective_seq_id": "x"}], [{"collective_seq_id": 1e30}]])
 def test_damaged_collectives_are_left_out(tmp_path, damaged):
-    """As is what a rank does."""
+    """The rank's other data is too."""
     for rank in range(2):
         write_flight(tmp_path, rank, world_size=2, collectives=damaged, doing=damaged)
 

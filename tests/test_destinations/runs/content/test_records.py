@@ -1,4 +1,4 @@
-"""What a run has beside metrics."""
+"""Reads a run's records other than metrics."""
 
 import json
 
@@ -48,7 +48,7 @@ def run(tmp_path_factory):
 
 
 def test_images_come_back(run):
-    """Pixels, masks, their classes and what is known of each image."""
+    """Pixels, masks, their classes and the metadata of each image are equal."""
     first, second = run.images("val/Inputs")
 
     assert (first.step, first.index, second.index, first.shape) == (3, 0, 1, (4, 5, 3))
@@ -64,7 +64,9 @@ def test_images_come_back(run):
 
 
 def test_images_are_chosen_by_name_and_step(run):
-    """A caller chooses all images, those of a name, or those of a step.
+    """You can choose all images, a name, or a step.
+
+    A step without any is empty, an unknown name is an error.
 
     A step without any is empty, an unknown name is an error.
     """
@@ -86,7 +88,7 @@ def test_a_sound_comes_back(run):
 
 
 def test_a_point_cloud_comes_back(run):
-    """Points and colours; None where it has no colours."""
+    """Points and colours are equal; without colours it has None."""
     points, colors = run.point_clouds("Cloud")[0].load()
     _, none = run.point_clouds("Bare")[0].load()
 
@@ -96,7 +98,7 @@ def test_a_point_cloud_comes_back(run):
 
 
 def test_a_histogram_comes_back(run):
-    """Counts, edges and moments come as arrays and numbers."""
+    """Counts, edges and moments are arrays and numbers."""
     (histogram,) = run.histograms("weights")
 
     assert (histogram.step, histogram.counts.tolist(), histogram.edges.tolist()) == (
@@ -108,7 +110,7 @@ def test_a_histogram_comes_back(run):
 
 
 def test_texts_and_traces_come_back(run):
-    """Each line comes with its step."""
+    """Each line has its step."""
     (text,) = run.texts("Notes")
     (trace,) = run.traces()
 
@@ -117,14 +119,14 @@ def test_texts_and_traces_come_back(run):
 
 
 def test_a_video_comes_back(run):
-    """A file that was logged as it is keeps its format."""
+    """A file that was logged unchanged keeps its format."""
     (video,) = run.videos("Video")
 
     assert (video.step, video.fps, video.format, video.read_bytes()) == (2, 4, "gif", b"GIF89a...")
 
 
 def test_a_table_comes_back_with_its_types(run):
-    """Integers, floats, booleans and texts are what they were; the latest table of a name is the default."""
+    """Integers, floats, booleans and texts keep their types; by default you get the latest table of a name."""
     table = run.table("Misclassified", step=9)
     latest = run.table("Misclassified")
 
@@ -140,7 +142,7 @@ def test_a_table_comes_back_with_its_types(run):
 
 
 def test_an_artifact_comes_back(run):
-    """Its name, where it is, and its digest."""
+    """It has its name, location and digest."""
     (artifact,) = run.artifacts()
 
     assert (artifact.name, artifact.size, artifact.path.read_bytes()) == ("weights/model.pt", 7, b"weights")
@@ -148,12 +150,12 @@ def test_an_artifact_comes_back(run):
 
 
 def test_a_run_of_our_own_has_no_damaged_lines(run):
-    """What `RunDirectory` wrote is understood whole."""
+    """All lines of `RunDirectory` are valid."""
     assert run.damaged_lines() == {}
 
 
 def test_damaged_lines_are_counted_and_never_raise(tmp_path):
-    """Torn last lines are left out; lines that are no records, or lead out of the run, are counted."""
+    """A torn last line is left out; invalid lines, and lines that lead out of the run, are counted."""
     with Written(tmp_path / "run") as written:
         written.log({"loss": 1.0}, 0)
     good = {"step": 1, "tag": "a", "type": "image", "path": "media/a/1.png"}

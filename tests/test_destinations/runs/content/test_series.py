@@ -1,4 +1,4 @@
-"""Metrics of a run as numpy arrays."""
+"""Reads metrics of a run as numpy arrays."""
 
 import contextlib
 import math
@@ -18,7 +18,7 @@ from destinations.run_directory.layout import header_line, parse_header
 from destinations.runs import MetricNotFoundError, Run
 from tests.test_destinations.runs.written import Written, write_csv
 
-# Neither a slow machine nor a busy one makes a property wrong.
+# A slow or busy machine doesn't invalidate a property.
 SLOW = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 PLAIN = st.one_of(
@@ -69,7 +69,7 @@ COLUMNS = ["step", "epoch", "time", "loss", "a,b", "acc"]
 
 @st.composite
 def csv_texts(draw, cells, ragged):
-    """A header, and lines under it."""
+    """Generates a header and lines under it."""
     columns = draw(st.lists(st.sampled_from(COLUMNS), min_size=1, max_size=7, unique=not ragged))
     widths = st.integers(0, len(columns) + 1) if ragged else st.just(len(columns))
     lines = draw(
@@ -80,14 +80,14 @@ def csv_texts(draw, cells, ragged):
 
 @contextlib.contextmanager
 def arrow_from(size):
-    """Lets pyarrow read chunks of this size and more."""
+    """Makes pyarrow read chunks from this size on."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(blocks_module, "_ARROW_BYTES", size)
         yield
 
 
 def assert_blocks_are_rows(columns, body, chunk_bytes, wanted):
-    """Reads in all ways, and compares every bit."""
+    """Reads with every reader, and compares every bit."""
     header = header_line(columns)
     rows = list(parse_rows(parse_header(header), [body]))
     chunks = [line + b"\n" for line in body.split(b"\n")[:-1]]
@@ -125,8 +125,8 @@ def assert_blocks_have(blocks, rows, wanted):
 
 @settings(SLOW, max_examples=150)
 @given(csv_texts(PLAIN, ragged=False), st.integers(1, 5), st.booleans())
-def test_columns_of_numbers_are_what_rows_have(text, chunk, everything):
-    """Whatever numbers a file holds, arrays have the very values that the reader of rows has."""
+def test_columns_of_numbers_equal_the_rows(text, chunk, everything):
+    """Arrays have exactly the values of the reader of rows, for any numbers in a file."""
     columns, body = text
 
     assert_blocks_are_rows(columns, body, chunk, None if everything else ["loss"])
@@ -138,15 +138,15 @@ def test_columns_of_numbers_are_what_rows_have(text, chunk, everything):
     st.integers(1, 5),
     st.booleans(),
 )
-def test_columns_of_anything_are_what_rows_have(text, chunk, everything):
-    """Texts, quotes, NULs, short and long lines, headers in the middle: arrays have what the reader of rows has."""
+def test_columns_of_any_cells_equal_the_rows(text, chunk, everything):
+    """This covers texts, quotes, NULs, short and long lines, and headers in the middle."""
     columns, body = text
 
     assert_blocks_are_rows(columns, body, chunk, None if everything else ["loss", "epoch"])
 
 
 def test_a_series_has_the_rows_of_csv_and_journal(tmp_path):
-    """A series is what was logged, exactly, while some rows are in the CSV and others only in the journal."""
+    """A series has exactly the logged values if some rows are in the CSV and others only in the journal."""
     run_dir = tmp_path / "run"
     values = [0.1, 5e-324, -1.7976931348623157e308, math.inf, math.nan, 2.0**53, 1 / 3]
     with Written(run_dir, flush_seconds=1000) as written:
@@ -172,8 +172,8 @@ def test_a_series_has_the_rows_of_csv_and_journal(tmp_path):
     assert [round(row.time, 6) for row in read_rows(run_dir)] == closed.time.tolist()
 
 
-def test_rows_that_were_left_are_not_in_a_series(tmp_path):
-    """After a resume at an earlier step, rows beyond it are gone at once, though the CSV still has them."""
+def test_abandoned_rows_are_not_in_a_series(tmp_path):
+    """After a resume at an earlier step, later rows are gone at once, although the CSV still has them."""
     run_dir = tmp_path / "run"
     with Written(run_dir) as written:
         for step in range(10):
@@ -201,7 +201,7 @@ def test_a_step_that_is_missing_or_too_large_is_marked(tmp_path):
 
 
 def test_integers_become_the_nearest_float(tmp_path):
-    """An integer that a float does not hold is rounded as Python rounds it, and is infinite beyond all floats."""
+    """It is rounded as in Python, and is infinite beyond all floats."""
     write_csv(tmp_path / "run", ["step,n", f"0,{2**53 + 1}", f"1,{10**30}", "2," + "9" * 400])
 
     series = Run.open(tmp_path / "run").series("n")
@@ -210,7 +210,7 @@ def test_integers_become_the_nearest_float(tmp_path):
 
 
 def test_an_unknown_metric_is_named_with_near_ones(tmp_path):
-    """A name that no row has is an error that offers the nearest names."""
+    """The error about an unknown name lists the nearest names."""
     write_csv(tmp_path / "run", ["step,val/acc,loss", "0,1.0,2.0"])
 
     with pytest.raises(MetricNotFoundError, match=r"'los'.*'loss'"):
@@ -218,7 +218,7 @@ def test_an_unknown_metric_is_named_with_near_ones(tmp_path):
 
 
 def test_sparse_rows_and_headers_in_the_middle(tmp_path):
-    """Lightning's sparse rows, a header that was written again with more columns, and a torn last line are read."""
+    """The file has Lightning's sparse rows, a second header with more columns, and a torn last line."""
     lines = ["epoch,step,train/loss,val/acc", "0,49,0.5,", "0,49,,0.9", "epoch,step,train/loss,val/acc,lr"]
     write_csv(tmp_path / "run", [*lines, "1,99,0.25,,0.1"])
     with (tmp_path / "run" / "metrics.csv").open("a") as file:
@@ -243,8 +243,8 @@ def test_a_byte_order_mark_is_no_part_of_a_name(tmp_path):
     assert list(run.record.summary) == ["loss"]
 
 
-def test_an_empty_run_has_no_series(tmp_path):
-    """A file that holds a header alone has metrics without values."""
+def test_an_empty_run_has_empty_series(tmp_path):
+    """A file with only a header has metrics without values."""
     write_csv(tmp_path / "run", ["step,loss"])
 
     run = Run.open(tmp_path / "run")
@@ -254,7 +254,7 @@ def test_an_empty_run_has_no_series(tmp_path):
 
 
 def test_a_run_is_opened_without_numpy(tmp_path):
-    """Opening a run, its summary and its records load neither numpy nor torch nor DuckDB."""
+    """Opening a run and reading its summary and records loads neither numpy, torch nor DuckDB."""
     with Written(tmp_path / "run") as written:
         written.log({"loss": 1.0}, 0)
     program = f"""
