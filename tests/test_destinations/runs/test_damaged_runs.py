@@ -1,4 +1,4 @@
-"""One damaged run never spoils the others: each file of a run folder is damaged in many ways, and every reader looks at all of it."""
+"""One damaged run never affects the others: tests damage each file in many ways, and run every reader."""
 
 import json
 import os
@@ -19,7 +19,7 @@ from tests.test_destinations.runs.foreign_runs import (
     write_lightning_run,
 )
 
-# No heartbeat is fresh by then.
+# By then, no heartbeat is fresh.
 LATER = NOW + 1e9
 DEEP = 10_000
 CONTENTS = {
@@ -68,7 +68,7 @@ ODD = [
     {"": None},
     {"a": {"b": [1]}},
 ]
-# How many odd values there are to one that is tried; the next one tried is the next of `ODD`.
+# One in this many odd values is tried; the next place tries the next one of `ODD`.
 ONE_IN = times(2 * len(ODD) + 1, 11)
 JSON_FILES = ["sidecar.json", "summary.json", "environment.json", "edits.json", "journal/rank0/position.json"]
 LINE_FILES = [
@@ -114,7 +114,7 @@ def root(tmp_path, monkeypatch):
 
 
 def damage(whole, root, name, target):
-    """Returns a copy of the run that has a file of this name, and the path of the file."""
+    """Returns a copy of the run with such a file, and the file's path."""
     kind = next(
         one for one in ("full", "killed", "lightning") if (whole / one / name).exists() or one == "lightning"
     )
@@ -126,7 +126,7 @@ def damage(whole, root, name, target):
 
 
 def read_everything(run):
-    """Asks a run for all that it can tell; what cannot be read is one of the documented errors."""
+    """Reads everything from a run; unreadable data raises one of the documented errors."""
     questions = [
         lambda: run.alive,
         lambda: run.hyperparameters,
@@ -195,7 +195,7 @@ def check_all(root, whole):
         ["scan", "--json"],
     ):
         code, output, _ = command(*arguments, "--root", root, now=LATER)
-        # An export of metrics says that it lacks some.
+        # An export of metrics reports missing ones.
         assert code in ({0, 3} if "--metrics" in arguments else {0})
         assert "good" in output or arguments[0] == "scan"
     assert command("gc", "--older-than", "0s", "--root", root, now=LATER)[0] == 0
@@ -215,7 +215,7 @@ def check_all(root, whole):
 
 @pytest.mark.parametrize("name", [*JSON_FILES, *LINE_FILES, *OTHER_FILES])
 def test_a_file_with_other_content(whole, root, name):
-    """A file that is empty, torn, binary, too deep or of another kind costs its own run at most."""
+    """An empty, torn, binary, deeply nested or foreign file costs at most its own run."""
     for how, content in CONTENTS.items():
         damage(whole, root, name, how).write_bytes(content)
 
@@ -224,7 +224,7 @@ def test_a_file_with_other_content(whole, root, name):
 
 @pytest.mark.parametrize("name", [*JSON_FILES, *LINE_FILES, *OTHER_FILES])
 def test_irregular_file_is_reported(whole, root, name):
-    """A folder, a FIFO, a device, a socket, a link in the place of a file is not read, and nothing waits for it."""
+    """A folder, FIFO, device, socket or link in place of a file is not read, and nothing blocks."""
     secret = root.parent / "secret.json"
     secret.write_text('{"run_id": "secret"}\n')
     for how, make in {
@@ -244,14 +244,14 @@ def test_irregular_file_is_reported(whole, root, name):
 
 @pytest.mark.parametrize("name", [*JSON_FILES, *LINE_FILES])
 def test_a_value_of_another_type(whole, root, name):
-    """Each value of each JSON file may be of any type and size."""
+    """Each value in a JSON file may have any type and size."""
     source = next(whole / kind / name for kind in ("full", "killed") if (whole / kind / name).exists())
     lines = source.read_text().splitlines() if name.endswith(".jsonl") else [source.read_text()]
     document = json.loads(lines[0])
     count = 0
     for place in places(document):
         for value in ODD:
-            # A different odd value for each place keeps the number of runs small; all come in turn.
+            # A different odd value for each place keeps the number of runs small; all are tried in turn.
             if (count := count + 1) % ONE_IN:
                 continue
             changed = json.loads(lines[0])
@@ -265,7 +265,7 @@ def test_a_value_of_another_type(whole, root, name):
 
 
 def places(value, at=()):
-    """Returns where values are in a document."""
+    """Returns the places of values in a document."""
     if isinstance(value, dict):
         return [place for key, item in value.items() for place in [(*at, key), *places(item, (*at, key))]][
             :60
@@ -284,8 +284,8 @@ def put(document, place, value):
     document[place[-1]] = value
 
 
-def test_a_good_run_is_read_as_ever(whole, root):
-    """What the damaged ones are compared with is really there."""
+def test_an_undamaged_run_is_read_completely(whole, root):
+    """This checks the reference for the damaged runs."""
     shutil.copytree(whole, root / "whole")
 
     with open_runs(root) as runs:

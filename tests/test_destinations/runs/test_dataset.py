@@ -365,7 +365,7 @@ def test_older_run_in_another_folder_replaces_nothing(root, template, tmp_path):
         assert (dataset["id-a"].record.notes, dataset["id-a"].path) == ("newest", root / "a")
 
 
-def test_older_run_replaces_a_gone_one_with_its_id(root, template, tmp_path):
+def test_older_run_replaces_a_deleted_one_with_its_id(root, template, tmp_path):
     """With `remove_gone`, the remaining run is kept with its own values."""
     place = str(tmp_path / "data")
     copy_as(template, root / "copy", "id-a")

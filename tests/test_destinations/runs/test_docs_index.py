@@ -1,4 +1,4 @@
-"""docs/runs.md says what the code does."""
+"""docs/runs.md agrees with the code."""
 
 import re
 from pathlib import Path
@@ -19,17 +19,17 @@ def section(title):
 
 
 def first_cells(text):
-    """Returns what stands in the first column of the tables."""
+    """Returns the first column of the tables."""
     return [line.split(" | ")[0].removeprefix("| ") for line in text.splitlines() if line.startswith("| `")]
 
 
 def codes(text):
-    """Returns what is set as code."""
+    """Returns the texts in code font."""
     return re.findall(r"(?<!`)`([^`\n]+)`(?!`)", text)
 
 
 def test_each_filter_in_the_table_is_one():
-    """What the table says can be written, can be written."""
+    """Every example in the table is a valid filter."""
     filters = [cell.strip("`") for cell in first_cells(section("Filters"))]
 
     assert len(filters) > 10
@@ -38,7 +38,7 @@ def test_each_filter_in_the_table_is_one():
 
 
 def test_all_fields_are_named():
-    """No field is missing, and none is named that there is not."""
+    """The page names each field, and no others."""
     line = next(line for line in section("Filters").splitlines() if line.startswith("Fields are"))
 
     assert codes(line) == [*FIELDS, "hparams.NAME", "summary.NAME"]
@@ -65,8 +65,8 @@ def test_the_fields_of_a_record_and_of_a_report_are_named():
     assert report == {field.name for field in attrs.fields(ScanReport)}
 
 
-def test_the_threshold_and_the_ends_are_those_of_the_code():
-    """The page has one threshold, and one list of statuses."""
+def test_the_page_has_the_threshold_and_statuses_of_the_code():
+    """The page has one threshold and one list of statuses."""
     text = section("Alive or not")
     ends = codes(next(line for line in text.splitlines() if line.startswith("Ended are")))
 

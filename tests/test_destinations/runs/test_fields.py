@@ -1,4 +1,4 @@
-"""The table of fields: a field that is declared in `RunRecord` is known everywhere else."""
+"""The table of fields: a field declared in `RunRecord` is known everywhere."""
 
 import json
 import os
@@ -33,7 +33,7 @@ with open_runs(sys.argv[1], cache=sys.argv[2]) as runs:
 
 
 def test_a_field_is_added_in_one_module(tmp_path):
-    """The index, filters, sorting, `compare`, `to_dicts`, exports and columns follow from one line in `record.py`."""
+    """The index, filters, sorting, `compare`, `to_dicts`, exports and columns follow from `record.py`."""
     for package in ("destinations", "events", "uploads"):
         shutil.copytree(ROOT / package, tmp_path / "code" / package)
     module = tmp_path / "code" / "destinations" / "runs" / "record.py"

@@ -1,4 +1,4 @@
-"""Files that others wrote lead nowhere else, and take no more than they should: links, paths, YAML, indexes, names of runs."""
+"""Untrusted files lead nowhere else and use bounded resources: links, paths, YAML, indexes, run names."""
 
 import json
 import os
@@ -23,7 +23,7 @@ SECRET = "root:x:0:0\n"
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
-    """An index of its own."""
+    """A separate index."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache/training-destinations/runs"
 
@@ -41,7 +41,7 @@ def secret(tmp_path):
 
 
 def media_run(folder, path):
-    """Writes a run whose indexes name a path."""
+    """Writes a run with a path in its indexes."""
     write_run(folder)
     line = {"step": 1, "name": "a", "path": path, "size": 1, "columns": [], "rows": 0, "index": 0, "fps": 1}
     for name, kind in (("tables.jsonl", None), ("artifacts.jsonl", None), ("media.jsonl", "image")):
@@ -50,7 +50,7 @@ def media_run(folder, path):
 
 
 def test_a_link_in_the_place_of_a_file_is_not_followed(tmp_path, secret):
-    """Neither an image nor a table of a foreign run shows a file of the user."""
+    """No image or table of a foreign run shows a file of the user."""
     run = media_run(tmp_path / "runs/a", "media/x")
     (run.path / "media").mkdir()
     (run.path / "media/x").symlink_to(secret)
@@ -69,7 +69,7 @@ def test_a_link_in_the_place_of_a_file_is_not_followed(tmp_path, secret):
     "path", ["media/secret.csv", "../outside/secret.csv", "/etc/passwd", "media/../../x", ""]
 )
 def test_path_outside_the_run_is_a_damaged_line(tmp_path, secret, path):
-    """It leads out by a folder that is a link, by "..", or as it stands."""
+    """It may lead out through a linked folder, through "..", or as an absolute path."""
     run = media_run(tmp_path / "runs/a", path)
     (run.path / "media").symlink_to(secret.parent)
 
@@ -78,7 +78,7 @@ def test_path_outside_the_run_is_a_damaged_line(tmp_path, secret, path):
 
 
 def test_nothing_outside_is_sent(tmp_path, secret):
-    """A run that is sent on takes no file with it that is not its own."""
+    """A run is sent only with its own files."""
     run = media_run(tmp_path / "runs/a", "media/x")
     (run.path / "media").mkdir()
     (run.path / "media/x").symlink_to(secret)
@@ -95,7 +95,7 @@ def test_nothing_outside_is_sent(tmp_path, secret):
 
 @pytest.mark.parametrize("name", ["environment.json", "sessions.jsonl", "abandoned/metrics.step1.0a.csv"])
 def test_a_link_in_a_run_is_not_sent(tmp_path, secret, name, caplog):
-    """Files that a copy gets as they are may be links in a foreign run: they are left out, and named."""
+    """Files that are copied unchanged may be links in a foreign run: they are left out and named."""
     run = media_run(tmp_path / "runs/a", "media/x")
     (run.path / name).unlink(missing_ok=True)
     (run.path / name).parent.mkdir(exist_ok=True)
@@ -109,8 +109,8 @@ def test_a_link_in_a_run_is_not_sent(tmp_path, secret, name, caplog):
 
 
 @pytest.mark.parametrize("name", ["../../evil", "/evil", "a/../../../evil", "..", "a\0b"])
-def test_a_name_of_a_run_leads_out_of_no_folder(tmp_path, name):
-    """It may be filled into the path of a destination that the run is replayed to."""
+def test_a_run_name_cannot_leave_a_folder(tmp_path, name):
+    """It may become part of a destination's path when the run is replayed."""
     place = tmp_path / "one/two/three"
     run = write_full_run(tmp_path / "runs/a")
     sidecar = json.loads((run / "sidecar.json").read_text())
@@ -150,7 +150,7 @@ BOMBS = {
 
 @pytest.mark.parametrize("name", list(BOMBS))
 def test_hyperparameters_that_expand_are_refused(tmp_path, name, monkeypatch):
-    """A file of a few lines may hold billions of values; of Lightning, and of a run of ours."""
+    """A file of a few lines may expand to billions of values, in a run of Lightning or our own."""
     monkeypatch.chdir(tmp_path)
     lightning = write_lightning_run(tmp_path / "runs/lightning")
     ours = write_run(tmp_path / "runs/ours", hparams={"lr": 0.1})
@@ -172,8 +172,8 @@ def test_hyperparameters_that_expand_are_refused(tmp_path, name, monkeypatch):
 
 @pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
 @pytest.mark.parametrize("export", [export_runs, export_metrics])
-def test_an_export_replaces_nothing_unasked(tmp_path, suffix, export):
-    """An existing file is an error; asked to, it is replaced as a whole."""
+def test_an_export_does_not_overwrite_by_default(tmp_path, suffix, export):
+    """An existing file is an error; with `overwrite`, it is replaced as a whole."""
     runs = [Run.open(write_full_run(tmp_path / "runs/a"))]
     path = tmp_path / f"out.{suffix}"
     path.write_text("precious")
@@ -191,7 +191,7 @@ def test_an_export_replaces_nothing_unasked(tmp_path, suffix, export):
 @pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
 @pytest.mark.parametrize("export", [export_runs, export_metrics])
 def test_file_created_during_an_export_is_kept(tmp_path, suffix, export):
-    """It was not there when the export began, and nobody asked to replace it."""
+    """It didn't exist when the export began, and nobody asked to overwrite it."""
     run = Run.open(write_full_run(tmp_path / "runs/a"))
     path = tmp_path / f"out.{suffix}"
 
@@ -207,7 +207,7 @@ def test_file_created_during_an_export_is_kept(tmp_path, suffix, export):
 
 
 def test_the_command_says_how_to_replace_a_file(tmp_path):
-    """It ends with an error, and `--overwrite` does it."""
+    """The command fails, and `--overwrite` replaces the file."""
     write_full_run(tmp_path / "runs/a")
     path = tmp_path / "out.csv"
     path.write_text("precious")
@@ -221,7 +221,7 @@ def test_the_command_says_how_to_replace_a_file(tmp_path):
 
 
 def test_unreadable_run_does_not_end_an_export(tmp_path):
-    """Its name and the reason are said, and the exit code is 3; the other has all its rows."""
+    """The error has its name and the reason, and the exit code is 3; the other run has all its rows."""
     write_full_run(tmp_path / "runs/good")
     bad = write_full_run(tmp_path / "runs/bad")
     (bad / "metrics.csv").unlink()
@@ -239,14 +239,14 @@ def test_unreadable_run_does_not_end_an_export(tmp_path):
 
 
 def scribble(path):
-    """Writes over the pages of a database."""
+    """Overwrites pages of a database."""
     content = bytearray(path.read_bytes())
     content[4096 * 2 : 4096 * 8] = b"\xff" * 4096 * 6
     path.write_bytes(content)
 
 
 def in_sql(*statements):
-    """Returns what changes a database."""
+    """Returns a function that changes a database."""
 
     def change(path):
         with sqlite3.connect(path) as database:
@@ -280,10 +280,7 @@ INDEXES = {
 
 @pytest.mark.parametrize("how", list(INDEXES))
 def test_unusable_index_hides_no_run(tmp_path, cache, how):
-    """The runs are still listed, and the problem of the index is reported.
-
-    Or there was nothing to say.
-    """
+    """The runs are still listed, and a problem of the index is reported; an empty file is none."""
     write_run(tmp_path / "runs/good")
     command("ls", "--root", tmp_path / "runs")
     INDEXES[how](cache / index_name(str(tmp_path / "runs")))
@@ -297,7 +294,7 @@ def test_unusable_index_hides_no_run(tmp_path, cache, how):
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write to any file")
 def test_read_only_index_file_is_kept_in_memory(tmp_path, cache):
-    """The index is kept in memory, and a warning says so."""
+    """A warning says that the index is kept in memory."""
     write_run(tmp_path / "runs/good")
     command("ls", "--root", tmp_path / "runs")
     (cache / index_name(str(tmp_path / "runs"))).chmod(0o400)
@@ -310,7 +307,7 @@ def test_read_only_index_file_is_kept_in_memory(tmp_path, cache):
 
 
 def test_locked_index_is_kept_in_memory(tmp_path, cache):
-    """After a while, the index is in memory, and that is said."""
+    """After a while, a warning says that the index is kept in memory."""
     write_run(tmp_path / "runs/good")
     command("ls", "--root", tmp_path / "runs")
     folder = str(tmp_path / "runs")
@@ -342,8 +339,8 @@ def test_locked_index_is_kept_in_memory(tmp_path, cache):
     ],
     ids=range(7),
 )
-def test_a_filter_without_end_is_refused(tmp_path, where):
-    """The error is one of filters, not one of Python."""
+def test_an_endless_filter_is_refused(tmp_path, where):
+    """The error is a filter error, not one of Python's own."""
     write_run(tmp_path / "runs/good")
 
     with open_runs(tmp_path / "runs") as runs, pytest.raises(FilterError):
@@ -363,7 +360,7 @@ def test_a_filter_without_end_is_refused(tmp_path, where):
     ],
 )
 def test_a_filter_of_odd_values_is_answered(tmp_path, where):
-    """Numbers beyond everything, long names, and SQL that is a text here."""
+    """Numbers beyond everything, long names and SQL in a text are harmless."""
     write_run(tmp_path / "runs/good", hparams={"x": 1})
 
     with open_runs(tmp_path / "runs") as runs:
@@ -373,7 +370,7 @@ def test_a_filter_of_odd_values_is_answered(tmp_path, where):
 
 @pytest.mark.parametrize("run_id", ["--root", "-n", "--help", "--json", "-1"])
 def test_id_that_looks_like_an_option_is_found(tmp_path, run_id):
-    """It is an id behind `--`, or as a path."""
+    """It works after `--`, or as a path."""
     write_run(tmp_path / "runs/odd", run_id=run_id)
 
     code, output, _ = command("show", "--root", tmp_path / "runs", "--", run_id)
@@ -383,7 +380,7 @@ def test_id_that_looks_like_an_option_is_found(tmp_path, run_id):
 
 
 def test_wrong_clocks_give_no_negative_age(tmp_path):
-    """A run that begins tomorrow, or ended before it began, has an age and a duration of nothing."""
+    """A run that begins tomorrow, or ends before it begins, has an age and a duration of 0."""
     write_run(tmp_path / "runs/late", created_at=NOW + 1e6, ended_at=NOW - 1e6)
     write_run(tmp_path / "runs/later", created_at=9e11, ended_at=-9e11, updated_at=9e11)
 

@@ -1,4 +1,4 @@
-"""Runs, a run and a series as a notebook shows them: HTML and figures."""
+"""How a notebook shows runs, a run and a series: HTML and figures."""
 
 import html
 import re
@@ -19,7 +19,7 @@ HOSTILE = "<script>alert('x')</script>\n\x1b[31m"
 
 
 def write(folder, steps=5, **hparams):
-    """Writes a run with a loss that falls and a metric with a hostile name."""
+    """Writes a run with a falling loss and a metric with a hostile name."""
     with WritingRun(loggers=[RunDirectory(folder)], run_name=folder.name, raise_errors=True) as run:
         run.log_hyperparameters(hparams)
         for step in range(steps):
@@ -28,13 +28,13 @@ def write(folder, steps=5, **hparams):
 
 
 def cells(shown):
-    """Returns the rows of all tables, head and body, as texts; fails where the HTML does not nest."""
+    """Returns the rows of all tables, head and body, as texts; fails if the HTML isn't well-formed."""
     tree = ET.fromstring(f"<div>{shown}</div>")  # noqa: S314  # our own
     return [["".join(cell.itertext()) for cell in row] for row in tree.iter("tr")]
 
 
 def test_a_run_shows_its_hyperparameters_and_metrics(tmp_path):
-    """Last, least and greatest value, their number, and a sparkline of each; and how to see it in a browser."""
+    """It shows each metric's last, smallest and largest value, count and sparkline, and how to open the page."""
     shown = Run.open(write(tmp_path / "mine", lr=0.25))._repr_html_()
 
     assert cells(shown) == [
@@ -50,7 +50,7 @@ def test_a_run_shows_its_hyperparameters_and_metrics(tmp_path):
 
 
 def test_text_from_a_run_is_escaped(tmp_path):
-    """Names, values and tags: no element and no control character of theirs reaches the notebook."""
+    """Names, values and tags add no elements or control characters to the notebook."""
     run = write(tmp_path / "mine", **{HOSTILE: HOSTILE})
     write_run(tmp_path / "runs/other", name=HOSTILE, tags=[HOSTILE], summary={HOSTILE: 1.0})
 
@@ -63,7 +63,7 @@ def test_text_from_a_run_is_escaped(tmp_path):
 
 
 def test_runs_show_the_newest_twenty_and_say_how_many_are_left(tmp_path):
-    """They are shown with status, age, duration, tags and metrics."""
+    """Each has status, age, duration, tags and metrics."""
     for number in range(22):
         write_run(
             tmp_path / f"run{number:02}",
@@ -83,8 +83,8 @@ def test_runs_show_the_newest_twenty_and_say_how_many_are_left(tmp_path):
     assert f"destinations view {tmp_path}" in html.unescape(shown)
 
 
-def test_a_list_of_runs_is_shown_as_they_are_and_is_a_list(tmp_path):
-    """What a query finds is a table in the order of the list; what is printed of runs is their folders."""
+def test_a_list_of_runs_is_shown_in_its_order_and_is_a_list(tmp_path):
+    """A query's result is a table in the order of the list; printed, runs show their folders."""
     for number in range(3):
         write_run(tmp_path / f"run{number}", summary={"loss": float(number)})
 
@@ -99,7 +99,7 @@ def test_a_list_of_runs_is_shown_as_they_are_and_is_a_list(tmp_path):
 
 
 def test_running_and_killed_runs_show_their_status(tmp_path):
-    """The first while its heartbeat is there."""
+    """A run is shown as running as long as its heartbeat is fresh."""
     with WritingRun(loggers=[RunDirectory(tmp_path / "live")], run_name="live") as run:
         run.log_metrics({"loss": 1.0})
         assert "<b>live</b> running" in Run.open(tmp_path / "live")._repr_html_()
@@ -108,7 +108,7 @@ def test_running_and_killed_runs_show_their_status(tmp_path):
     assert "<b>killed</b> killed" in Run.open(killed)._repr_html_()
 
 
-def test_a_run_of_too_many_rows_has_no_sparklines(tmp_path, monkeypatch):
+def test_a_run_with_too_many_rows_has_no_sparklines(tmp_path, monkeypatch):
     """They would need all rows; the numbers are there."""
     folder = write(tmp_path / "mine")
     monkeypatch.setattr("destinations.runs.notebook._MAX_SPARK_BYTES", 10)
@@ -120,7 +120,7 @@ def test_a_run_of_too_many_rows_has_no_sparklines(tmp_path, monkeypatch):
 
 
 def test_a_series_is_a_sparkline(tmp_path):
-    """It has its name, last value and number of values, also where it has no values."""
+    """It has its name, last value and number of values, even without any values."""
     run = Run.open(write(tmp_path / "mine"))
 
     shown = run.series("<b>odd</b>")._repr_html_()
@@ -139,7 +139,7 @@ def points(svg):
 
 @pytest.mark.parametrize("values", [[], [np.nan], [np.inf, -np.inf]], ids=str)
 def test_no_line_is_drawn_without_finite_values(values):
-    """Nor does numpy warn."""
+    """Numpy doesn't warn either."""
     assert sparkline_svg(np.array(values)) == ""
 
 
@@ -147,7 +147,7 @@ def test_no_line_is_drawn_without_finite_values(values):
     "values", [[1.0], [3.0, 3.0], [-1.7e308, 1.7e308], [0.0, np.nan, 1.0], range(100_000)], ids=repr
 )
 def test_a_line_stays_within_its_picture(values):
-    """It has at most two points for each column of pixels, however large, small, equal or many the values are."""
+    """It has at most two points per pixel column, for values of any size and number."""
     found = points(sparkline_svg(np.array(values, np.float64)))
 
     assert 1 <= len(found) <= 320
@@ -155,7 +155,7 @@ def test_a_line_stays_within_its_picture(values):
 
 
 def test_a_spike_of_one_value_is_seen():
-    """It stands among a hundred thousand other values."""
+    """It is one among a hundred thousand values."""
     values = np.zeros(100_000)
     values[54_321] = 1.0
 
@@ -165,8 +165,8 @@ def test_a_spike_of_one_value_is_seen():
     assert sum(y < 22.0 for _, y in found) == 1
 
 
-def test_a_figure_is_a_picture_in_a_notebook_where_pyplot_was_never_imported(tmp_path):
-    """What shows figures of matplotlib in a notebook is otherwise set up by an import of pyplot."""
+def test_a_figure_is_shown_in_a_notebook_without_importing_pyplot(tmp_path):
+    """Otherwise an import of pyplot sets up how a notebook shows figures."""
     pytest.importorskip("IPython")
     code = (
         "import sys\n"

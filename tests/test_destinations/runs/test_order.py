@@ -1,4 +1,4 @@
-"""One order, and one shown status: SQL, Python, the server and the exported site agree."""
+"""SQL, Python, the server and the exported site have the same order and status of runs."""
 
 import itertools
 import math
@@ -53,7 +53,7 @@ COLUMNS = [*(name for name, field in FIELDS.items() if field.type != "texts"), "
 
 
 def kind_of(value):
-    """Returns the place of the kind of a value, as docs/runs.md lists them."""
+    """Returns the rank of a value's kind, as docs/runs.md lists them."""
     if value is MISSING:
         return 5
     if value is None:
@@ -67,7 +67,7 @@ def kind_of(value):
 
 @pytest.fixture
 def runs_of():
-    """Makes open runs of records that are in an index in memory."""
+    """Opens runs with the given records in an index in memory."""
     opened = []
 
     def make(dicts):
@@ -104,7 +104,7 @@ def runs_of():
 )
 @given(RECORDS)
 def test_the_server_and_a_site_have_the_same_order_and_groups_in_each_column(runs_of, dicts):
-    """The index of SQL selects for the one; the other computes from the records."""
+    """The server uses SQL's index; the site computes from the records."""
     runs = runs_of(dicts)
     catalog = Catalog(runs, clock=clock)
     records = runs.records(archived=None)
@@ -132,7 +132,7 @@ def test_the_server_and_a_site_have_the_same_order_and_groups_in_each_column(run
 @settings(max_examples=100, deadline=None)
 @given(st.lists(SCALARS | st.just(MISSING), max_size=8), st.booleans())
 def test_kinds_keep_their_order_and_values_follow_the_direction(values, descending):
-    """Numbers, texts, true and false, none, NaN, no value; what is equal stays as it is."""
+    """The kinds are numbers, texts, true and false, none, NaN, missing; equal values keep their order."""
     found = sort_rows([(value, place) for place, value in enumerate(values)], descending=descending)
 
     kinds = [kind_of(value) for value, _ in found]
@@ -149,7 +149,7 @@ def test_kinds_keep_their_order_and_values_follow_the_direction(values, descendi
 @settings(max_examples=100, deadline=None)
 @given(SCALARS | st.just(MISSING), SCALARS | st.just(MISSING))
 def test_equal_numbers_are_equal_and_kinds_differ(one, other):
-    """1 is 1.0 and NaN is NaN; "1", true and a missing value are something else, and labels tell them apart."""
+    """1 equals 1.0 and NaN equals NaN; "1", true and a missing value differ, and so do their labels."""
     is_same_kind = kind_of(one) == kind_of(other)
     is_equal = is_same_kind and (kind_of(one) >= 3 or one == other)
 
@@ -160,7 +160,7 @@ def test_equal_numbers_are_equal_and_kinds_differ(one, other):
 
 
 def test_groups_tell_one_text_none_and_missing_apart(runs_of):
-    """`1` and `1.0` are one group, "1" another; a hyperparameter that is none is not a missing one."""
+    """`1` and `1.0` are one group and "1" another; a hyperparameter that is none isn't missing."""
     values = [1, "1", 1.0, None, "None", True, math.nan]
     runs = runs_of([{"hparams": {"x": value}} for value in values] + [{}])
 
@@ -176,7 +176,7 @@ def test_groups_tell_one_text_none_and_missing_apart(runs_of):
 
 
 def test_a_row_tells_none_from_a_missing_hyperparameter(runs_of):
-    """The table shows the one as none, and nothing for the other."""
+    """The table shows none as none, and a missing one as nothing."""
     catalog = Catalog(runs_of([{"hparams": {"x": None}}, {}]), clock=clock)
 
     rows = catalog.page(RunView(sort="hparams.x"), columns=["hparams.x"])["rows"]
@@ -185,7 +185,7 @@ def test_a_row_tells_none_from_a_missing_hyperparameter(runs_of):
 
 
 def test_runs_are_sorted_by_their_duration(runs_of):
-    """Their start does not count; a run that is being written has lasted until now."""
+    """Their start doesn't matter; a live run has lasted until now."""
     runs = runs_of(
         [
             {"status": "completed", "created_at": NOW - 1000, "ended_at": NOW - 990},
@@ -201,7 +201,7 @@ def test_runs_are_sorted_by_their_duration(runs_of):
 
 
 def test_shown_status_is_filtered_sorted_grouped_and_counted(tmp_path):
-    """A run that says "running" is killed once its heartbeat is old, by the clock of the reader."""
+    """A run with status "running" counts as killed once its heartbeat is old, by the reader's clock."""
     time = [NOW]
     root = tmp_path / "runs"
     for number in range(8):

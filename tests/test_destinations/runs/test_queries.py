@@ -54,7 +54,7 @@ def ids(found):
 
 
 def test_the_newest_run_comes_first(opened, root):
-    """Another order may be asked for; a run that does not say when it began comes last."""
+    """You can ask for another order; a run without a creation time comes last."""
     for name, created_at in (("old", 1.0), ("new", 3.0), ("none", None), ("middle", 2.0)):
         write_run(root / name, created_at=created_at)
 
@@ -67,7 +67,7 @@ def test_the_newest_run_comes_first(opened, root):
 
 
 def test_runs_without_the_metric_come_last_in_both_directions(opened, root):
-    """Before them NaN; a limit counts after the order, so that the best are never cut off."""
+    """NaN precedes them. A limit applies after sorting, so the best runs are never cut off."""
     for name, summary in (
         ("a", {"loss": 2.0}),
         ("b", {}),
@@ -88,7 +88,7 @@ def test_runs_without_the_metric_come_last_in_both_directions(opened, root):
     "name", ["module.optim.lr", "val/acc", "it's", 'a"b', "a[0]", "%", "; DROP TABLE runs", "c1", "é"]
 )
 def test_any_name_sorts_and_filters(name, opened, root):
-    """Dots, slashes, quotes and SQL in a name are a part of the name."""
+    """Dots, slashes, quotes and SQL in a name have no special meaning."""
     for number in range(3):
         write_run(root / f"r{number}", hparams={name: (number * 2) % 3}, summary={name: -number})
 
@@ -105,7 +105,7 @@ def test_any_name_sorts_and_filters(name, opened, root):
     ["status", "run_id", "name", "path", "kind", "updated_at", "heartbeat_at", "alive", "archived", "notes"],
 )
 def test_runs_sort_by_their_own_fields_too(field, opened, root):
-    """Each field but the tags has an order."""
+    """Every field except the tags has an order."""
     write_run(root / "a", status="completed", updated_at=1.0)
     write_run(root / "b", status="failed", updated_at=2.0)
 
@@ -126,7 +126,7 @@ def test_runs_sort_by_their_own_fields_too(field, opened, root):
     ],
 )
 def test_sorting_by_an_unknown_name_suggests_similar_names(sort_by, near, opened, root):
-    """Rather than an order that means nothing."""
+    """A wrong name never sorts arbitrarily."""
     write_run(root / "a", hparams={"optim.lr": 1}, summary={"loss": 1})
 
     with pytest.raises(MetricNotFoundError) as caught:
@@ -138,12 +138,12 @@ def test_sorting_by_an_unknown_name_suggests_similar_names(sort_by, near, opened
 
 
 def test_sorting_no_runs_does_not_raise(opened):
-    """Where there is no run, there is no name to be wrong about."""
+    """Without runs, no name can be wrong."""
     assert opened().query(sort_by="summary.loss") == []
 
 
 def test_filter_by_an_unknown_name_finds_nothing(opened, root):
-    """What is missing compares as false."""
+    """Comparisons with a missing value are false."""
     write_run(root / "a")
 
     runs = opened()
@@ -153,7 +153,7 @@ def test_filter_by_an_unknown_name_finds_nothing(opened, root):
 
 
 def test_tag_status_and_filter_hold_together(opened, root):
-    """A tag is meant as it is written: no wildcards, any alphabet."""
+    """A tag matches literally, without wildcards and in any alphabet."""
     write_run(root / "a", tags=["sweep_7", "größe"], status="failed")
     write_run(root / "b", tags=["sweep:7"], status="failed")
     write_run(root / "c", tags=["sweep_7"], status="completed")
@@ -168,13 +168,13 @@ def test_tag_status_and_filter_hold_together(opened, root):
 
 
 def test_invalid_filter_raises(opened):
-    """Raised at once, before anything is searched."""
+    """The error comes before the search."""
     with pytest.raises(FilterError, match="expected a value"):
         opened().query(where="summary.loss <")
 
 
 def test_several_roots_are_one_set_of_runs(opened, root, tmp_path):
-    """In one order, with one limit, whatever root a run is in."""
+    """They have one order and one limit, whichever root a run is in."""
     for number in range(6):
         folder = root if number % 2 else tmp_path / "more"
         summary = {} if number == 5 else {"loss": number}
@@ -199,7 +199,7 @@ def test_several_roots_are_one_set_of_runs(opened, root, tmp_path):
 
 
 def test_a_run_is_found_by_id_name_path_or_the_beginning_of_its_id(opened, root, monkeypatch):
-    """In this order, so that an id is never taken for the beginning of another."""
+    """They are tried in this order, so an id is never mistaken for the beginning of another."""
     write_run(root / "group" / "digits", run_id="abc1")
     write_run(root / "other", run_id="abc12", display_name="best")
     monkeypatch.chdir(root / "group")
@@ -221,7 +221,7 @@ def test_a_run_is_found_by_id_name_path_or_the_beginning_of_its_id(opened, root,
 
 
 def test_an_unknown_run_is_an_error_with_near_names(opened, root):
-    """A KeyError too, whose text is a sentence."""
+    """It is also a KeyError, with a readable text."""
     write_run(root / "digits")
 
     with pytest.raises(KeyError) as caught:
@@ -233,7 +233,7 @@ def test_an_unknown_run_is_an_error_with_near_names(opened, root):
 
 @pytest.mark.parametrize("wanted", ["", "\udc00", "/", "..", "no\0thing"])
 def test_strange_names_are_unknown_runs(wanted, opened, root):
-    """Whatever is asked for, the answer is that there is none."""
+    """Any text gets the same error."""
     write_run(root / "digits")
 
     with pytest.raises(RunNotFoundError):
@@ -241,7 +241,7 @@ def test_strange_names_are_unknown_runs(wanted, opened, root):
 
 
 def test_ambiguous_name_raises_and_lists_the_runs(opened, root):
-    """An id that occurs twice is told apart by path; the beginning of an id must be of one."""
+    """The path distinguishes equal ids; the beginning of an id must be unique."""
     write_run(root / "a", run_id="abc")
     write_run(root / "b", run_id="abc")
     write_run(root / "c", run_id="xyz1")
@@ -260,7 +260,7 @@ def test_ambiguous_name_raises_and_lists_the_runs(opened, root):
 
 
 def test_names_of_hyperparameters_and_metrics(opened, root):
-    """They are in the order in which they came."""
+    """They are in the order of their first appearance."""
     write_run(root / "a", hparams={"x": 1, "b.c": 2}, summary={"loss": 1})
 
     runs = opened()
@@ -269,7 +269,7 @@ def test_names_of_hyperparameters_and_metrics(opened, root):
 
 
 def test_compare_shows_only_differences(opened, root):
-    """1 and 1.0 are the same, and NaN is NaN; 1 and true are not the same."""
+    """1 equals 1.0, and NaN equals NaN; 1 and true differ."""
     same = {"epochs": 3, "data": "mnist"}
     write_run(
         root / "a",
@@ -297,7 +297,7 @@ def test_compare_shows_only_differences(opened, root):
 
 
 def test_runs_of_one_id_are_compared_by_path(opened, root):
-    """So that neither hides the other."""
+    """Otherwise one would hide the other."""
     write_run(root / "a", run_id="id", notes="1")
     write_run(root / "b", run_id="id", notes="2")
 
@@ -307,7 +307,7 @@ def test_runs_of_one_id_are_compared_by_path(opened, root):
 
 
 def test_runs_as_plain_dicts(opened, root):
-    """Flat, with the fields first; nothing in it needs our classes."""
+    """They are flat and begin with the fields; none of our classes is in them."""
     write_run(root / "a", hparams={"optim.lr": 0.1}, summary={"val/acc": 0.5}, tags=["t"])
 
     (row,) = opened().to_dicts(where="hparams.optim.lr > 0")
@@ -318,7 +318,7 @@ def test_runs_as_plain_dicts(opened, root):
 
 
 def test_runs_as_a_data_frame(opened, root):
-    """Columns are fields, hyperparameters, metrics; no runs make a frame with the fields."""
+    """Columns are fields, hyperparameters, metrics; without runs, only fields."""
     pd = pytest.importorskip("pandas")
     write_run(root / "a", created_at=2.0, hparams={"x": 1}, summary={"loss": 0.5})
     write_run(root / "b", created_at=1.0, hparams={"y": "z"})
@@ -334,7 +334,7 @@ def test_runs_as_a_data_frame(opened, root):
 
 
 def test_data_frame_without_pandas_raises_with_advice(opened, root, monkeypatch):
-    """Plain dicts are there in any case."""
+    """Plain dicts need no pandas."""
     monkeypatch.setitem(sys.modules, "pandas", None)
 
     with pytest.raises(ImportError, match=r"Install pandas, or use to_dicts\(\)"):
@@ -345,7 +345,7 @@ def test_data_frame_without_pandas_raises_with_advice(opened, root, monkeypatch)
 
 
 def test_an_edit_is_a_file_of_its_own_in_the_folder_of_the_run(opened, root):
-    """What the run wrote stays as it is, byte for byte; the index knows at once."""
+    """The run's own files don't change, and the index is updated at once."""
     write_run(root / "a", tags=["own", "bad"], notes="theirs")
     sidecar = (root / "a" / "sidecar.json").read_bytes()
     runs = opened()
@@ -378,7 +378,7 @@ def test_an_edit_is_a_file_of_its_own_in_the_folder_of_the_run(opened, root):
 
 
 def test_edit_keeps_the_other_fields(opened, root):
-    """Each field by itself; an empty text takes the place of the run's own."""
+    """Each field is independent; an empty text replaces the run's own."""
     write_run(root / "a", notes="theirs", display_name="theirs")
     runs = opened()
     runs.edit("a", notes="", archived=True)
@@ -391,7 +391,7 @@ def test_edit_keeps_the_other_fields(opened, root):
 
 
 def test_unchanged_values_are_not_written(opened, root):
-    """They stay the run's own, which may change them."""
+    """They stay the run's own, so the run may still change them."""
     write_run(root / "a", notes="theirs", tags=["one"])
     runs = opened()
 
@@ -403,7 +403,7 @@ def test_unchanged_values_are_not_written(opened, root):
 
 
 def test_tags_added_later_by_the_run_show_too(opened, root):
-    """An edit of the tags is what was added and taken away, not a list that hides the rest."""
+    """An edit stores the added and removed tags, not a list that hides later ones."""
     write_run(root / "a", tags=["one", "two"])
     runs = opened()
     runs.edit("a", tags=["two", "mine"])
@@ -414,8 +414,8 @@ def test_tags_added_later_by_the_run_show_too(opened, root):
     assert runs["a"].record.tags == ("two", "later", "mine")
 
 
-def test_an_edit_by_another_program_is_found(opened, root, tmp_path):
-    """It moves with the folder, and needs no index."""
+def test_an_edit_by_another_program_is_read(opened, root, tmp_path):
+    """The edit moves with the folder, and needs no index."""
     write_run(root / "a")
     runs = opened()
     edit_run(root / "a", (), notes="from elsewhere", clock=clock)
@@ -428,7 +428,7 @@ def test_an_edit_by_another_program_is_found(opened, root, tmp_path):
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"{", b"\xff"])
 def test_damaged_edits_are_a_problem_of_the_run(content, opened, root):
-    """The run is there as it was written; the next edit makes the file anew."""
+    """The run is listed as written; the next edit replaces the file."""
     write_run(root / "a", notes="n")
     (root / "a" / EDITS).write_bytes(content)
     age(root / "a")
@@ -441,7 +441,7 @@ def test_damaged_edits_are_a_problem_of_the_run(content, opened, root):
     assert runs["a"].record.notes == "m"
 
 
-def test_edits_of_strange_types_count_as_none(opened, root):
+def test_edits_of_wrong_types_are_ignored(opened, root):
     """Fields of later versions are kept."""
     write_run(root / "a", tags=["t"], notes="n")
     (root / "a" / EDITS).write_text(
@@ -456,7 +456,7 @@ def test_edits_of_strange_types_count_as_none(opened, root):
 
 
 def test_editing_a_deleted_run_raises(opened, root):
-    """It makes no folder in its place."""
+    """The edit doesn't create its folder again."""
     write_run(root / "a")
     runs = opened()
     (root / "a").rename(root / "b")
@@ -468,7 +468,7 @@ def test_editing_a_deleted_run_raises(opened, root):
 
 
 def test_tags_must_be_a_list(opened, root):
-    """One text would be taken for its letters."""
+    """A single text would be split into letters."""
     write_run(root / "a")
 
     with pytest.raises(TypeError, match=r"Write tags=\['t'\]"):
@@ -476,13 +476,13 @@ def test_tags_must_be_a_list(opened, root):
 
 
 def _add_tag(folder, number):
-    """Adds notes of many bytes and one field, again and again."""
+    """Adds long notes and one field, again and again."""
     for _ in range(20):
         edit_run(folder, (), **{("notes", "display_name")[number]: "x" * 1000})
 
 
 def test_concurrent_edits_lose_nothing(root):
-    """Each changes another field; both are there in the end."""
+    """Each changes another field, and in the end all changes are there."""
     write_run(root / "a")
     context = multiprocessing.get_context("spawn")
     processes = [context.Process(target=_add_tag, args=(root / "a", number)) for number in range(2)]
@@ -499,7 +499,7 @@ def test_concurrent_edits_lose_nothing(root):
 
 
 def test_page_returns_some_matches_and_their_total(tmp_path):
-    """Its order is that of `records`, also over several roots."""
+    """The order is the same as in `records`, even over several roots."""
     for number in range(10):
         write_run(
             tmp_path / f"root{number % 2}" / f"run{number}", created_at=NOW + number, hparams={"n": number}
@@ -514,7 +514,7 @@ def test_page_returns_some_matches_and_their_total(tmp_path):
 
 
 def test_a_fingerprint_changes_with_its_run_only(tmp_path):
-    """That holds where another process has updated the index, too."""
+    """This holds even if another process has updated the index."""
     one, two = (write_run(tmp_path / "runs" / name) for name in ("one", "two"))
     with open_runs(tmp_path / "runs", cache=tmp_path / "cache") as runs:
         before = runs.fingerprints()
@@ -535,19 +535,19 @@ def test_a_fingerprint_changes_with_its_run_only(tmp_path):
 
 
 def summarize(folder, **metrics):
-    """Writes `summary.json` in place, which leaves the time of the folder as it is."""
+    """Writes `summary.json` in place, which doesn't change the folder's time."""
     (folder / "summary.json").write_text(
         json.dumps({"metrics": {name: {"count": 9, **one} for name, one in metrics.items()}})
     )
 
 
 def bests(found):
-    """Returns what `best` found, in its order."""
+    """Returns the result of `best`, in its order."""
     return [(one.run.run_id, one.value, one.step) for one in found]
 
 
 def test_runs_are_ranked_by_the_best_value_at_any_step(opened, root):
-    """Smallest or largest; a run without a finite one has no rank; filters and limits hold."""
+    """Smallest or largest; a run without a finite value has no rank, and filters and limits apply."""
     for name, low, high in (("a", 0.5, 9.0), ("b", 0.25, 3.0), ("c", "NaN", None)):
         summarize(write_run(root / name, tags=[name]), loss={"min": low, "min_step": 4, "max": high})
     summarize(write_run(root / "d"), other={"min": 0.0, "max": 0.0})
@@ -560,8 +560,8 @@ def test_runs_are_ranked_by_the_best_value_at_any_step(opened, root):
     assert bests(runs.best("loss", is_max=True, tag="b")) == [("b", 3.0, None)]
 
 
-def test_of_runs_with_the_same_best_value_the_newest_is_first(opened, root, tmp_path):
-    """In both directions, over several roots; a run without a time of creation comes last."""
+def test_of_equally_good_runs_the_newest_is_first(opened, root, tmp_path):
+    """In both directions and over several roots; a run without a creation time comes last."""
     other = tmp_path / "other"
     created = {root / "old": 1.0, root / "new": 3.0, root / "undated": None, other / "between": 2.0}
     for folder, time in created.items():
@@ -577,7 +577,7 @@ def test_of_runs_with_the_same_best_value_the_newest_is_first(opened, root, tmp_
 
 
 def test_best_values_come_with_the_matching_runs(opened, root):
-    """What is known of a metric comes with the runs, in one statement."""
+    """One statement returns the runs with the values of a metric."""
     for number in range(3):
         summarize(write_run(root / f"run-{number}"), loss={"min": number})
         age(root / f"run-{number}")
@@ -594,7 +594,7 @@ def test_best_values_come_with_the_matching_runs(opened, root):
 
 
 def test_best_reads_only_summaries_of_changed_runs(opened, root):
-    """The index keeps what was read, also for the next process."""
+    """The index keeps the values, even for the next process."""
     for name in ("a", "b"):
         summarize(write_run(root / name), loss={"min": 1.0, "max": 2.0})
         age(root / name)
@@ -609,7 +609,7 @@ def test_best_reads_only_summaries_of_changed_runs(opened, root):
 
 
 def test_best_rereads_live_and_recently_written_runs(opened, root):
-    """A heartbeat tells that there may be more; the time of a folder that is young is not relied on."""
+    """A live run may have newer rows, and a recent folder time isn't trusted."""
     running = write_run(root / "running", status="running", beat=NOW - 9)
     young = write_run(root / "young", old=False)
     age(running)
@@ -634,7 +634,7 @@ def test_best_of_a_run_without_summary_comes_from_its_rows(opened, root):
 
 
 def test_best_leaves_out_an_unreadable_run(opened, root, caplog):
-    """With a warning, each time; the others are ranked."""
+    """Each call logs a warning, and ranks the other runs."""
     summarize(write_run(root / "good"), loss={"min": 1.0})
     (write_run(root / "bad") / "metrics.csv").mkdir()
     runs = opened()
@@ -648,7 +648,7 @@ def test_best_leaves_out_an_unreadable_run(opened, root, caplog):
 
 
 def test_best_does_not_reuse_values_of_a_deleted_run(opened, root):
-    """Both may have the same number in the index, one after the other."""
+    """A new run may get the same number in the index."""
     summarize(write_run(root / "a"), loss={"min": 1.0})
     age(root / "a")
     runs = opened()
@@ -663,8 +663,8 @@ def test_best_does_not_reuse_values_of_a_deleted_run(opened, root):
         runs.best("loss", is_max=False)
 
 
-def test_a_regular_expression_of_too_many_ways_is_given_up(tmp_path):
-    """The pattern would be tried for years, while no other thread runs; the others of the filter hold."""
+def test_a_regular_expression_that_backtracks_too_long_is_abandoned(tmp_path):
+    """Such a pattern would take years and block all threads; other conditions of the filter still apply."""
     write_run(tmp_path / "runs" / ("a" * 60 + "!"))
     write_run(tmp_path / "runs" / "b")
     with open_runs(tmp_path / "runs", cache=tmp_path / "cache") as runs:
@@ -677,7 +677,7 @@ def test_a_regular_expression_of_too_many_ways_is_given_up(tmp_path):
 
 
 def test_abandoned_query_ends_at_once(tmp_path):
-    """An expression is not tried any longer, and a query that has waited for its turn is not begun."""
+    """A running expression is interrupted, and a query that waits for its turn doesn't start."""
     write_run(tmp_path / "runs" / ("a" * 60 + "!"))
     looks = itertools.count()
     with open_runs(tmp_path / "runs", cache=tmp_path / "cache") as runs, Budget() as budget:
@@ -695,7 +695,7 @@ def test_abandoned_query_ends_at_once(tmp_path):
 
 
 def test_a_query_ends_with_its_budget(tmp_path):
-    """SQLite stops in the middle of a statement, and the index stays as it is."""
+    """SQLite stops within a statement, and the index doesn't change."""
     for number in range(50):
         write_run(tmp_path / "runs" / f"run{number}", hparams={"lr": number})
     times = iter([0.0, 0.0, 0.0, *[10.0] * 1000])
@@ -709,8 +709,8 @@ def test_a_query_ends_with_its_budget(tmp_path):
         assert not runs.report.warnings
 
 
-def test_runs_are_sorted_by_how_long_they_took(root, opened):
-    """When they began does not count; a live run counts until its heartbeat, and one without a beginning is last."""
+def test_runs_are_sorted_by_duration(root, opened):
+    """Their start doesn't matter; a live run lasts until its heartbeat, and one without a start is last."""
     write_run(root / "short", created_at=NOW - 3 * HOUR, ended_at=NOW - 3 * HOUR + 5)
     write_run(root / "long", created_at=NOW - 9 * HOUR, ended_at=NOW - HOUR)
     write_run(root / "live", status="running", created_at=NOW - 2 * HOUR, beat=NOW - 1)

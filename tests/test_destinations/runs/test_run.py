@@ -1,4 +1,4 @@
-"""A run, opened from its folder."""
+"""Opens a run from its folder."""
 
 import math
 import os
@@ -12,7 +12,7 @@ from tests.test_destinations.runs.written import Written, change_sidecar, write_
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """A run of our own that has ended."""
+    """A finished run of our own."""
     run_dir = tmp_path_factory.mktemp("runs") / "digits"
     with Written(run_dir, tags=["demo"], notes="first") as written:
         written.logger.log_hyperparameters({"optim": {"lr": 0.1, "betas": [0.9, 0.99]}})
@@ -22,8 +22,8 @@ def finished(tmp_path_factory):
     return run_dir
 
 
-def test_a_finished_run_says_everything(finished):
-    """Fields, hyperparameters in both shapes, statistics, environment, sessions and receipt come from the folder."""
+def test_a_finished_run_has_all_its_data(finished):
+    """The folder has fields, both forms of hyperparameters, statistics, environment, sessions and receipt."""
     run = Run.open(finished)
 
     assert (run.path, run.name, run.kind, run.status) == (finished, "digits", "run-directory", "completed")
@@ -47,7 +47,7 @@ def test_a_finished_run_says_everything(finished):
 
 
 def test_a_missing_summary_is_computed(finished, tmp_path):
-    """Without `summary.json` the rows tell the same."""
+    """Without `summary.json`, the rows give the same statistics."""
     written = Run.open(finished).summary
     target = tmp_path / "copy"
     target.mkdir()
@@ -76,6 +76,8 @@ def test_a_metric_of_bools_is_read_as_zero_and_one(tmp_path):
 def test_liveness_is_current(tmp_path):
     """A run is alive while its heartbeat is fresh.
 
+    A killed one isn't, although its status says running.
+
     One that was killed is not, though its status says running.
     """
     with Written(tmp_path / "run") as written:
@@ -92,7 +94,7 @@ def test_liveness_is_current(tmp_path):
 
 
 def test_a_heartbeat_in_the_future_keeps_no_killed_run_alive(tmp_path):
-    """It is more than three minutes ahead, and nobody holds the lock."""
+    """Its heartbeat is more than three minutes ahead, and no process holds the lock."""
     with Written(tmp_path / "run") as written:
         written.log({"loss": 1.0}, 0)
         written.flush()
@@ -107,7 +109,7 @@ def test_a_heartbeat_in_the_future_keeps_no_killed_run_alive(tmp_path):
 
 
 def test_a_run_reloads(tmp_path):
-    """What a run knew when it was opened stays, and `reload` reads it again."""
+    """An opened run keeps its data until `reload` reads it again."""
     with Written(tmp_path / "run") as written:
         written.log({"loss": 1.0}, 0)
         written.flush()
@@ -117,7 +119,7 @@ def test_a_run_reloads(tmp_path):
 
 
 def test_ranks_of_a_run(tmp_path):
-    """Each rank has a series of its own, also before its rows are in a CSV."""
+    """Each rank has its own series, even before its rows are in a CSV."""
     with (
         Written(tmp_path / "run") as zero,
         Written(tmp_path / "run", rank=2, all_ranks=True, flush_seconds=1000) as two,
@@ -134,8 +136,8 @@ def test_ranks_of_a_run(tmp_path):
     assert run.series("loss", rank=2).value.tolist() == [2.0]
 
 
-def test_a_folder_without_a_run_is_refused(tmp_path):
-    """An empty folder, a missing one and a file are no runs."""
+def test_a_folder_without_a_run_raises(tmp_path):
+    """Empty folders, missing ones and files raise."""
     (tmp_path / "file").write_text("x")
 
     for path in (tmp_path, tmp_path / "missing", tmp_path / "file"):
@@ -144,7 +146,7 @@ def test_a_folder_without_a_run_is_refused(tmp_path):
 
 
 def test_a_run_of_stable_pretraining_is_read(tmp_path):
-    """Its sidecar, its rows without times, and its summary that knows no steps, and a NaN that came first."""
+    """Its rows have no times, its summary no steps, and NaN came first."""
     write_stable_pretraining(tmp_path / "run", ["epoch,loss,step", "0,nan,0", "0,0.5,1"])
     (tmp_path / "run" / "summary.json").write_text(
         '{"metrics": {"loss": {"last": 0.5, "min": NaN, "max": NaN, "count": 2}}}'
@@ -163,7 +165,7 @@ def test_a_run_of_stable_pretraining_is_read(tmp_path):
 
 
 def test_a_folder_of_lightning_is_read(tmp_path):
-    """A `metrics.csv` and `hparams.yaml` alone are a run."""
+    """`metrics.csv` and `hparams.yaml` alone make a run."""
     write_csv(tmp_path / "version_0", ["epoch,step,loss", "0,1,0.5", "0,2,0.25"])
     (tmp_path / "version_0" / "hparams.yaml").write_text("optim:\n  lr: 0.1\n")
 
@@ -178,8 +180,8 @@ def test_a_folder_of_lightning_is_read(tmp_path):
     assert not run.alive
 
 
-def test_record_of_a_scan_is_enough(tmp_path):
-    """A run whose folder is gone still says what its record knows, and has nothing else."""
+def test_a_deleted_run_still_has_its_record(tmp_path):
+    """A run with a deleted folder still has its record, and nothing else."""
     run = Run(
         RunRecord(
             path=tmp_path / "gone",

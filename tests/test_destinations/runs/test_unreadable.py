@@ -1,4 +1,7 @@
-"""Refusals, cut answers and lost objects of a bucket: each reader gives what is there, or says what is not.
+"""Refused, truncated and missing objects of a bucket: readers return the data or report the loss.
+
+Each object of a bucket with several kinds of runs is refused, truncated and deleted in turn. A reader must
+return correct data, raise, or name the problem in the scan's report; it must not treat anything as empty.
 
 Every object of a bucket with runs of several kinds is refused, cut and lost in turn. Whoever reads must show
 the truth, raise, or name the problem in the report of the scan; and nothing may be taken for empty.
@@ -25,7 +28,7 @@ from uploads import LocalStore, register_store
 from uploads.errors import RejectedByStoreError, RemoteNotFoundError
 
 NAMES = ("ended", "killed", "plain")
-# Objects without which a dataset would have a run without rows, or none.
+# A dataset without these objects would have a run without rows, or none.
 _ROWS = (".zip", ".csv", ".parquet", "sidecar.json")
 LAST_PIECE = "live/rank0/0001/00000005-00000005.zip"
 
@@ -37,13 +40,13 @@ class SmallParts(RunDirectory):
 
 
 class WithParts(Written):
-    """A run that has closed parts."""
+    """A run with closed parts."""
 
     kind = SmallParts
 
 
 class Unreliable(LocalStore):
-    """A folder as a store that answers wrongly for one object; counts its answers."""
+    """A folder as a store that answers wrongly for one object, and counts its answers."""
 
     folder = None
     fault = None
@@ -79,7 +82,7 @@ class Unreliable(LocalStore):
 
 
 def log_some(run, first=0, count=60):
-    """Some rows of a metric that counts, and an image."""
+    """Logs some rows of a counting metric, and an image."""
     for step in range(first, first + count):
         run.log({"loss": float(step)}, step)
     run.logger.log_images(np.full((2, 2), first, np.uint8), "Inputs", step=first)
@@ -87,7 +90,7 @@ def log_some(run, first=0, count=60):
 
 @pytest.fixture(scope="module")
 def bucket(tmp_path_factory):
-    """The folder of a store with a run that ended, one that was killed, and one that was copied there."""
+    """A store's folder with a completed run, a killed one, and one that was copied there."""
     folder = tmp_path_factory.mktemp("unreadable")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(folder / "state"))
@@ -112,14 +115,14 @@ def bucket(tmp_path_factory):
 
 
 def objects_of(bucket, name=""):
-    """The names of the objects of a run, or of all, without heartbeats, which nobody reads in a bucket."""
+    """Returns the names of a run's objects, or of all, without heartbeats, which no reader of a bucket needs."""
     found = (path.relative_to(bucket).as_posix() for path in (bucket / name).rglob("*") if path.is_file())
     return sorted(one for one in found if not one.endswith("heartbeat"))
 
 
 @pytest.fixture
 def reading(bucket, tmp_path, monkeypatch):
-    """Opens the bucket without a copy from before."""
+    """Opens the bucket without an earlier copy."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(Unreliable, "folder", bucket)
     register_store("unreliable", Unreliable)
@@ -127,7 +130,7 @@ def reading(bucket, tmp_path, monkeypatch):
     def opened(name=None, fault=None):
         shutil.rmtree(tmp_path / "cache", ignore_errors=True)
         Unreliable.name, Unreliable.fault = name, fault
-        # Later than any heartbeat is fresh: `follow` waits for a run that may be alive.
+        # Every heartbeat is old by then, because `follow` waits for a live run.
         return open_runs("unreliable://runs", clock=lambda: time.time() + 10_000)
 
     yield opened
@@ -152,7 +155,7 @@ READERS = {
 
 
 def answers_of(runs, names=NAMES):
-    """What each reader returns for each run; the exception where it raises one."""
+    """Returns each reader's result for each run, or the exception that it raised."""
     found = {}
     for name in names:
         for what, read in READERS.items():
@@ -164,7 +167,7 @@ def answers_of(runs, names=NAMES):
 
 
 def is_said(runs, name, caplog):
-    """Whether the report, the run or the log names a problem of a run."""
+    """Returns whether the report, the run or the log names a problem of a run."""
     report = runs.scan()
     texts = [f"{path}: {text}" for path, text in (*report.problems, *report.unlisted)]
     texts += [str(runs[name].record.problem or ""), *(one.getMessage() for one in caplog.records)]
@@ -172,7 +175,7 @@ def is_said(runs, name, caplog):
 
 
 def is_absent(name, fault, one, what):
-    """Whether nothing tells that there was an object: the last piece of a run that was killed, a document."""
+    """Returns whether nothing shows that the object existed: a document, or a killed run's last piece."""
     if fault != "lost":
         return False
     return one == f"{name}/{LAST_PIECE}" or (name == "plain" and what not in {"loss", "blocks", "follow"})
@@ -181,7 +184,7 @@ def is_absent(name, fault, one, what):
 @pytest.mark.parametrize("fault", ["refused", "cut", "gone", "lost"])
 @pytest.mark.parametrize("name", NAMES)
 def test_readers_show_all_rows_or_name_what_is_missing(bucket, reading, caplog, name, fault):
-    """Whichever object of a run cannot be read, its run is listed, and nobody gives other values in silence."""
+    """For any unreadable object, the run is listed, and no reader silently returns other values."""
     with reading() as runs:
         truth = answers_of(runs)
     assert truth[name, "loss"] == [float(step) for step in range(60)]
@@ -206,7 +209,7 @@ def test_readers_show_all_rows_or_name_what_is_missing(bucket, reading, caplog, 
 
 
 def rows_of(dataset):
-    """Each run of a dataset with its status and the number of its values."""
+    """Returns each run of a dataset with its status and its number of values."""
     with open_dataset(dataset) as opened:
         found = opened.sql(
             "select r.run_id, r.status, count(m.value) from runs r left join metrics m using (run_id) group by all"
@@ -216,7 +219,7 @@ def rows_of(dataset):
 
 @pytest.mark.parametrize("fault", ["refused", "lost"])
 def test_dataset_takes_whole_runs_and_keeps_its_content(bucket, reading, tmp_path, fault):
-    """A run that cannot be read is reported; the dataset has no part of it, and loses nothing."""
+    """An unreadable run is reported. The dataset gets no part of it, and keeps all that it has."""
     pytest.importorskip("deltalake")
     with reading() as runs:
         compact(runs, tmp_path / "dataset")
@@ -228,7 +231,7 @@ def test_dataset_takes_whole_runs_and_keeps_its_content(bucket, reading, tmp_pat
         new = tmp_path / f"new{number}"
         with reading(one, fault) as runs:
             report = compact(runs, new)
-            # It may refuse to tell what is gone.
+            # It may refuse to report what is gone.
             with contextlib.suppress(DatasetError):
                 assert compact(runs, tmp_path / "dataset", remove_gone=True).removed == 0
 
@@ -239,7 +242,7 @@ def test_dataset_takes_whole_runs_and_keeps_its_content(bucket, reading, tmp_pat
 
 
 def test_cut_listing_removes_nothing(bucket, reading, tmp_path, monkeypatch):
-    """Runs beyond the limit are not gone: the scan warns, and `compact` neither removes nor hides them."""
+    """Runs beyond the limit aren't gone: the scan warns, and `compact` neither removes nor hides them."""
     pytest.importorskip("deltalake")
     with reading() as runs:
         compact(runs, tmp_path / "dataset")
@@ -258,7 +261,7 @@ def test_cut_listing_removes_nothing(bucket, reading, tmp_path, monkeypatch):
 
 
 def test_unlistable_store_removes_nothing(bucket, reading, tmp_path, monkeypatch):
-    """What was known stays, and the report says why nothing newer is."""
+    """Known runs stay, and the report says why there is nothing newer."""
     pytest.importorskip("deltalake")
 
     def refuse(self, prefix=""):
@@ -286,7 +289,7 @@ def test_unlistable_store_removes_nothing(bucket, reading, tmp_path, monkeypatch
     ],
 )
 def test_unreadable_file_in_a_folder_raises(tmp_path, capsys, file, ask):
-    """A file of the run is no file: asking for it raises, and `show` and the page have the rest of the run."""
+    """Reading the file raises; `show` and the page have the rest of the run."""
     with Written(tmp_path / "runs" / "one") as run:
         log_some(run, count=3)
     place = tmp_path / "runs" / "one" / file
@@ -310,7 +313,7 @@ def test_unreadable_file_in_a_folder_raises(tmp_path, capsys, file, ask):
 
 
 def test_unreadable_checkpoint_hides_no_other(tmp_path, monkeypatch):
-    """A refused pointer is a warning, a refused manifest a problem of its checkpoint."""
+    """A refused pointer causes a warning, a refused manifest a problem of its checkpoint."""
     (tmp_path / "store" / "ep2").mkdir(parents=True)
     (tmp_path / "store" / "ep1.pt").write_bytes(b"no checkpoint")
     (tmp_path / "store" / "latest.symlink").write_text("ep1.pt")

@@ -1,4 +1,4 @@
-"""`verify` finds one changed byte, one missing file and one cut file anywhere in a run, and nothing in a whole one."""
+"""`verify` finds a changed byte and a missing or truncated file in a run, and nothing in a valid run."""
 
 import json
 import shutil
@@ -13,7 +13,7 @@ from tests.test_destinations.runs.foreign_runs import command
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
-    """A run with everything: two sessions, closed parts, rows behind them, media, tables and files."""
+    """A run with everything: two sessions, closed parts, later rows, media, tables and files."""
     run_dir = tmp_path_factory.mktemp("runs") / "full"
     file = run_dir.parent / "weights.bin"
     file.write_bytes(bytes(1000))
@@ -32,19 +32,19 @@ def written(tmp_path_factory):
 
 @pytest.fixture
 def copy(written, tmp_path):
-    """A copy of the run, to be damaged."""
+    """A copy of the run that a test may damage."""
     return shutil.copytree(written, tmp_path / "full")
 
 
 def flipped(path, at=None):
-    """Changes a bit in the middle, or elsewhere."""
+    """Flips a bit in the middle or elsewhere."""
     content = bytearray(path.read_bytes())
     content[len(content) // 2 if at is None else at] ^= 4
     path.write_bytes(content)
 
 
-def test_a_whole_run_has_no_finding(written):
-    """Nothing is said of what is right, and the exit code is 0."""
+def test_a_valid_run_has_no_findings(written):
+    """The command prints no findings, and the exit code is 0."""
     assert list(Run.open(written).verify()) == []
     assert command("verify", str(written)) == (0, "full: no problem\n", "")
 
@@ -64,7 +64,7 @@ DAMAGES = {
 
 @pytest.mark.parametrize("name", DAMAGES)
 def test_a_changed_bit_is_found(copy, name):
-    """It is named with its file, and the exit code is 1."""
+    """The finding names the file, and the exit code is 1."""
     at = {"texts.jsonl": 0, "sidecar.json": 0, "environment.json": 0, "hparams.yaml": -1}.get(name)
     if name == "hparams.yaml":
         (copy / name).write_bytes(b"a: [1\n")
@@ -82,7 +82,7 @@ def test_a_changed_bit_is_found(copy, name):
     "name", ["tables/table/00000599_0.csv", "artifacts/weights.bin", "parts", "metrics.csv"]
 )
 def test_a_missing_file_is_found(copy, name):
-    """So is one that was cut."""
+    """So is a truncated one."""
     path = copy / name
     if name.startswith("tables"):
         path = next((copy / "tables").rglob("*.csv"))
@@ -99,7 +99,7 @@ def test_a_missing_file_is_found(copy, name):
 
 
 def test_rows_without_checksums_are_named(copy):
-    """A file that is gone costs nothing but that damage is not found: the exit code is 0."""
+    """Without a file of checksums, only damage goes unnoticed: the exit code is 0."""
     (copy / "metrics.sums.jsonl").unlink()
 
     code, output, _ = command("verify", str(copy))
@@ -114,7 +114,7 @@ def without_last_lines(path, count):
 
 
 def test_part_missing_from_the_history_is_reported(copy, caplog):
-    """A history cut at a line no longer lists the last part, whose rows would be missing in silence."""
+    """A history truncated at a line doesn't list the last part, whose rows would silently be missing."""
     without_last_lines(copy / "metrics.history.jsonl", 1)
 
     text = "is in no line of metrics.history.jsonl: its rows are left out"
@@ -124,7 +124,7 @@ def test_part_missing_from_the_history_is_reported(copy, caplog):
 
 
 def test_rows_cut_with_their_checksums_are_counted(copy):
-    """The summary of a completed run tells how many rows its CSV had."""
+    """The summary of a completed run has the number of rows in its CSV."""
     with WrittenInParts(copy, batch=600, flush_seconds=1000) as run:
         for step in range(600, 620):
             run.log({"loss": step / 8}, step)

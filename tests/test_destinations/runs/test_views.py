@@ -1,4 +1,4 @@
-"""Views of runs: what is saved beside the runs, and what of it the shell takes."""
+"""Views of runs: saved beside the runs, and used by the shell."""
 
 import json
 
@@ -21,7 +21,7 @@ def root(tmp_path):
 
 
 def names_of(capsys, root, *arguments):
-    """The runs that `ls` lists, in its order."""
+    """Returns the runs that `ls` lists, in its order."""
     assert main(["runs", "ls", "--root", str(root), "--json", "--columns", "name", *arguments]) == 0
     return [run["name"] for run in json.loads(capsys.readouterr().out)]
 
@@ -44,7 +44,7 @@ def test_filter_search_and_statuses_are_one_filter(root):
 
 
 def test_the_shell_lists_the_runs_of_a_view_in_its_order(root, capsys):
-    """A filter that is given beside it narrows it further, and an order that is given replaces its order."""
+    """An additional filter narrows the list further, and an additional order replaces the view's."""
     save_view(
         root, "vit", {"where": "model == 'vit'", "sort": "summary.eval/loss", "column": ["hparams.model"]}
     )
@@ -64,8 +64,8 @@ def test_unknown_view_raises_and_lists_the_others(root, capsys):
     assert "Did you mean 'lr sweep'?" in capsys.readouterr().err
 
 
-def test_a_view_is_replaced_and_removed_and_the_others_stay(root):
-    """The file is JSON beside the runs, and no run."""
+def test_replacing_or_removing_a_view_keeps_the_others(root):
+    """The views are JSON in a file beside the runs."""
     save_view(root, "one", {"q": "a"})
     save_view(root, "two", {"group": ["status"]})
     save_view(root, "one", {"q": "b"})
@@ -86,7 +86,7 @@ def test_invalid_views_are_refused(root, name, fields):
 
 
 def test_a_damaged_file_of_views_is_not_replaced(root):
-    """It may have views that someone can still save by hand."""
+    """The user may still recover views from it."""
     (root / "views.json").write_text("{")
 
     with pytest.raises(EditError):
@@ -96,14 +96,14 @@ def test_a_damaged_file_of_views_is_not_replaced(root):
 
 
 def test_a_saved_field_of_a_wrong_type_counts_as_missing():
-    """The file is the user's, and may have been edited."""
+    """The user may have edited the file."""
     assert RunView.parse({"where": 3, "group": "lr", "without": ["failed", 1]}) == RunView(
         without=("failed",)
     )
 
 
-def test_names_are_understood_alike_in_filters_orders_and_columns(root, capsys):
-    """A metric needs no group, and a part of a name suggests the whole one."""
+def test_names_mean_the_same_in_filters_orders_and_columns(root, capsys):
+    """A metric needs no prefix, and a part of a name suggests the whole one."""
     for option in (["--where", "eval/loss < 2"], ["--sort", "eval/loss"], ["--columns", "eval/loss"]):
         assert main(["runs", "ls", "--root", str(root), *option]) == 0
     capsys.readouterr()

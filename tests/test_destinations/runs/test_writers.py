@@ -1,4 +1,4 @@
-"""Reading a run that several write: one run, whoever wrote it."""
+"""Reads a run with several writers as one run."""
 
 import itertools
 import logging
@@ -17,20 +17,20 @@ from tests.test_destinations.runs.written import Written, write_csv, write_share
 
 @pytest.fixture
 def times():
-    """A clock that tells 1, then 2, and so on."""
+    """A clock that returns 1, then 2, and so on."""
     ticks = itertools.count(1)
     return lambda: float(next(ticks))
 
 
 @pytest.fixture
 def folder(tmp_path):
-    """A run that three write."""
+    """A run with three writers."""
     return write_shared(tmp_path / "runs" / "digits")
 
 
 @pytest.fixture
 def run(folder):
-    """The run, opened."""
+    """The opened run."""
     return Run.open(folder)
 
 
@@ -44,7 +44,7 @@ def rows_of(series):
 
 
 def test_values_of_several_writers_are_merged_by_step(run):
-    """Of a step, first the trainer's, then those of the writers by name; each says whose it is."""
+    """At equal steps, the trainer's value precedes the writers' by name; each value has its writer."""
     assert run.writers == ["eval", "probe"]
     assert rows_of(run.series("loss")) == [
         (0, 0.5, "eval"),
@@ -56,13 +56,13 @@ def test_values_of_several_writers_are_merged_by_step(run):
 
 
 def test_a_metric_of_one_writer_is_a_series_as_before(run):
-    """Late values are in the order of their steps, as those of several writers are."""
+    """Late values are in the order of their steps, as with several writers."""
     assert rows_of(run.series("lr")) == [(1, 0.1, None)]
     assert rows_of(run.series("acc")) == [(0, 0.1, None), (3, 0.3, None)]
 
 
 def test_the_values_of_one_writer_can_be_chosen(run):
-    """By its name; the trainer's by none."""
+    """A writer has a name; the trainer's is empty."""
     assert rows_of(run.series("loss", writer="eval")) == [(0, 0.5, None), (1, 11.0, None)]
     assert rows_of(run.series("loss", writer="")) == [(1, 10.0, None), (2, 20.0, None)]
     with pytest.raises(MetricNotFoundError):
@@ -70,7 +70,7 @@ def test_the_values_of_one_writer_can_be_chosen(run):
 
 
 def test_unknown_writer_raises_with_a_suggestion(run):
-    """It is one of the errors of reading runs, and a KeyError."""
+    """The error is one of the reader's errors, and a KeyError."""
     with pytest.raises(WriterNotFoundError, match=r"no writer 'evil'\. Did you mean 'eval'\?") as caught:
         run.series("loss", writer="evil")
     assert isinstance(caught.value, RunsError)
@@ -85,21 +85,21 @@ def test_an_unknown_metric_suggests_one_of_any_writer(run):
         run.series("ac")
 
 
-def test_metric_names_are_those_of_all_writers(run):
-    """Once each, the trainer's first."""
+def test_metric_names_include_all_writers(run):
+    """Each is listed once, the trainer's first."""
     assert run.metric_names() == ["loss", "lr", "acc", "norm"]
 
 
 def test_blocks_name_their_writer(run):
-    """One writer after the other, each in the order of logging."""
+    """Blocks come writer by writer, each in the order of logging."""
     found = [(block.writer, block.step.tolist()) for block in run.blocks()]
 
     assert found == [("", [1, 2]), ("eval", [1, 3, 0]), ("probe", [1, 2])]
     assert [block.writer for block in run.blocks(writer="probe")] == ["probe"]
 
 
-def test_a_data_frame_has_a_column_of_writers_where_there_are_some(run, tmp_path):
-    """That of another run has the columns it had."""
+def test_a_data_frame_has_a_column_of_writers_if_there_are_any(run, tmp_path):
+    """A run without writers has no such column."""
     pytest.importorskip("pandas")
     with Written(tmp_path / "alone") as alone:
         alone.log({"loss": 1.0}, 0)
@@ -112,7 +112,7 @@ def test_a_data_frame_has_a_column_of_writers_where_there_are_some(run, tmp_path
 
 
 def test_summary_covers_all_writers(run):
-    """The last one is that of the greatest step; of a metric of one writer it is that writer's."""
+    """The last value has the largest step; for a metric of one writer, it is that writer's last value."""
     loss, acc = run.summary["loss"], run.summary["acc"]
 
     assert (loss.last, loss.min, loss.min_step, loss.max, loss.max_step) == (20.0, 0.5, 0, 20.0, 2)
@@ -123,7 +123,7 @@ def test_summary_covers_all_writers(run):
 
 
 def test_last_writer_wins_at_equal_steps(tmp_path):
-    """As in the series; and one that is NaN counts as any other."""
+    """The series does the same, and NaN counts like any value."""
     for writer, value in ((None, 1.0), ("b", np.nan), ("a", 3.0)):
         with Written(tmp_path / "run", writer=writer) as written:
             written.log({"loss": value}, 5)
@@ -139,7 +139,7 @@ def test_last_writer_wins_at_equal_steps(tmp_path):
 
 
 def test_summary_includes_undrained_rows(tmp_path):
-    """Of a writer that is alive, or was killed."""
+    """The writer may be alive or killed."""
     with (
         Written(tmp_path / "run") as trainer,
         Written(tmp_path / "run", writer="eval", flush_seconds=1e3) as late,
@@ -155,7 +155,7 @@ def test_summary_includes_undrained_rows(tmp_path):
 
 
 def test_best_value_may_come_from_a_writer(folder, tmp_path):
-    """And what was read of it is read again when a writer has another."""
+    """The index reads it again when a writer has a better one."""
     with open_runs(folder.parent, cache=tmp_path / "cache") as runs:
         first = runs.best("loss", is_max=True)[0]
         with Written(folder, writer="eval") as late:
@@ -173,8 +173,8 @@ def test_best_value_may_come_from_a_writer(folder, tmp_path):
         }
 
 
-def test_ranks_are_those_of_the_trainer(tmp_path):
-    """A writer has ranks of its own, which a series of the rank has too."""
+def test_ranks_belong_to_the_trainer(tmp_path):
+    """A writer has its own ranks, which are in the rank's series too."""
     for rank in range(2):
         for writer in (None, "eval"):
             with Written(tmp_path / "run", rank=rank, all_ranks=True, writer=writer) as written:
@@ -187,7 +187,7 @@ def test_ranks_are_those_of_the_trainer(tmp_path):
 
 
 def test_a_long_series_keeps_its_order(tmp_path):
-    """Tens of thousands of values of two writers are merged as a stable sort does it."""
+    """Tens of thousands of values from two writers are merged as by a stable sort."""
     random = np.random.default_rng(0)
     steps = {writer: random.integers(0, 5000, 20_000) for writer in ("", "eval")}
     for writer, found in steps.items():
@@ -202,7 +202,7 @@ def test_a_long_series_keeps_its_order(tmp_path):
 
 
 def test_rows_without_a_step_come_first(tmp_path):
-    """They are before all steps, in the order of logging."""
+    """They precede all steps, in the order of logging."""
     write_csv(tmp_path / "run", ["step,loss", "2,3.0", ",1.0", "1,2.0"])
     write_csv(tmp_path / "run" / "writers" / "eval", ["step,loss", "2,4.0", ",1.5"])
 
@@ -214,8 +214,8 @@ def test_rows_without_a_step_come_first(tmp_path):
     assert run.summary["loss"].last == 4.0
 
 
-def test_rows_are_counted_with_those_of_the_journal(folder, tmp_path):
-    """And without those that a resume has left."""
+def test_row_counts_include_the_journal(folder, tmp_path):
+    """Rows that a resume abandoned don't count."""
     assert [count_rows(stream.folder) for stream in streams_of(folder)] == [2, 3, 2]
     with Written(tmp_path / "run", flush_seconds=1e3) as written:
         for step in range(5):
@@ -229,8 +229,8 @@ def test_rows_are_counted_with_those_of_the_journal(folder, tmp_path):
 # Records.
 
 
-def test_records_of_all_writers_are_those_of_the_run(tmp_path, times):
-    """In the order of logging; their files are in the folder of the writer."""
+def test_a_run_has_the_records_of_all_writers(tmp_path, times):
+    """They are in the order of logging; their files are in the writer's folder."""
     folder = tmp_path / "run"
     with Written(folder, clock=times) as trainer, Written(folder, writer="eval", clock=times) as late:
         for step, one in enumerate((trainer, late, trainer, late)):
@@ -255,7 +255,7 @@ def test_records_of_all_writers_are_those_of_the_run(tmp_path, times):
 
 
 def test_file_deleted_by_one_writer_stays_for_another(tmp_path):
-    """Names of files are those of one writer."""
+    """File names belong to one writer."""
     (tmp_path / "file").write_bytes(b"x")
     for writer in (None, "eval"):
         with Written(tmp_path / "run", writer=writer, keep_files="copy") as written:
@@ -269,7 +269,7 @@ def test_file_deleted_by_one_writer_stays_for_another(tmp_path):
 
 
 def test_damaged_lines_are_counted_by_file(folder):
-    """By its path in the folder of the run."""
+    """The file's path is relative to the run's folder."""
     (folder / "writers" / "eval" / "texts.jsonl").write_text("what\n")
 
     assert Run.open(folder).damaged_lines() == {"writers/eval/texts.jsonl": 1}
@@ -279,7 +279,7 @@ def test_damaged_lines_are_counted_by_file(folder):
 
 
 def test_rows_of_all_writers_are_followed_in_the_order_of_logging(run):
-    """Each says whose it is; the last ones are the last of all."""
+    """Each has its writer; the last ones are the last of all writers."""
     rows = list(run.follow(until_end=True, poll_seconds=0))
 
     assert [(row.writer, row.step) for row in rows] == [
@@ -298,7 +298,7 @@ def test_rows_of_all_writers_are_followed_in_the_order_of_logging(run):
 
 
 def test_follow_includes_writers_that_begin_later(tmp_path):
-    """Its rows come once each, as those of the trainer."""
+    """Such a writer's rows arrive once each, like the trainer's."""
     folder = tmp_path / "run"
     with Written(folder) as trainer:
         trainer.log({"loss": 1.0}, 1)
@@ -323,7 +323,7 @@ def test_follow_includes_writers_that_begin_later(tmp_path):
 
 
 def test_following_ends_with_the_last_writer(tmp_path):
-    """A trainer that has ended is not the end of a run that is still evaluated."""
+    """A run is not over while an evaluation runs after the trainer's end."""
     folder = tmp_path / "run"
     late = Written(folder, writer="eval")
     with Written(folder) as trainer:
@@ -357,8 +357,8 @@ def test_a_run_without_writers_has_none(tmp_path):
     assert not run.is_written
 
 
-def test_a_run_of_writers_alone_is_a_run(tmp_path):
-    """Before the trainer begins, or where there is none: status, times, tags and hyperparameters are those of the writers."""
+def test_writers_without_a_trainer_are_a_run(tmp_path):
+    """Without a trainer, status, times, tags and hyperparameters come from the writers."""
     folder = tmp_path / "runs" / "digits"
     with Written(folder, writer="b", tags=["second"]) as b, Written(folder, writer="a", tags=["first"]) as a:
         b.logger.log_hyperparameters({"lr": 0.1, "only": 1})
@@ -379,7 +379,7 @@ def test_a_run_of_writers_alone_is_a_run(tmp_path):
 
 
 def test_late_trainer_gives_the_run_its_id(tmp_path):
-    """From then on the record is the trainer's."""
+    """From then on, the run has the trainer's record."""
     folder = tmp_path / "runs" / "digits"
     with Written(folder, writer="eval") as late:
         late.log({"acc": 1.0}, 1)
@@ -393,7 +393,7 @@ def test_late_trainer_gives_the_run_its_id(tmp_path):
 
 
 def test_a_writer_is_a_run_of_its_own(run):
-    """Its status, heartbeat, sessions and records are its own."""
+    """It has its own status, heartbeat, sessions and records."""
     late = run.writer("eval")
 
     assert (late.status, late.metric_names(), late.writers) == ("completed", ["loss", "acc"], [])
@@ -403,7 +403,7 @@ def test_a_writer_is_a_run_of_its_own(run):
 
 @pytest.mark.parametrize("name", [".hidden", "a b", "ä", "x\n"])
 def test_folder_with_another_name_is_not_a_writer(folder, name):
-    """It is not read, whatever is in it."""
+    """It is not read, whatever it contains."""
     write_csv(folder / "writers" / name, ["step,loss", "1,1000.0"])
 
     assert Run.open(folder).writers == ["eval", "probe"]
@@ -411,7 +411,7 @@ def test_folder_with_another_name_is_not_a_writer(folder, name):
 
 
 def test_links_are_not_followed(folder, tmp_path):
-    """Neither one in place of a writer nor one in place of the folder of writers."""
+    """Neither a writer nor the folder of writers may be a link."""
     write_csv(tmp_path / "elsewhere" / "other", ["step,loss", "1,1000.0"])
     (folder / "writers" / "other").symlink_to(tmp_path / "elsewhere" / "other")
     with Written(tmp_path / "second") as second:
@@ -425,7 +425,7 @@ def test_links_are_not_followed(folder, tmp_path):
 
 @pytest.mark.parametrize("breaks", ["fifo", "folder", "long"])
 def test_a_broken_writer_hides_no_other(folder, breaks, caplog, tmp_path):
-    """What is wrong is said by a warning, and by the `problem` of the run."""
+    """A warning and the run's `problem` name the error."""
     path = folder / "writers" / "eval" / "metrics.csv"
     path.unlink()
     if breaks == "fifo":
@@ -458,7 +458,7 @@ def test_a_broken_writer_hides_no_other(folder, breaks, caplog, tmp_path):
 
 
 def test_errors_of_the_trainer_are_raised(folder):
-    """As of any run."""
+    """This is the same as for any run."""
     (folder / "metrics.csv").unlink()
     (folder / "metrics.csv").mkdir()
 
@@ -467,7 +467,7 @@ def test_errors_of_the_trainer_are_raised(folder):
 
 
 def test_deleted_writers_are_gone(folder):
-    """And a file in the place of their folder is none."""
+    """A file in place of their folder counts as none."""
     run = Run.open(folder)
     (folder / "writers").rename(folder.parent / "moved")
     (folder / "writers").write_text("not a folder")
@@ -478,7 +478,7 @@ def test_deleted_writers_are_gone(folder):
 
 
 def test_folder_of_runs_may_be_called_writers(tmp_path):
-    """Their sidecars do not say that they are writers: each is a run."""
+    """The runs' sidecars don't name them as writers, so each is a run."""
     for name in ("tolstoy", "austen"):
         with Written(tmp_path / "runs" / "writers" / name) as written:
             written.log({"loss": 1.0}, 1)
@@ -490,7 +490,7 @@ def test_folder_of_runs_may_be_called_writers(tmp_path):
 
 
 def test_a_run_of_lightning_can_have_writers(tmp_path):
-    """The evaluation of what another logger has written."""
+    """A writer may evaluate what another logger has trained."""
     write_csv(tmp_path / "version_0", ["epoch,step,loss", "0,1,0.5"])
     with Written(tmp_path / "version_0", writer="eval") as late:
         late.log({"acc": 0.25}, 1)
@@ -508,7 +508,7 @@ def test_a_run_of_lightning_can_have_writers(tmp_path):
 
 
 def test_items_are_merged_by_their_times():
-    """Those of one source stay in their order; one without a time follows the item before it."""
+    """Each source keeps its order; an item without a time follows the previous one."""
     sources = [[(3, "a"), (None, "b"), (1, "c"), (4, "d")], [(None, "e"), (3, "f"), (float("nan"), "g")]]
 
     assert "".join(name for _, name in by_time(sources, lambda item: item[0])) == "eabcfgd"

@@ -1,4 +1,4 @@
-"""Runs that tests write, with the real `RunDirectory`."""
+"""Writes runs for tests with the real `RunDirectory`."""
 
 import itertools
 import json
@@ -10,7 +10,7 @@ from events import Engine, Logger, State, Timestamp
 
 
 class Written:
-    """A run that a test moves: `log`, `flush`, `close`; with a `batch`, a resume of the run at that step."""
+    """A run with `log`, `flush` and `close`; with a `batch`, it resumes at that step."""
 
     kind = RunDirectory
 
@@ -31,14 +31,14 @@ class Written:
         self.logger.flush()
 
     def wait_for_environment(self):
-        """After a flush: waits until the file is there that a thread of its own writes."""
+        """Flushes, then waits for the file that a separate thread writes."""
         self.destination._writer._papers.environment.join(300)
 
     def close(self):
         writer = self.destination._writer
         self.engine.close(None)
         if writer is not None and writer._papers.environment is not None:
-            # A close waits ten seconds for what git and others say of the environment; a busy machine may
+            # A close waits ten seconds for git and others to describe the environment; a busy machine may
             # take longer.
             writer._papers.environment.join(300)
 
@@ -50,7 +50,7 @@ class Written:
 
 
 def write_shared(run_dir):
-    """A run of a trainer and two writers, who have logged in turns; of `loss`, all have values."""
+    """Writes a run by a trainer and two writers that log in turns; all of them log `loss`."""
     ticks = itertools.count(1)
     options = {"clock": lambda: float(next(ticks))}
     with (
@@ -69,7 +69,7 @@ def write_shared(run_dir):
 
 
 def copy_as(source, target, run_id):
-    """A copy of a run that is another run; returns its folder."""
+    """Copies a run as a separate run; returns its folder."""
     shutil.copytree(source, target)
     change_sidecar(target, run_id=run_id)
     return target
@@ -82,7 +82,7 @@ def change_sidecar(run_dir, **changes):
 
 
 def write_stable_pretraining(run_dir, rows, **fields):
-    """A folder as stable-pretraining's `RegistryLogger` leaves it: no times, a NaN as least value, no journal."""
+    """Writes a folder like stable-pretraining's `RegistryLogger`: no times, NaN as minimum, no journal."""
     write_csv(run_dir, rows)
     sidecar = {
         "schema_version": 1,
@@ -95,7 +95,7 @@ def write_stable_pretraining(run_dir, rows, **fields):
 
 
 def write_csv(run_dir, rows):
-    """A folder with nothing but a `metrics.csv`, long ago."""
+    """Writes a folder with only a `metrics.csv`, long ago."""
     run_dir.mkdir(parents=True, exist_ok=True)
     path = run_dir / "metrics.csv"
     path.write_text("".join(f"{row}\n" for row in rows))

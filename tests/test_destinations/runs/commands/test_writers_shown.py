@@ -82,7 +82,7 @@ def test_a_writer_that_cannot_be_read_is_shown_all_the_same(root):
     assert "probe  completed, 2 rows" in output
 
 
-def test_tail_says_whose_a_row_is(root):
+def test_tail_names_the_writer_of_a_row(root):
     """Rows of the trainer have no name."""
     text = run_command(root, "tail", "digits", "--no-follow", "--lines", "4")
     lines = run_command(root, "tail", "digits", "--no-follow", "--json", "--metric", "loss")
@@ -103,7 +103,7 @@ def test_tail_says_whose_a_row_is(root):
     ]
 
 
-def test_series_says_whose_a_value_is(root):
+def test_series_names_the_writer_of_a_value(root):
     """Values are in the order of steps. If only one writer has the metric, no name is shown."""
     text = run_command(root, "series", "digits", "loss", "--where", "value > 10")
     found = json.loads(run_command(root, "series", "digits", "loss", "--json", "--limit", "2"))
@@ -125,7 +125,7 @@ def test_ls_best_and_diff_have_the_values_of_writers(root):
     assert differences["summary.acc"] == [0.3, None]
 
 
-def test_wait_waits_for_a_writer_where_the_trainer_has_ended(tmp_path):
+def test_wait_waits_for_a_writer_after_the_trainer_has_ended(tmp_path):
     """A condition on a running evaluation doesn't fail before that ends."""
     folder = tmp_path / "runs" / "digits"
     late = Written(folder, writer="eval")

@@ -22,7 +22,7 @@ pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("trackio") is None, reason="trackio is not installed"),
 ]
 
-# Where Trackio keeps its runs is read when it is imported: what it logs is logged in a process of its own.
+# Trackio reads its folder's location when it is imported, so a separate process logs to it.
 PROGRAM = """
 import json
 import numpy as np, pandas as pd, trackio

@@ -1,4 +1,4 @@
-"""Runs that are scanned: a root, and the index of it."""
+"""Scanned runs: a root, and its index."""
 
 import contextlib
 import os
@@ -29,7 +29,7 @@ def opened(root, tmp_path):
 
 @pytest.fixture
 def with_disk(root, tmp_path):
-    """Makes runs that are read through a file system of the test's."""
+    """Opens runs through a test's file system."""
     with contextlib.ExitStack() as opened:
 
         def make(disk, now=NOW, **options):

@@ -1,4 +1,4 @@
-"""The language of filters: what it means, in Python and in SQL, and how it says what is wrong."""
+"""The filter language: its meaning in Python and in SQL, and its errors."""
 
 import math
 import operator
@@ -20,7 +20,7 @@ from destinations.runs.runs import matches
 
 NOW = 1_700_000_000.0
 ROOT = "/runs"
-# Neither a slow machine nor a busy one makes a property wrong.
+# A slow or busy machine doesn't invalidate a property.
 SLOW = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
@@ -36,7 +36,7 @@ def holds(text, run):
     return matches(run, text, NOW)
 
 
-# What it means.
+# Meaning.
 
 RUN = record(
     run_id="abc",
@@ -126,13 +126,13 @@ RUN = record(
     ],
 )
 def test_filters_select_runs(text):
-    """Numbers, texts, truth, times and names, as docs/runs.md describes them."""
+    """Numbers, texts, truth, times and names work as docs/runs.md describes."""
     assert holds(text, RUN) is True
     assert holds(f"not ({text})", RUN) is False
 
 
 def test_a_time_without_a_zone_is_the_time_of_this_machine():
-    """That is what people mean."""
+    """This is what people mean."""
     at = parse_filter("created_at >= 2026-01-03T10:00:00", NOW).node.value
     in_zone = parse_filter("created_at >= 2026-01-03T10:00:00+02:00", NOW).node.value
 
@@ -143,7 +143,7 @@ def test_a_time_without_a_zone_is_the_time_of_this_machine():
 
 
 def test_filter_lists_its_fields():
-    """A message that no run has one of them needs that."""
+    """The error about a field that no run has needs them."""
     found = parse_filter("not (hparams.x > 1 or alive) and exists(summary.y)", NOW).fields()
 
     assert set(map(str, found)) == {"hparams.x", "alive", "summary.y"}
@@ -158,12 +158,12 @@ def test_filter_lists_its_fields():
         ('summary."a b"', "summary.a b"),
     ],
 )
-def test_a_field_alone_can_be_read(text, expected):
-    """`sort_by` takes it so: there, quotes are not needed."""
+def test_a_single_field_can_be_parsed(text, expected):
+    """`sort_by` takes a single field, which needs no quotes."""
     assert str(parse_field(text)) == expected
 
 
-# What is wrong.
+# Errors.
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ def test_a_field_alone_can_be_read(text, expected):
     ],
 )
 def test_invalid_filter_names_the_problem_and_its_place(text, position, expected):
-    """The text of the error ends with the filter, and a caret below the place."""
+    """The error ends with the filter, and a caret below the place."""
     with pytest.raises(FilterError) as caught:
         parse_filter(text, NOW)
 
@@ -229,7 +229,7 @@ def test_invalid_filter_names_the_problem_and_its_place(text, position, expected
     ids=["parentheses", "not", "or", "in"],
 )
 def test_too_large_filter_is_refused(text):
-    """Neither Python nor SQLite is brought to its knees."""
+    """Neither Python nor SQLite runs out of resources."""
     with pytest.raises(FilterError, match="more than"):
         parse_filter(text, NOW)
 
@@ -237,7 +237,7 @@ def test_too_large_filter_is_refused(text):
 @settings(SLOW, max_examples=200)
 @given(st.text(alphabet="ahs.()<>=!~'\"\\ 01-:,andortive\n\x00é", max_size=40))
 def test_any_text_parses_or_raises_with_a_position(text):
-    """Nothing else is ever raised."""
+    """No other exception is raised."""
     position = 0
     try:
         parse_filter(text, NOW)
@@ -247,7 +247,7 @@ def test_any_text_parses_or_raises_with_a_position(text):
     assert 0 <= position <= len(text)
 
 
-# Python, SQL, and what the tests think of it.
+# Python, SQL, and the tests' own evaluation.
 
 NAMES = ["x", "optim.lr", "val/acc", "a b", "quote'\"", "c0", "; DROP TABLE runs --", "é"]
 NUMBERS = st.one_of(
@@ -280,13 +280,13 @@ RECORDS = st.builds(
 
 
 def quoted(text, quote='"'):
-    """Returns a text as a filter has it."""
+    """Returns a text as a filter writes it."""
     escaped = text.replace("\\", "\\\\").replace(quote, f"\\{quote}")
     return f"{quote}{escaped}{quote}"
 
 
 def written(value):
-    """Returns a value as a filter has it."""
+    """Returns a value as a filter writes it."""
     if value is None:
         return "none"
     if isinstance(value, bool):
@@ -295,7 +295,7 @@ def written(value):
 
 
 def kind_of(value):
-    """Returns what a value may be compared with."""
+    """Returns the kind that a value can be compared with."""
     for kind, types in (("none", type(None)), ("bool", bool), ("text", str)):
         if isinstance(value, types):
             return kind
@@ -303,12 +303,12 @@ def kind_of(value):
 
 
 def equal(one, other):
-    """What == means."""
+    """Evaluates ==."""
     return kind_of(one) == kind_of(other) and (kind_of(one) == "nan" or one == other)
 
 
 def ordered(compare):
-    """What < and the like mean."""
+    """Returns a test of < and the like."""
 
     def test(one, other):
         return kind_of(one) == kind_of(other) and kind_of(one) in {"number", "text"} and compare(one, other)
@@ -329,12 +329,12 @@ ABSENT = object()
 
 
 def cell_of(group, name):
-    """Gets a hyperparameter or metric of a run."""
+    """Returns a function that gets a hyperparameter or metric of a run."""
     return lambda run: getattr(run, group).get(name, ABSENT)
 
 
 def own(name):
-    """Gets a field of a run."""
+    """Returns a function that gets a field of a run."""
 
     def get(run):
         value = getattr(run, name)
@@ -347,7 +347,7 @@ def own(name):
 
 @st.composite
 def fields(draw):
-    """Returns a field as a filter has it, what gets its value, and the values that it may be compared with."""
+    """Generates a field as a filter writes it, a function that gets its value, and comparable values."""
     group = draw(
         st.sampled_from(
             ["hparams", "summary", "status", "name", "notes", "display_name", "created_at", "ended_at"]
@@ -363,7 +363,7 @@ def fields(draw):
 
 @st.composite
 def single_filters(draw):
-    """Returns one test of a filter, and the same in Python."""
+    """Generates one filter condition, and the same in Python."""
     kind = draw(st.sampled_from(["compare", "compare", "in", "exists", "match", "tags", "flag"]))
     if kind == "tags":
         return draw(tag_filters())
@@ -408,7 +408,7 @@ def single_filters(draw):
 
 @st.composite
 def tag_filters(draw):
-    """Returns one test of tags."""
+    """Generates one condition on tags."""
     tag = draw(TEXTS)
     return draw(
         st.sampled_from(
@@ -426,12 +426,12 @@ def tag_filters(draw):
 
 
 def is_beating(run):
-    """What alive means."""
+    """Evaluates whether a run is alive."""
     return run.status == "running" and run.heartbeat_at is not None and run.heartbeat_at >= NOW - 180
 
 
 def combined(parts):
-    """Returns filters made of two others."""
+    """Generates filters that combine two others."""
     return st.one_of(
         st.tuples(parts, parts).map(
             lambda two: (f"({two[0][0]}) and {two[1][0]}", lambda run: two[0][1](run) and two[1][1](run))
@@ -443,14 +443,14 @@ def combined(parts):
     )
 
 
-# "(a) and b" takes b whole only where b is no "or".
+# "(a) and b" only takes b whole if b is no "or".
 FILTERS = st.recursive(
     single_filters(), lambda parts: combined(parts.map(lambda one: (f"({one[0]})", one[1]))), max_leaves=6
 )
 
 
 def indexed(records):
-    """Returns an index in memory that holds these runs; the first is number 1."""
+    """Returns an index in memory with these runs; the first is number 1."""
     index = Index(ROOT, None)
     found = []
     for number, run in enumerate(records):
@@ -464,7 +464,7 @@ def indexed(records):
 @settings(SLOW, max_examples=150)
 @given(st.lists(RECORDS, min_size=1, max_size=6), st.lists(FILTERS, min_size=1, max_size=4))
 def test_sql_agrees_with_the_plain_meaning(records, filters):
-    """For any runs and any filter, the index and a few lines of Python give the same answer."""
+    """The index and a few lines of Python agree for any runs and any filter."""
     index = indexed(records)
     order = Order(Field("run", "run_id"), descending=False)
     for text, predicate in filters:
@@ -488,7 +488,9 @@ def test_sql_agrees_with_the_plain_meaning(records, filters):
     st.integers(0, 9),
 )
 def test_runs_are_sorted_by_any_cell_with_the_missing_last(records, name, group, descending, limit):
-    """Numbers, then texts, each in the direction asked for; then what cannot be ordered.
+    """Numbers precede texts, each in the requested direction; values that can't be ordered follow.
+
+    Runs without the value come last.
 
     Then runs without the value.
     """
@@ -515,7 +517,7 @@ def test_runs_are_sorted_by_any_cell_with_the_missing_last(records, name, group,
 @settings(SLOW, max_examples=100)
 @given(st.lists(RECORDS, min_size=1, max_size=4))
 def test_index_returns_the_values_stored(records):
-    """Hyperparameters and metrics keep types and values, whatever their names are."""
+    """Hyperparameters and metrics keep types and values, for any name."""
     index = indexed(records)
 
     found = dict(index.records(range(1, len(records) + 1)))
@@ -531,8 +533,8 @@ def test_index_returns_the_values_stored(records):
         )
 
 
-def test_a_filter_of_more_names_than_sqlite_joins_tables():
-    """A hundred names in one filter, of runs that have them in different order, or only some of them."""
+def test_a_filter_with_more_names_than_sqlite_joins_tables():
+    """One filter has a hundred names, and the runs have all or some of them in different orders."""
     names = [f"h{number}" for number in range(100)]
     records = [
         record(run_id="all", hparams=dict.fromkeys(names, 1)),

@@ -1,4 +1,4 @@
-"""The index is a cache: whatever is the matter with it, the runs are found."""
+"""The index is a cache: the runs are found whatever happens to it."""
 
 import contextlib
 import logging
@@ -28,24 +28,24 @@ def root(tmp_path):
 
 @pytest.fixture
 def cache(tmp_path):
-    """A folder for indexes that is not there yet."""
+    """A missing folder for indexes."""
     return tmp_path / "cache"
 
 
 def scanned(root, cache, **options):
-    """Returns the report of opening, and how many runs were there."""
+    """Returns the report of opening, and the number of runs."""
     with open_runs(root, cache=cache, clock=clock, **options) as runs:
         return runs.report, len(runs)
 
 
 def index_file(cache):
-    """Returns the only index."""
+    """Returns the only index file."""
     (path,) = cache.glob("*.sqlite")
     return path
 
 
 def test_next_process_knows_the_runs_found(root, cache):
-    """Without a scan, the answers are those of the last one."""
+    """Without a scan, it gives the last scan's answers."""
     scanned(root, cache)
 
     report, count = scanned(root, cache, scan=False)
@@ -55,7 +55,7 @@ def test_next_process_knows_the_runs_found(root, cache):
 
 
 def test_the_index_is_in_the_users_cache_folder_and_not_with_the_runs(root, tmp_path, monkeypatch):
-    """The tree of runs may be shared, or read-only."""
+    """The folder of runs may be shared or read-only."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     before = sorted(root.rglob("*"))
 
@@ -66,8 +66,8 @@ def test_the_index_is_in_the_users_cache_folder_and_not_with_the_runs(root, tmp_
     assert sorted(root.rglob("*")) == before
 
 
-def test_a_relative_cache_home_does_not_count(monkeypatch):
-    """The specification of XDG says so."""
+def test_a_relative_cache_home_is_ignored(monkeypatch):
+    """The XDG specification says so."""
     monkeypatch.setenv("XDG_CACHE_HOME", "caches")
     monkeypatch.setenv("HOME", "/home/somebody")
 
@@ -78,7 +78,7 @@ def test_a_relative_cache_home_does_not_count(monkeypatch):
 
 
 def test_each_root_has_an_index_of_its_own(root, cache, tmp_path):
-    """Two roots of the same name have two."""
+    """Two roots with the same name have two indexes."""
     write_run(tmp_path / "other" / "runs" / "c")
 
     scanned(root, cache)
@@ -88,7 +88,7 @@ def test_each_root_has_an_index_of_its_own(root, cache, tmp_path):
 
 
 def damage_by(statement):
-    """Returns what changes the file by SQL."""
+    """Returns a function that changes the file by SQL."""
 
     def act(path):
         with contextlib.closing(sqlite3.connect(path)) as db:
@@ -99,17 +99,17 @@ def damage_by(statement):
 
 
 def overwrite(path):
-    """Puts a text in the place of the database."""
+    """Replaces the database with a text."""
     path.write_bytes(b"no database at all, but long enough to look like one" * 100)
 
 
 def cut_off(path):
-    """Takes the end of the file away."""
+    """Cuts off the end of the file."""
     path.write_bytes(path.read_bytes()[:5000])
 
 
 def scramble(path):
-    """Leaves only the first page as it was."""
+    """Overwrites everything except the first page."""
     content = bytearray(path.read_bytes())
     content[4096:] = b"\xff" * (len(content) - 4096)
     path.write_bytes(content)
@@ -128,7 +128,7 @@ UNUSABLE = {
 
 @pytest.mark.parametrize("name", UNUSABLE)
 def test_an_unusable_index_is_rebuilt_and_reported_once(name, root, cache, caplog):
-    """A warning is in the report, and one is logged; the runs are all there."""
+    """The report has a warning, and one is logged; all runs are there."""
     act, expected = UNUSABLE[name]
     scanned(root, cache)
     act(index_file(cache))
@@ -160,7 +160,7 @@ def test_index_damaged_while_open_is_rebuilt(act, root, cache):
 
 @pytest.mark.parametrize("act", [scramble, overwrite])
 def test_index_damaged_between_scan_and_query_is_rebuilt(act, root, cache):
-    """The query is answered all the same."""
+    """The query still gets an answer."""
     scanned(root, cache)
     with open_runs(root, cache=cache, scan=False, clock=clock) as runs:
         act(index_file(cache))
@@ -172,7 +172,7 @@ def test_index_damaged_between_scan_and_query_is_rebuilt(act, root, cache):
 
 
 def test_an_index_may_be_deleted_at_any_time(root, cache):
-    """It may go while it is open, too: the next scan makes another."""
+    """This includes an open index: the next scan creates another."""
     with open_runs(root, cache=cache, clock=clock) as runs:
         index_file(cache).unlink()
         write_run(root / "c")
@@ -184,8 +184,8 @@ def test_an_index_may_be_deleted_at_any_time(root, cache):
 
 
 @pytest.mark.parametrize("kind", ["a file", "a file above", "a folder of the name"])
-def test_without_a_place_the_index_is_in_memory(kind, root, tmp_path):
-    """The report says why; everything else works."""
+def test_without_a_cache_folder_the_index_is_in_memory(kind, root, tmp_path):
+    """The report gives the reason; everything else works."""
     cache = tmp_path / "cache"
     if kind == "a file":
         cache.touch()
@@ -205,7 +205,7 @@ def test_without_a_place_the_index_is_in_memory(kind, root, tmp_path):
 
 
 def test_missing_home_does_not_raise(root, monkeypatch):
-    """A container may have none."""
+    """A container may have no home."""
     monkeypatch.setattr(Path, "home", no_home)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
 
@@ -218,12 +218,12 @@ def test_missing_home_does_not_raise(root, monkeypatch):
 
 
 def no_home():
-    """What `Path.home` does where there is none."""
+    """Raises as `Path.home` does without a home."""
     raise RuntimeError("Could not determine home directory.")
 
 
 def test_read_only_index_continues_in_memory(root, cache):
-    """Such as one on a full disk: SQLite refuses to write, and the scan begins again."""
+    """On a full disk, for instance, SQLite can't write, so the scan starts over."""
     with open_runs(root, cache=cache, clock=clock) as runs:
         runs._roots[0].index._db.execute("PRAGMA query_only = ON")
         write_run(root / "c")
@@ -249,7 +249,7 @@ with open_runs(root, cache=cache) as runs:
 
 
 def test_two_processes_may_scan_at_once(tmp_path, cache):
-    """Each finds all runs, neither waits in vain, and the index is sound afterwards."""
+    """Each finds all runs, neither waits forever, and the index is valid afterwards."""
     for number in range(60):
         write_run(tmp_path / "runs" / f"r{number}", hparams={"x": number, f"own{number}": 1})
     command = [sys.executable, "-c", SCAN_IN_A_LOOP, str(tmp_path / "runs"), str(cache), "5"]
@@ -278,7 +278,7 @@ def test_two_processes_may_scan_at_once(tmp_path, cache):
 
 
 def test_threads_take_turns(root, cache):
-    """Queries, lookups and scans of one object may come from any thread."""
+    """Queries, lookups and scans of one object may run in any thread."""
     failures = []
     with open_runs(root, cache=cache, clock=clock) as runs:
 
@@ -302,7 +302,7 @@ def test_threads_take_turns(root, cache):
 
 
 def test_a_full_scan_reads_everything_again(root, cache):
-    """It reads what was rewritten in place too, which no time shows."""
+    """It also reads files rewritten in place, which no timestamp shows."""
     with open_runs(root, cache=cache, clock=clock) as runs:
         path = root / "a" / "sidecar.json"
         state = path.stat()
@@ -325,7 +325,7 @@ def test_closing_twice_does_nothing(root, cache):
 
 
 def test_opening_runs_loads_nothing_heavy(root, cache):
-    """A command line starts at once: no torch, no numpy, no YAML, no pandas, nor what reads media or rows."""
+    """No torch, numpy, YAML, pandas or readers of media and rows: a command line starts at once."""
     code = (
         "import sys\nfrom destinations.runs import open_runs\n"
         f"with open_runs({str(root)!r}, cache={str(cache)!r}) as runs: runs.query(where='alive')\n"
@@ -348,7 +348,7 @@ def test_opening_runs_loads_nothing_heavy(root, cache):
 
 
 def test_index_is_complete_after_a_killed_first_scan(root, cache):
-    """Indexes of SQL are made at the end of the first scan; without them, the next one makes them."""
+    """A first scan creates SQL's indexes at its end; if they are missing, the next scan does."""
     scanned(root, cache)
     with contextlib.closing(sqlite3.connect(index_file(cache))) as db:
         made = db.execute("SELECT name FROM sqlite_master WHERE sql LIKE 'CREATE INDEX%'").fetchall()
@@ -364,7 +364,7 @@ def test_index_is_complete_after_a_killed_first_scan(root, cache):
 
 
 def test_a_first_scan_makes_the_indexes_of_sql_last(root, cache):
-    """So that its transactions do not change pages all over them."""
+    """Earlier, they would make its transactions change pages all over the file."""
     statements = []
     with open_runs(root, cache=cache, clock=clock, scan=False) as runs:
         runs._roots[0].index._db._db.set_trace_callback(statements.append)

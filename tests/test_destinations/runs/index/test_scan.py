@@ -1,4 +1,4 @@
-"""What a scan finds, and what it costs."""
+"""The results and the cost of a scan."""
 
 import collections
 import functools
@@ -19,7 +19,7 @@ from uploads.disk import try_lock
 
 
 class CountingDisk(FileSystem):
-    """Counts what is asked of the file system, by kind and name."""
+    """Counts calls of the file system by kind and name."""
 
     def __init__(self):
         self.calls = []
@@ -42,18 +42,18 @@ class CountingDisk(FileSystem):
 
 
 def counts(report):
-    """Returns what a report counts, but for what is 0."""
+    """Returns the nonzero counts of a report."""
     names = ("runs", "added", "changed", "unchanged", "moved", "gone", "alive", "damaged", "orphans")
     return {name: getattr(report, name) for name in names if getattr(report, name)}
 
 
 def ids(runs, **query):
-    """Returns the ids of runs that fit."""
+    """Returns the ids of matching runs."""
     return sorted(run.record.run_id for run in runs.query(**query))
 
 
 def test_a_scan_finds_runs_at_any_depth(opened, root):
-    """Runs lie where users put them, each in a folder of its own."""
+    """Users put run folders anywhere."""
     write_run(root / "a")
     write_run(root / "20260101" / "120000" / "b")
 
@@ -65,7 +65,7 @@ def test_a_scan_finds_runs_at_any_depth(opened, root):
 
 
 def test_every_field_of_a_sidecar_is_indexed(opened, root):
-    """The record has the fields of the sidecar, with the types that they are to have."""
+    """The record has the sidecar's fields with the expected types."""
     write_run(
         root / "a",
         run_id="id",
@@ -98,7 +98,7 @@ def test_every_field_of_a_sidecar_is_indexed(opened, root):
 
 
 def test_unchanged_finished_run_costs_one_stat(root, with_disk):
-    """Nor does the folder around it cost more."""
+    """The folder around it costs no more."""
     for name in "abc":
         write_run(root / "group" / name)
     age(root / "group", root)
@@ -115,7 +115,7 @@ def test_unchanged_finished_run_costs_one_stat(root, with_disk):
 
 
 def test_a_new_run_costs_six_system_calls(root, opened, monkeypatch):
-    """Its folder is looked at once, its sidecar opened, looked at, read and closed; edits are looked for."""
+    """The scan lists the folder; opens, stats, reads and closes the sidecar; and looks for edits."""
     for name in "abc":
         write_run(root / name)
     calls = []
@@ -146,7 +146,7 @@ def test_a_new_run_costs_six_system_calls(root, opened, monkeypatch):
 
 
 def test_a_running_run_costs_two_stats(root, with_disk):
-    """They are those of its folder and of its heartbeat."""
+    """They are for its folder and its heartbeat."""
     write_run(root / "a", status="running", beat=NOW)
     age(root)
     disk = CountingDisk()
@@ -161,7 +161,7 @@ def test_a_running_run_costs_two_stats(root, with_disk):
 
 
 def test_only_changed_runs_are_read_again(root, with_disk):
-    """One run logs: its sidecar is the only file that is opened."""
+    """If one run logs, only its sidecar is opened."""
     write_run(root / "a")
     write_run(root / "b", summary={"loss": 1.0})
     age(root)
@@ -179,7 +179,7 @@ def test_only_changed_runs_are_read_again(root, with_disk):
 
 
 def test_a_restored_older_sidecar_is_read_too(opened, root):
-    """Another time is another file, also one that is earlier."""
+    """A different timestamp means a different file, even if it is earlier."""
     write_run(root / "a", notes="new")
     opened.scan()
     write_run(root / "a", notes="old")
@@ -192,7 +192,7 @@ def test_a_restored_older_sidecar_is_read_too(opened, root):
 
 
 def test_recent_files_are_checked_again(root, with_disk):
-    """Two changes within one tick of the file system's clock are two changes."""
+    """Two changes may fall within one tick of the file system's clock."""
     moment = (NOW, NOW)
     write_run(root / "a", notes="1")
     os.utime(root / "a", moment)
@@ -208,7 +208,7 @@ def test_recent_files_are_checked_again(root, with_disk):
 
 
 def test_recently_overwritten_sidecar_is_read_again(root, with_disk):
-    """An unknown time is not the same as an unknown time before, although file and size are."""
+    """Two unknown times count as different, even if file and size are the same."""
     moment = (NOW, NOW)
     sidecar = write_run(root / "a", notes="1") / "sidecar.json"
     os.utime(root / "a", moment)
@@ -242,7 +242,7 @@ def test_a_scan_never_goes_into_folders_of_many_files(folder, root, with_disk):
 
 
 def test_hidden_folders_and_links_are_left_out(opened, root, tmp_path):
-    """A link to a folder could lead round in a circle."""
+    """A link to a folder could make a cycle."""
     write_run(root / ".git" / "a")
     write_run(tmp_path / "elsewhere" / "b")
     (root / "link").symlink_to(tmp_path / "elsewhere", target_is_directory=True)
@@ -253,7 +253,7 @@ def test_hidden_folders_and_links_are_left_out(opened, root, tmp_path):
     assert counts(report) == {}
 
 
-def test_runs_in_a_run_are_found_when_they_come(opened, root):
+def test_new_runs_inside_a_run_are_found(opened, root):
     """A sweep may keep its trials in its own folder."""
     write_run(root / "sweep")
     write_run(root / "sweep" / "trials" / "one")
@@ -275,8 +275,8 @@ def test_a_root_may_be_a_run_itself(tmp_path):
         assert runs.scan().runs == 1
 
 
-def test_a_folder_becomes_a_run_when_its_sidecar_comes(opened, root):
-    """A folder was empty at the first scan."""
+def test_a_folder_becomes_a_run_once_it_has_a_sidecar(opened, root):
+    """The folder was empty at the first scan."""
     (root / "a").mkdir()
     first = opened.scan()
     write_run(root / "a")
@@ -287,7 +287,7 @@ def test_a_folder_becomes_a_run_when_its_sidecar_comes(opened, root):
 
 
 def test_empty_root_is_not_a_run(opened):
-    """Nothing is there, and nothing is reported."""
+    """The scan finds nothing and reports nothing."""
     report = opened.scan()
 
     assert counts(report) == {}
@@ -296,7 +296,7 @@ def test_empty_root_is_not_a_run(opened):
 
 @pytest.mark.parametrize("name", ["missing", "file"])
 def test_a_root_must_be_a_folder(name, tmp_path):
-    """The error says what is there instead."""
+    """The error names the path's type."""
     (tmp_path / "file").touch()
     expected = "does not exist" if name == "missing" else "is not a folder"
 
@@ -304,14 +304,14 @@ def test_a_root_must_be_a_folder(name, tmp_path):
         open_runs(tmp_path / name, cache=tmp_path / "cache")
 
 
-def test_there_must_be_a_root(tmp_path):
-    """No root is a mistake."""
+def test_no_root_raises(tmp_path):
+    """An empty list of roots is a mistake."""
     with pytest.raises(RootError, match="at least one folder"):
         open_runs(cache=tmp_path)
 
 
 def test_missing_root_keeps_its_runs(opened, root):
-    """A file system that is not mounted at the moment is no reason to forget what was on it."""
+    """The file system may just not be mounted."""
     write_run(root / "a")
     opened.scan()
     root.rename(root.with_name("away"))
@@ -322,8 +322,8 @@ def test_missing_root_keeps_its_runs(opened, root):
     assert report.problems == ((root, "root cannot be read: No such file or directory"),)
 
 
-def test_roots_in_one_another_are_scanned_once(root, tmp_path):
-    """Each run is there once, and the report says why."""
+def test_nested_roots_are_scanned_once(root, tmp_path):
+    """Each run is listed once, and the report gives the reason."""
     write_run(root / "inner" / "a")
 
     with open_runs(root, root / "inner", root, cache=tmp_path / "cache") as runs:
@@ -333,11 +333,11 @@ def test_roots_in_one_another_are_scanned_once(root, tmp_path):
         )
 
 
-# What comes and goes.
+# New, moved and deleted runs.
 
 
 def test_deleted_run_is_gone(opened, root):
-    """It is counted, and not found any more; nothing of it stays."""
+    """The scan counts it and forgets all of it."""
     write_run(root / "a", tags=["t"], hparams={"x": 1})
     write_run(root / "b", hparams={"x": 2})
     opened.scan()
@@ -363,7 +363,7 @@ def test_moved_run_keeps_its_identity(opened, root):
 
 
 def test_copied_tree_is_read_at_its_new_place(root, tmp_path):
-    """The paths in the sidecars are those of another machine, and do not matter."""
+    """The sidecars have paths of another machine, which don't matter."""
     write_run(root / "a", run_dir="/cluster/runs/a")
     shutil.copytree(root, tmp_path / "laptop")
 
@@ -373,7 +373,7 @@ def test_copied_tree_is_read_at_its_new_place(root, tmp_path):
 
 
 def test_duplicate_id_is_reported_with_its_paths(opened, root):
-    """A copied folder is a second run with the same id; both are there."""
+    """A copied folder is a second run with the same id; both are listed."""
     write_run(root / "a", run_id="id")
     write_run(root / "b", run_id="id")
     write_run(root / "c")
@@ -385,7 +385,7 @@ def test_duplicate_id_is_reported_with_its_paths(opened, root):
 
 
 def test_duplicate_id_in_two_roots_is_reported(tmp_path):
-    """Each root has an index of its own; the id is looked for in all."""
+    """Each root has its own index; the id is looked up in all."""
     write_run(tmp_path / "one" / "a", run_id="id")
     write_run(tmp_path / "two" / "b", run_id="id")
 
@@ -394,7 +394,7 @@ def test_duplicate_id_in_two_roots_is_reported(tmp_path):
 
 
 class DiskThatDoesSomethingOnce(FileSystem):
-    """Does something before it reads a certain file."""
+    """Does something once, before it reads a certain file."""
 
     def __init__(self, name, act):
         self.name = name
@@ -408,7 +408,7 @@ class DiskThatDoesSomethingOnce(FileSystem):
 
 
 def test_run_deleted_during_the_scan_is_left_out(root, with_disk):
-    """It is deleted between the look at the folder and the look at the file."""
+    """It disappears between the scan of the folder and the read of the file."""
     write_run(root / "a")
     write_run(root / "b")
     runs = with_disk(DiskThatDoesSomethingOnce("a/sidecar.json", lambda: shutil.rmtree(root / "a")))
@@ -419,7 +419,7 @@ def test_run_deleted_during_the_scan_is_left_out(root, with_disk):
 
 
 def test_run_moved_during_the_scan_is_found_by_the_next(root, with_disk):
-    """It may be missed once, and never for good."""
+    """One scan may miss it, but not the next."""
     write_run(root / "a", run_id="id")
     runs = with_disk(DiskThatDoesSomethingOnce("a/sidecar.json", lambda: (root / "a").rename(root / "z")))
     runs.scan()
@@ -446,7 +446,7 @@ DAMAGE = {
 
 @pytest.mark.parametrize("content", DAMAGE.values(), ids=DAMAGE)
 def test_a_damaged_sidecar_is_a_run_with_a_problem(content, opened, root):
-    """It is counted, and scanning continues; repaired, it is a run like the others."""
+    """It is counted, and the scan continues; once repaired, it is a normal run."""
     write_run(root / "fine")
     write_run(root / "a")
     (root / "a" / "sidecar.json").write_bytes(content)
@@ -458,14 +458,14 @@ def test_a_damaged_sidecar_is_a_run_with_a_problem(content, opened, root):
     assert counts(again) == {"runs": 2, "unchanged": 2, "damaged": 1}
     assert opened["a"].record.problem.startswith("sidecar.json is damaged: ")
     assert (opened["a"].record.status, damaged.problems[0][0]) == ("unknown", root / "a")
-    # In place, which the time of the folder does not show.
+    # In place, which doesn't change the folder's time.
     (root / "a" / "sidecar.json").write_bytes(SIDECAR)
     assert counts(opened.scan()) == {"runs": 2, "changed": 1, "unchanged": 1}
     assert (opened["a"].record.problem, opened["a"].record.hparams) == (None, {"x": 1})
 
 
 def test_sidecar_cut_anywhere_never_raises(opened, root):
-    """A half-written file is damaged, at whatever byte it ends; what was known of the run stays known."""
+    """A truncated file is damaged, wherever it ends; earlier data about the run is kept."""
     write_run(root / "a", notes="before")
     opened.scan()
     problems = collections.Counter()
@@ -481,8 +481,8 @@ def test_sidecar_cut_anywhere_never_raises(opened, root):
     assert problems == {1: len(SIDECAR)}
 
 
-def test_a_sidecar_of_strange_types_is_read_as_far_as_it_makes_sense(opened, root):
-    """A field that is not what it should be counts as not there."""
+def test_a_sidecar_with_wrong_types_is_read_in_part(opened, root):
+    """A field of the wrong type counts as missing."""
     write_run(
         root / "a",
         status=7,
@@ -510,7 +510,7 @@ def test_a_sidecar_of_strange_types_is_read_as_far_as_it_makes_sense(opened, roo
 
 
 def test_a_run_folder_without_a_sidecar_is_an_orphan(opened, root):
-    """It was deleted, or is about to be written; then it is no orphan any more."""
+    """The sidecar was deleted or is about to be written; afterwards the folder isn't an orphan any more."""
     (root / "a").mkdir()
     (root / "a" / "heartbeat").touch()
     os.utime(root / "a" / "heartbeat", (0, 0))
@@ -524,7 +524,7 @@ def test_a_run_folder_without_a_sidecar_is_an_orphan(opened, root):
 
 
 def test_run_with_a_deleted_sidecar_is_still_known(opened, root):
-    """What it said last stays, with the problem."""
+    """Its last content stays, with the problem."""
     write_run(root / "a", notes="n", beat=NOW)
     opened.scan()
     (root / "a" / "sidecar.json").unlink()
@@ -537,7 +537,7 @@ def test_run_with_a_deleted_sidecar_is_still_known(opened, root):
 
 
 def test_sidecar_folder_is_a_problem(opened, root):
-    """Whatever is there, scanning continues."""
+    """The scan continues."""
     (root / "a" / "sidecar.json").mkdir(parents=True)
 
     report = opened.scan()
@@ -547,7 +547,7 @@ def test_sidecar_folder_is_a_problem(opened, root):
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
 def test_a_folder_without_rights_is_a_problem_and_its_runs_stay(opened, root):
-    """They are there, and only cannot be looked at now."""
+    """The runs still exist; the scan just can't read them now."""
     write_run(root / "group" / "a")
     opened.scan()
     (root / "group").chmod(0)
@@ -563,7 +563,7 @@ def test_a_folder_without_rights_is_a_problem_and_its_runs_stay(opened, root):
 
 
 class DiskWithoutRights(FileSystem):
-    """Refuses one folder."""
+    """Denies access to one folder."""
 
     def __init__(self, folder):
         self.folder = str(folder)
@@ -575,7 +575,7 @@ class DiskWithoutRights(FileSystem):
 
 
 def test_unreadable_folder_is_checked_again(root, with_disk):
-    """The folder around it does not change when the right to read it is given."""
+    """The parent folder doesn't change when access is granted."""
     write_run(root / "group" / "a")
     age(root)
     disk = DiskWithoutRights(root / "group")
@@ -593,7 +593,7 @@ def test_unreadable_folder_is_checked_again(root, with_disk):
 
 
 def test_non_utf8_names_are_found(opened, root):
-    """A folder may be called anything, also what is no UTF-8; and a sidecar may hold half a character."""
+    """A folder's name may be invalid UTF-8, and a sidecar may contain half a character."""
     name = os.fsdecode(b"caf\xe9")
     write_run(root / name, run_id="a", notes="\ud800", hparams={"\udfff": "x"})
     age(root / name)
@@ -609,7 +609,9 @@ def test_non_utf8_names_are_found(opened, root):
 
 
 def test_non_finite_values_come_back(opened, root):
-    """In hyperparameters they are the texts of strict JSON.
+    """Hyperparameters have the strings of strict JSON.
+
+    The summary has null, which `summary.json` explains.
 
     In the summary as null, which `summary.json` explains.
     """
@@ -629,7 +631,7 @@ def test_non_finite_values_come_back(opened, root):
 
 
 def test_a_run_of_very_many_names_keeps_them_all(opened, root):
-    """Beyond the columns there are, names share a table; they are found and sorted all the same."""
+    """Names beyond the limit of columns share a table; queries still find and sort them."""
     write_run(root / "a", hparams={f"layers.{index}": index for index in range(2500)})
     write_run(root / "b", hparams={"layers.2400": 1, "layers.7": 3})
 
@@ -673,10 +675,8 @@ def test_removed_value_is_forgotten(opened, root):
         ("orphaned", 0, False),
     ],
 )
-def test_a_run_is_alive_while_it_has_not_ended_and_its_heart_beats(
-    status, age_seconds, expected, opened, root
-):
-    """An end beats a warm heartbeat; the status stays as it was written."""
+def test_a_run_is_alive_until_it_ends_or_its_heartbeat_stops(status, age_seconds, expected, opened, root):
+    """An ended run isn't alive, even with a fresh heartbeat; the status stays as written."""
     write_run(root / "a", status=status, beat=None if age_seconds is None else NOW - age_seconds)
 
     report = opened.scan()
@@ -686,7 +686,7 @@ def test_a_run_is_alive_while_it_has_not_ended_and_its_heart_beats(
 
 
 def test_silent_run_stops_being_alive(opened, root):
-    """Only the heartbeat grows old."""
+    """Only its heartbeat gets older."""
     write_run(root / "a", status="running", beat=NOW)
     first = opened.scan()
     os.utime(root / "a" / "heartbeat", (NOW - HOUR, NOW - HOUR))
@@ -698,7 +698,7 @@ def test_silent_run_stops_being_alive(opened, root):
 
 
 def test_a_heartbeat_in_the_future_counts_while_the_lock_is_held(opened, root):
-    """The clock of a file server may be hours ahead; after a kill, its last heartbeat keeps no run alive."""
+    """A file server's clock may be hours ahead; after a kill, such a heartbeat keeps no run alive."""
     write_run(root / "a", status="running", beat=NOW + HOUR)
     with (root / "a" / ".lock").open("w") as lock:
         assert try_lock(lock.fileno())
@@ -710,11 +710,11 @@ def test_a_heartbeat_in_the_future_counts_while_the_lock_is_held(opened, root):
     assert opened.query(where="alive") == []
 
 
-# Others' runs.
+# Runs of other tools.
 
 
 def test_folders_of_lightning_are_runs(opened, root):
-    """`hparams.yaml` has the hyperparameters, and `metrics.csv` the last value of each column."""
+    """`hparams.yaml` has the hyperparameters, and `metrics.csv` each column's last value."""
     write_lightning(
         root / "lightning_logs" / "version_0",
         "epoch,train_loss,step,val_acc\r\n0,0.5,10,\r\n0,,10,0.9\r\n1,nan,20,\r\n1,0.",
@@ -741,7 +741,7 @@ def test_folders_of_lightning_are_runs(opened, root):
 
 
 def test_a_live_lightning_run_is_read_again(opened, root):
-    """It appends in place, which changes no folder."""
+    """Lightning appends in place, which changes no folder."""
     folder = write_lightning(root / "version_0")
     opened.scan()
     with (folder / "metrics.csv").open("a") as file:
@@ -767,7 +767,7 @@ def test_a_live_lightning_run_is_read_again(opened, root):
     ids=["no YAML", "NUL", "in itself", "a bomb"],
 )
 def test_unreadable_hyperparameters_are_a_problem(hparams, opened, root):
-    """The metrics are there all the same."""
+    """The metrics are still there."""
     write_lightning(root / "version_0", hparams=hparams)
 
     report = opened.scan()
@@ -791,8 +791,8 @@ def test_unreadable_hyperparameters_are_a_problem(hparams, opened, root):
         ('"a,b",step\r\n0.5,1\r\n', {"a,b": 0.5}),
     ],
 )
-def test_any_csv_is_read_as_far_as_it_makes_sense(csv, expected, opened, root):
-    """Rows may be cut off, short, long or of no numbers."""
+def test_any_csv_is_read_as_far_as_possible(csv, expected, opened, root):
+    """Rows may be cut off, short, long or not numeric."""
     write_lightning(root / "version_0", csv)
 
     opened.scan()
@@ -800,7 +800,7 @@ def test_any_csv_is_read_as_far_as_it_makes_sense(csv, expected, opened, root):
     assert opened["version_0"].record.summary == expected
 
 
-def test_the_last_values_of_a_long_csv_are_found_from_its_end(opened, root):
+def test_the_last_values_of_a_long_csv_are_read_from_its_end(opened, root):
     """A metric that was logged once, long ago, has its value too."""
     rows = "".join(f"{step},,{step / 10}\r\n" for step in range(200_000))
     write_lightning(root / "version_0", f"step,early,loss\r\n0,7.5,\r\n{rows}")
@@ -811,7 +811,7 @@ def test_the_last_values_of_a_long_csv_are_found_from_its_end(opened, root):
 
 
 def test_runs_of_stable_pretraining_are_runs(opened, root):
-    """Its sidecar has no format version, bare NaN, statuses of Lightning, and what its viewer writes into it."""
+    """Its sidecar has no format version, bare NaN, Lightning's statuses, and fields of its viewer."""
     write_run(
         root / "20260101" / "120000" / "abc",
         format_version=None,
@@ -831,11 +831,11 @@ def test_runs_of_stable_pretraining_are_runs(opened, root):
 
 
 def test_files_of_stable_pretraining_are_read(opened, root):
-    """Its own functions write the files, NaN and all."""
+    """Its own functions write the files, with NaN."""
     package = folder_of("stable_pretraining")
     if package is None:
         pytest.skip("stable-pretraining is not there (.ci/peers.txt)")
-    # The module alone: its package wants Lightning, loguru and more.
+    # Only the module: its package needs Lightning, loguru and more.
     path = Path(package, "registry", "_sidecar.py")
     spec = importlib.util.spec_from_file_location("theirs", path)
     theirs = importlib.util.module_from_spec(spec)

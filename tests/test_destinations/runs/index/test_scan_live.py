@@ -1,4 +1,4 @@
-"""Scanning while real runs start, log, finish, crash, move and are deleted: nothing is raised, and in the end all is known."""
+"""Scans while runs start, log, finish, crash, move and are deleted: nothing raises, and all are found."""
 
 import os
 import shutil
@@ -45,7 +45,7 @@ sys.stdin.read()
 
 
 def write(folder, kind, errors):
-    """Is one writer: logs, then comes to the end that its kind has."""
+    """Runs one writer: logs, then ends in the way of its kind."""
     try:
         state = State("test")
         run = RunDirectory(folder, run_id=folder.name, flush_seconds=0.02, close_seconds=WAIT_SECONDS)
@@ -70,7 +70,7 @@ def write(folder, kind, errors):
 
 @pytest.fixture
 def killed(tmp_path):
-    """A process that writes four runs, killed without warning once all have logged."""
+    """A process that writes four runs, killed once all have logged."""
     folders = [str(tmp_path / "runs" / f"crash{number}") for number in range(4)]
     with subprocess.Popen(
         [sys.executable, "-c", KILLED, *folders],
@@ -90,7 +90,7 @@ def killed(tmp_path):
 
 
 def test_a_scan_while_twenty_writers_are_at_work(killed, tmp_path):
-    """A scan continues whatever it meets; the last one has the status of each run."""
+    """Each scan continues, and the last one has the status of each run."""
     root, errors = tmp_path / "runs", []
     root.mkdir()
     kinds = [kind for kind in ("finish", "fail", "move", "delete") for _ in range(4)]
@@ -128,8 +128,8 @@ def test_a_scan_while_twenty_writers_are_at_work(killed, tmp_path):
     assert losses == {1.0 / 50}
 
 
-def test_a_killed_run_is_not_alive_once_its_heart_stood_still(killed, tmp_path):
-    """Its status says running for ever; three minutes later it counts as dead."""
+def test_a_killed_run_is_not_alive_after_its_heartbeat_stops(killed, tmp_path):
+    """Its status stays "running"; three minutes later it counts as dead."""
     root = tmp_path / "runs"
     root.mkdir()
     killed()
@@ -163,7 +163,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_summary_of_a_killed_run_covers_its_rows(tmp_path):
-    """The record, the statistics and the best runs have the rows after the last flush, and nothing is written."""
+    """The record, the statistics and `best` include rows after the last flush, and nothing is written."""
     root, hours = tmp_path / "runs", [0.0]
     folder = root / "killed"
     root.mkdir()
@@ -181,7 +181,7 @@ def test_summary_of_a_killed_run_covers_its_rows(tmp_path):
         assert process.stdout.readline() == "flushed\n"
         beats = folder.joinpath("heartbeat").stat()
         for path in (folder / "sidecar.json", folder):
-            os.utime(path, (1e9, 1e9))  # An older time is trusted.
+            os.utime(path, (1e9, 1e9))  # The scan trusts an older time.
         runs.scan()
         before = runs.best("acc", is_max=True)[0].value
         process.communicate("go\n", WAIT_SECONDS)

@@ -1,4 +1,4 @@
-"""What a scan finds of runs that several write, and what it costs those that nobody else does."""
+"""Scans runs with several writers, and measures the cost for other runs."""
 
 import json
 import os
@@ -24,13 +24,13 @@ def write_writer(run, name, *, beat=NOW - HOUR, metrics=(), **fields):
 
 
 def counts(report):
-    """Returns what a report counts, but for what is 0."""
+    """Returns the nonzero counts of a report."""
     names = ("runs", "added", "changed", "unchanged", "moved", "gone", "alive", "damaged", "orphans")
     return {name: value for name in names if (value := getattr(report, name))}
 
 
 def test_writers_are_no_runs_of_their_own(root, opened):
-    """The run has their last values; other runs inside are found."""
+    """The run has their last values; other runs inside it are found."""
     digits = write_run(root / "digits", summary={"loss": 1.0})
     write_writer(digits, "eval", metrics={"acc": 0.5})
     write_run(digits / "nested")
@@ -41,7 +41,7 @@ def test_writers_are_no_runs_of_their_own(root, opened):
 
 
 def test_a_run_without_writers_costs_as_much_as_before(root, with_disk):
-    """First, where nothing changed, and where something did: no call is made for writers that are not there."""
+    """In a first, an unchanged and a changed scan, no call looks for missing writers."""
     for name in ("plain", "media"):
         write_run(root / name, beat=NOW)
     (root / "media" / "media").mkdir()
@@ -63,7 +63,7 @@ def test_a_run_without_writers_costs_as_much_as_before(root, with_disk):
 
 @pytest.mark.parametrize("is_live", [False, True])
 def test_a_change_of_a_writer_is_a_change_of_the_run(root, opened, is_live):
-    """Also where nothing of the folder of the run changes; and only then is it read again."""
+    """The run is read again only then, even if nothing changes in its own folder."""
     digits = write_run(root / "digits", status="running" if is_live else "completed", beat=NOW - HOUR)
     folder = write_writer(digits, "eval", metrics={"acc": 0.5})
     opened.scan()
@@ -81,7 +81,7 @@ def test_a_change_of_a_writer_is_a_change_of_the_run(root, opened, is_live):
 
 
 def test_new_and_deleted_writers_are_changes(root, opened):
-    """The first makes the folder of writers, the second does not change that of the run."""
+    """The first writer creates the folder of writers; the second doesn't change the run's folder."""
     digits = write_run(root / "digits")
     opened.scan()
     write_writer(digits, "eval", metrics={"acc": 0.5})
@@ -102,7 +102,7 @@ def test_new_and_deleted_writers_are_changes(root, opened):
 
 
 def test_run_with_a_live_writer_is_read_at_each_scan(root, with_disk):
-    """Its rows may be newer than its documents; when its heartbeat is old, once more."""
+    """Its rows may be newer than its documents; once its heartbeat is old, it is read one last time."""
     digits = write_run(root / "digits")
     write_writer(digits, "eval", beat=NOW - 10, status="running", metrics={"acc": 0.5})
 
@@ -115,7 +115,7 @@ def test_run_with_a_live_writer_is_read_at_each_scan(root, with_disk):
 
 
 def test_run_has_the_status_of_its_trainer(root, opened):
-    """A writer that is alive, or has failed, says nothing of it."""
+    """A live or failed writer doesn't change it."""
     digits = write_run(root / "digits", status="completed")
     write_writer(digits, "eval", status="failed")
     write_writer(digits, "live", status="running", beat=NOW)
@@ -125,7 +125,7 @@ def test_run_has_the_status_of_its_trainer(root, opened):
 
 
 def test_a_folder_with_writers_alone_is_a_run(root, opened):
-    """Its id is that of the first writer; with the sidecar of the trainer it has that one's."""
+    """It has the id of its first writer until there is a trainer's sidecar."""
     write_writer(root / "digits", "b", created_at=NOW - 50, metrics={"acc": 0.5})
     write_writer(root / "digits", "a", created_at=NOW - 40, status="running", beat=NOW)
 
@@ -144,7 +144,7 @@ def test_a_folder_with_writers_alone_is_a_run(root, opened):
 
 
 def test_run_of_ended_writers_is_not_read_again(root, opened):
-    """And it is gone with them."""
+    """It is gone once they are deleted."""
     folder = write_writer(root / "digits", "eval", metrics={"acc": 0.5})
     opened.scan()
     assert counts(opened.scan()) == {"runs": 1, "unchanged": 1}
@@ -157,7 +157,7 @@ def test_run_of_ended_writers_is_not_read_again(root, opened):
 
 
 def test_writer_is_found_once_it_has_a_sidecar(root, opened):
-    """Also where nothing changes in the folder of the run any more."""
+    """This holds even if nothing else changes in the run's folder."""
     folder = root / "digits" / "writers" / "eval"
     (folder / "journal" / "rank0").mkdir(parents=True)
     age(root / "digits", root / "digits" / "writers", folder)
@@ -173,7 +173,7 @@ def test_writer_is_found_once_it_has_a_sidecar(root, opened):
 
 
 def test_ordinary_folder_called_writers_may_have_runs(root, opened):
-    """Runs that do not say that they are writers are runs, at any depth."""
+    """Runs without a writer's name in the sidecar are runs, at any depth."""
     write_run(root / "writers" / "tolstoy")
     write_run(root / "books" / "writers" / "austen")
 
@@ -182,7 +182,7 @@ def test_ordinary_folder_called_writers_may_have_runs(root, opened):
 
 
 def test_renamed_copy_is_not_a_writer(root, opened):
-    """It says that it is another one: it is a run, in an ordinary folder."""
+    """Its sidecar has another name, so it is a run in an ordinary folder."""
     write_writer(root / "digits", "eval")
     (root / "digits" / "writers" / "eval").rename(root / "digits" / "writers" / "copy")
 
@@ -192,7 +192,7 @@ def test_renamed_copy_is_not_a_writer(root, opened):
 
 @pytest.mark.parametrize("what", ["sidecar", "summary"])
 def test_a_damaged_writer_is_a_problem_or_counts_from_its_rows(root, opened, what):
-    """The values of the trainer are there."""
+    """The trainer's values are there."""
     digits = write_run(root / "digits")
     (digits / "summary.json").write_text(json.dumps({"metrics": {"loss": {"last": 1.0, "count": 1}}}))
     folder = write_writer(digits, "eval", metrics={"acc": 0.5})
@@ -205,7 +205,7 @@ def test_a_damaged_writer_is_a_problem_or_counts_from_its_rows(root, opened, wha
 
 
 def test_unreadable_writer_is_a_problem_of_the_run(root, opened):
-    """Until it can be."""
+    """The problem disappears once it can be read."""
     digits = write_run(root / "digits")
     folder = write_writer(digits, "eval")
     (folder / "summary.json").unlink()
@@ -223,8 +223,8 @@ def test_unreadable_writer_is_a_problem_of_the_run(root, opened):
     assert opened["digits"].record.problem is None
 
 
-def test_writers_of_a_damaged_run_and_of_lightning_are_none_of_their_own(root, opened):
-    """Whatever the run itself is."""
+def test_writers_of_damaged_or_lightning_runs_are_not_runs(root, opened):
+    """This holds for any kind of run."""
     for name in ("damaged", "orphan"):
         write_run(root / name)
         write_writer(root / name, "eval")
@@ -241,7 +241,7 @@ def test_writers_of_a_damaged_run_and_of_lightning_are_none_of_their_own(root, o
 
 
 def test_tags_of_writers_can_be_edited_without_a_trainer(root, opened):
-    """One that is taken away stays away, as that of a trainer does."""
+    """A removed tag stays away, as with a trainer's tags."""
     write_writer(root / "digits", "eval", tags=["a", "b"])
     opened.scan()
 
@@ -253,7 +253,7 @@ def test_tags_of_writers_can_be_edited_without_a_trainer(root, opened):
 
 
 def test_more_writers_than_are_read_are_a_problem_of_the_run(root, opened, caplog):
-    """A folder that somebody has filled costs no reader more than a thousand."""
+    """In a folder that someone has filled, a reader looks at a thousand at most."""
     digits = write_run(root / "digits")
     for number in range(1002):
         (digits / "writers" / f"w{number:04}").mkdir(parents=True)
@@ -266,8 +266,8 @@ def test_more_writers_than_are_read_are_a_problem_of_the_run(root, opened, caplo
     assert "has 1002 writers" in caplog.text
 
 
-def test_the_folder_of_a_writer_is_a_run_where_it_is_opened(root):
-    """As the only one of its root, or as a root."""
+def test_an_opened_folder_of_a_writer_is_a_run(root):
+    """It may be the only folder of its root, or a root."""
     write_writer(write_run(root / "digits"), "eval")
 
     with open_runs(root / "digits" / "writers", cache=root.parent / "cache", clock=clock) as runs:

@@ -192,7 +192,7 @@ def vars_of(position):
 
 
 def test_run_with_a_live_writer_is_not_over(tmp_path):
-    """What is there is sent now, and the rest later."""
+    """The current rows are sent now, and the others later."""
     run_dir = tmp_path / "digits"
     late = Written(run_dir, writer="eval")
     with Written(run_dir) as trainer:
@@ -247,7 +247,7 @@ def test_unreadable_writer_does_not_stop_the_others(run, sent, target):
 
 
 def test_copy_has_the_abandoned_branch_of_a_writer(run, sent, tmp_path):
-    """Only if abandoned rows are requested."""
+    """It is included only if abandoned rows are requested."""
     with Written(run.path, writer="eval", batch=1) as late:
         late.engine.run_event("before_load")
         late.engine.run_event("after_load")
