@@ -7,7 +7,7 @@ from destinations.testing import DestinationContract
 
 
 class TestRunDirectory(DestinationContract):
-    """Metrics are read back in `test_metrics.py`: calls of one step share a row here, so records cannot be told apart."""
+    """`test_metrics.py` reads metrics back: calls of one step share a row here, so records merge."""
 
     @pytest.fixture
     def destination(self, tmp_path):

@@ -81,7 +81,7 @@ def test_a_row_counts_as_pending_when_a_full_disk_is_reported(tmp_path):
 def test_rows_wait_for_space_and_come_in_order(tmp_path):
     """While no segment can be made, rows wait in memory.
 
-    When there is room, they come before what is logged next.
+    Once there is space, they precede later rows.
     """
     folder = journal_path(tmp_path, 0)
     folder.mkdir(parents=True)
@@ -451,8 +451,6 @@ def test_a_folder_moved_while_it_is_written_keeps_its_rows(drive, tmp_path, capl
     """After a rename, everything is written to the moved folder, which stays locked.
 
     Its former path is free.
-
-    Its former path is free.
     """
     caplog.set_level(logging.WARNING)
     run = drive(flush_seconds=1000).fit()
@@ -479,7 +477,7 @@ def test_a_folder_moved_while_it_is_written_keeps_its_rows(drive, tmp_path, capl
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a file system in a namespace of its own")
 def test_a_full_file_system_stops_nothing(tmp_path):
-    """On a disk that fills up and is freed, no call raises, one error is reported, and every row is there at the end."""
+    """On a disk that fills up and is freed, no call raises, one error is logged, and every row is kept."""
     code = """
 import logging, os, sys
 from pathlib import Path
@@ -728,7 +726,7 @@ class HoldsTheDestination:
 def test_forked_workers_write_nothing_and_hang_nowhere(drive, tmp_path):
     """A DataLoader with workers forks while the threads run.
 
-    What a worker logs is left out, the parent's rows are not.
+    Rows of a worker are left out, and the parent's rows are kept.
     """
     data = pytest.importorskip("torch.utils.data")
     run = drive(flush_seconds=0.001).fit()
@@ -780,7 +778,7 @@ with Run([RunDirectory(sys.argv[1])], run_name="r") as run:
 
 
 def test_spawned_workers_write_nothing(drive, tmp_path):
-    """A DataLoader that spawns its workers sends them copies that are closed.
+    """A DataLoader sends closed copies to workers that it spawns.
 
     Logging there is refused, and harms nothing.
     """
@@ -903,9 +901,9 @@ def test_nothing_is_left_to_do_when_a_flush_returns():
 
 
 def test_a_timer_continues_after_an_error_and_stops_in_time():
-    """What the work raises goes to the handler.
+    """The handler gets the error.
 
-    Stop does the work once more, and says when it takes too long.
+    `stop` does the work once more, and reports whether that takes too long.
     """
     caught, lasts, gate = [], [], threading.Event()
 

@@ -1,4 +1,4 @@
-"""The journal changes segments while others interfere: the writer thread, signals, other threads, a fork, files in the way.
+"""The journal changes segments despite the writer thread, signals, other threads, forks and other files.
 
 After each interference the rows are read as another process would find them after SIGKILL, and once more
 after the drain.
@@ -383,7 +383,7 @@ def test_rows_that_do_not_fit_into_memory_are_dropped_and_counted(tmp_path, monk
 
 @functools.cache
 def places_of_signals(code) -> frozenset[int]:
-    """Returns the instructions before which CPython looks for signals: after calls, jumps back and at the beginning."""
+    """Returns the instructions before which CPython checks signals: after calls, backward jumps, at the start."""
     instructions = list(dis.get_instructions(code))
     return frozenset(
         after.offset
@@ -393,7 +393,7 @@ def places_of_signals(code) -> frozenset[int]:
 
 
 class Interrupted:
-    """Calls `interrupt` in the middle of the journal's own code, as a signal does: at the n-th place that it comes to."""
+    """Calls `interrupt` within the journal's own code, as a signal does: at the n-th place it reaches."""
 
     def __init__(self, when: int, interrupt) -> None:
         self._left = when
@@ -543,7 +543,7 @@ def test_threads_that_log_at_once_lose_nothing(tmp_path, kind):
 class ForksInBetween(MappedSegment):
     """Forks a child in the middle of a change of segments, as a signal handler may.
 
-    The child logs on, and ends.
+    The child continues to log, then ends.
     """
 
     fork = staticmethod(lambda: None)

@@ -236,7 +236,7 @@ def test_the_same_name_and_step_twice_keeps_both(drive, tmp_path):
 def test_masks_are_indexed_pngs_beside_overlays(drive, tmp_path):
     """Pixel values of the mask file are the classes.
 
-    The overlay changes pixels of other classes than 0 only.
+    The overlay only changes pixels of classes other than 0.
     """
     image = np.full((3, 2, 2), 100, np.uint8)
     mask = torch.tensor([[0, 1], [2, 255]])

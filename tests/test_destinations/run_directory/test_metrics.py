@@ -387,7 +387,7 @@ def test_a_segment_is_read_on_when_the_journal_closes_it(tmp_path):
 def test_a_write_rate_thins_the_rows(drive, tmp_path):
     """With a rate, the row of a step represents all steps since the previous row.
 
-    What waits at the end is written too.
+    Pending rows are written at the end.
     """
     run = drive(write_rate=WriteRate(every_steps=4, aggregate="mean")).fit()
     for step in range(10):

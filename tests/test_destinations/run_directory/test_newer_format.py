@@ -1,4 +1,4 @@
-"""A run that a newer release wrote: this release lists it, says which release to use, and changes nothing in it."""
+"""Runs of a newer release are listed with the release to use, and never changed."""
 
 import json
 import shutil

@@ -1,6 +1,6 @@
-"""A metrics.csv that has grown is closed as a part, and every reader sees the rows as if it had not.
+"""A large metrics.csv is closed as a part, and every reader sees the same rows as in a single file.
 
-Nor does a reader see whether a part is Parquet, or the CSV that earlier versions left.
+A part may be Parquet, or CSV from an earlier version.
 """
 
 import contextlib
@@ -159,7 +159,7 @@ def as_csv(run_dir, chosen=None):
 def written(tmp_path_factory):
     """The same rows in parts, in one file, in parts of an earlier version, and in parts of both.
 
-    The metric `acc` is there now and then, `late` late.
+    The metric `acc` is rare, and `late` appears late.
     """
     folder = tmp_path_factory.mktemp("runs")
     for name, written in (("parts", WrittenInParts), ("whole", Written)):
@@ -687,9 +687,9 @@ def test_a_part_that_is_the_file_itself_does_not_count(tmp_path):
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
 @pytest.mark.parametrize("rows", [100, 110])
 def test_a_copy_whose_parts_were_copied_later_has_each_row_once(tmp_path, suffix, rows):
-    """A metrics.csv that has become the beginning of a part meanwhile does not count, for readers and for a writer.
+    """A metrics.csv that has meanwhile become the beginning of a part doesn't count.
 
-    Nor does one that has become all of it, where others came after it.
+    This holds for readers and writers, and if it became a whole part with others after it.
     """
     live, copy = tmp_path / "live", tmp_path / "copy"
     live.mkdir()

@@ -797,7 +797,7 @@ def test_a_string_as_tags_raises(tmp_path):
 def test_rows_logged_before_training_begins_are_kept(tmp_path, restored):
     """A loop without `batch_start` begins to train with its first `batch_end`, after its first row.
 
-    What training repeats is left behind; the rows of this session are not, though they were logged before.
+    Rows that training repeats become a branch; earlier rows of this session don't.
     """
 
     def train(first, steps):

@@ -1,6 +1,6 @@
 """stable-pretraining's own scanner, query and viewer read our folders.
 
-Its wheel lies beside the environment, without its dependencies.
+Its wheel is installed beside the environment, without dependencies.
 """
 
 import importlib

@@ -15,14 +15,14 @@ def clock():
 
 
 def write_run(folder, run_id=None, *, old=True, beat=None, **fields):
-    """Writes a run folder; of stable-pretraining, if `format_version=None`.
+    """Writes a run folder; `format_version=None` makes it one of stable-pretraining.
 
     Args:
         folder: the run.
-        run_id: its id; the name of the folder unless given.
-        old: whether the files are to look an hour old, so that a scan relies on their times.
-        beat: when the heartbeat was touched.
-        fields: of the sidecar.
+        run_id: its id; by default the name of the folder.
+        old: whether the files look an hour old, so that a scan trusts their times.
+        beat: time of the heartbeat.
+        fields: fields of the sidecar.
     """
     folder.mkdir(parents=True, exist_ok=True)
     content = {

@@ -77,8 +77,6 @@ def test_liveness_is_current(tmp_path):
     """A run is alive while its heartbeat is fresh.
 
     A killed one isn't, although its status says running.
-
-    One that was killed is not, though its status says running.
     """
     with Written(tmp_path / "run") as written:
         written.log({"loss": 1.0}, 0)

@@ -2,9 +2,6 @@
 
 Each object of a bucket with several kinds of runs is refused, truncated and deleted in turn. A reader must
 return correct data, raise, or name the problem in the scan's report; it must not treat anything as empty.
-
-Every object of a bucket with runs of several kinds is refused, cut and lost in turn. Whoever reads must show
-the truth, raise, or name the problem in the report of the scan; and nothing may be taken for empty.
 """
 
 import contextlib

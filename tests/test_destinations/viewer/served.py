@@ -1,4 +1,4 @@
-"""A page that tests ask over HTTP, as a browser does."""
+"""Requests to a page over HTTP, as a browser sends them."""
 
 import contextlib
 import http.client
@@ -18,7 +18,7 @@ WAIT_SECONDS = 120
 
 
 class Client:
-    """Asks a server; `get` returns the answer's JSON."""
+    """Requests from a server; `get` returns the answer's JSON."""
 
     def __init__(self, viewer):
         self.viewer = viewer

@@ -1,4 +1,4 @@
-"""Answers are strict JSON, whatever is in them."""
+"""Answers are strict JSON for any values."""
 
 import json
 
@@ -44,8 +44,8 @@ def test_an_answer_is_strict_json(dump, left_out):
     assert json.loads(dump(answer), parse_constant=refuse) == expected
 
 
-def test_non_finite_numbers_say_which_they_are():
-    """Hyperparameters and last values say which of NaN and the infinities they are."""
+def test_non_finite_numbers_keep_their_names():
+    """Hyperparameters and last values distinguish NaN and both infinities."""
     value = {"lr": float("nan"), "deep": [float("inf"), {"x": float("-inf")}], "n": 1, "t": ("a", None)}
 
     assert answers.plain(value) == {

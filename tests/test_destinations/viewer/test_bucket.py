@@ -1,4 +1,4 @@
-"""Runs in a bucket: folders that were uploaded, and datasets of `compact`; with a real S3 server."""
+"""Runs in a bucket of a real S3 server: uploaded folders, and datasets of `compact`."""
 
 import json
 import re
@@ -32,14 +32,14 @@ def moto():
 
 @pytest.fixture(autouse=True)
 def _environment(tmp_path, monkeypatch):
-    """Credentials of the server, and a cache of its own for each test."""
+    """Sets the server's credentials, and a separate cache for each test."""
     for name, value in s3_servers.ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 def put_folder(server, folder, prefix):
-    """Uploads a folder as it is."""
+    """Uploads a folder unchanged."""
     client = server.client()
     for path in folder.rglob("*"):
         if path.is_file():
@@ -48,7 +48,7 @@ def put_folder(server, folder, prefix):
 
 
 def test_folders_in_a_bucket_are_shown(moto, tmp_path):
-    """With their metrics and media; checkpoints and hidden files stay where they are."""
+    """They have their metrics and media; checkpoints and hidden files are not fetched."""
     run = write_demo(tmp_path / "runs", rows=30)
     (run / "checkpoints").mkdir()
     (run / "checkpoints" / "last.pt").write_bytes(b"x" * 1000)
@@ -73,7 +73,7 @@ def test_folders_in_a_bucket_are_shown(moto, tmp_path):
 
 
 class StoreWithoutVersions(LocalStore):
-    """Says of no object which version it has, as an SFTP server that sends no times."""
+    """Returns no object versions, like an SFTP server that sends no times."""
 
     def list(self, prefix=""):
         for one in super().list(prefix):
@@ -93,8 +93,8 @@ def test_a_copy_of_objects_without_versions_is_up_to_date(tmp_path):
     assert json.loads((tmp_path / "copy/one/sidecar.json").read_text())["notes"] == "new"
 
 
-def test_what_replaced_a_file_is_brought_with_the_rows(tmp_path):
-    """A part that has become Parquet in the store takes the place of the CSV in the copy."""
+def test_a_replaced_file_is_fetched_with_the_rows(tmp_path):
+    """A part that became Parquet in the store replaces the CSV in the copy."""
     run = write_run(tmp_path / "runs" / "one")
     parts = run / "parts" / "metrics"
     parts.mkdir(parents=True)
@@ -111,7 +111,7 @@ def test_what_replaced_a_file_is_brought_with_the_rows(tmp_path):
 
 
 def test_a_copy_takes_only_what_changed(moto, tmp_path):
-    """New rows come, what is gone goes, and nothing is fetched twice."""
+    """New rows are fetched, deleted files are removed, and nothing is fetched twice."""
     run = write_run(tmp_path / "runs" / "one", status="running", updated_at=1.7e9)
     write_run(tmp_path / "runs" / "two")
     put_folder(moto, tmp_path / "runs", "changing")
@@ -140,8 +140,8 @@ def test_a_copy_takes_only_what_changed(moto, tmp_path):
     assert not copied.alive
 
 
-def test_names_of_objects_lead_nowhere(moto, tmp_path):
-    """A foreign bucket has names with `..`, absolute ones, and hidden files."""
+def test_object_names_cannot_leave_the_copy(moto, tmp_path):
+    """An untrusted bucket has names with `..`, absolute names, and hidden files."""
     client = moto.client()
     sidecar = json.dumps({"run_id": "one", "status": "completed"}).encode()
     for key in (
@@ -164,7 +164,7 @@ def test_names_of_objects_lead_nowhere(moto, tmp_path):
 
 
 def test_a_copy_is_bounded(moto, tmp_path):
-    """The largest files are left out, which the report says and whoever opens one."""
+    """The largest files are left out; the report and an attempt to open one say so."""
     run = write_run(tmp_path / "runs" / "one")
     (run / "media").mkdir()
     (run / "media" / "film.mp4").write_bytes(b"x" * 100_000)
@@ -183,7 +183,7 @@ def test_a_copy_is_bounded(moto, tmp_path):
 
 @pytest.mark.parametrize("is_dataset", [False, True])
 def test_the_command_exports_from_a_bucket(moto, tmp_path, capsys, is_dataset):
-    """Folders, and datasets that `compact` has written; the credentials of a URI are not shown."""
+    """This covers folders and datasets of `compact`; credentials in a URI are not shown."""
     with Written(tmp_path / "runs" / "one") as run:
         run.logger.log_hyperparameters({"lr": 0.1})
         for step in range(10):
@@ -212,7 +212,7 @@ def test_the_command_exports_from_a_bucket(moto, tmp_path, capsys, is_dataset):
 
 
 def test_a_dataset_is_served(moto, tmp_path):
-    """Runs, their curves and what differs; many requests at once take turns."""
+    """The page shows its runs, curves and differences; concurrent requests take turns."""
     for number in range(2):
         with Written(tmp_path / "runs" / f"run{number}") as run:
             for step in range(10):
@@ -243,7 +243,7 @@ def test_several_uris_are_refused(capsys):
 
 
 class Asked:
-    """A store that notes what it is asked, by method and the name without the number."""
+    """A store that records its calls, by method and by name without the number."""
 
     def __init__(self, store):
         self.store = store
@@ -257,7 +257,7 @@ class Asked:
 
 @pytest.fixture
 def live(moto, tmp_path, monkeypatch, request):
-    """A run that is written in a bucket, and its URI."""
+    """A run that is written to a bucket, and its URI."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     uri = moto.uri(f"{request.node.name}/digits")
     run = Written(uri, mirror_seconds=10.0)
@@ -266,7 +266,7 @@ def live(moto, tmp_path, monkeypatch, request):
 
 
 def send(run):
-    """Sends what is new as one piece, and waits until it is there."""
+    """Sends the changes as one piece, and waits for it to arrive."""
     queue = run.destination._run.files.store.queue
     run.flush()
     queue.drain(60)
@@ -275,8 +275,8 @@ def send(run):
     assert queue.drain(60).is_empty
 
 
-def test_a_live_run_in_a_bucket_is_read_by_what_is_new(live):
-    """One listing finds it; then one request asks for each interval."""
+def test_a_live_run_in_a_bucket_is_read_by_its_new_pieces(live):
+    """One listing finds it; then each interval takes one request."""
     run, uri = live
     run.logger.log_hyperparameters({"lr": 0.1})
     run.log({"loss": 0.0}, 0)
@@ -301,12 +301,12 @@ def test_a_live_run_in_a_bucket_is_read_by_what_is_new(live):
 
             assert found.series("loss").value.tolist() == [float(at) for at in range(step + 1)]
             assert found.record.summary["loss"] == float(step)
-        # Each piece, and after each that there is no other.
+        # Each piece, and after each the check that there is no other.
         assert store.asked == Counter(get=10)
 
 
-def test_a_run_that_ends_is_seen_to_have_ended(live):
-    """Its last rows and documents are those of the folder."""
+def test_the_end_of_a_run_is_noticed(live):
+    """The reader then has the folder's last rows and documents."""
     run, uri = live
     run.log({"loss": 1.0}, 0)
     send(run)
@@ -325,8 +325,8 @@ def test_a_run_that_ends_is_seen_to_have_ended(live):
         assert found.place == uri.partition("?")[0]
 
 
-def test_many_runs_that_ended_cost_one_request_each_and_the_second_time_none(moto, tmp_path, monkeypatch):
-    """Their rows come when they are read."""
+def test_ended_runs_cost_one_request_each_and_none_the_second_time(moto, tmp_path, monkeypatch):
+    """Their rows are fetched when they are read."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     for number in range(5):
         with Written(moto.uri(f"ended/run{number}")) as run:
@@ -354,7 +354,7 @@ def test_many_runs_that_ended_cost_one_request_each_and_the_second_time_none(mot
 
 
 def test_commands_take_a_uri(live, capsys):
-    """`ls`, `show` and `tail`; what would delete or edit says why it does not."""
+    """`ls`, `show` and `tail` do; commands that delete or edit say why they don't."""
     run, uri = live
     for step in range(3):
         run.log({"loss": step / 2}, step)
@@ -383,7 +383,7 @@ def test_commands_take_a_uri(live, capsys):
 
 
 def test_a_bucket_is_compacted_beside_its_runs(live, capsys):
-    """The rows of a run that has ended are brought, and become a dataset in the same bucket."""
+    """A run's rows are fetched once it has ended, and become a dataset in the same bucket."""
     run, uri = live
     for step in range(3):
         run.log({"loss": step / 2}, step)
@@ -400,7 +400,7 @@ def test_a_bucket_is_compacted_beside_its_runs(live, capsys):
 
 
 def test_a_compaction_on_another_machine_rewrites_no_values(live, tmp_path):
-    """Rows are known by their place in the run, and not by when a machine copied them."""
+    """Rows are identified by their place in the run, not by the time of copying."""
     run, uri = live
     run.log({"loss": 1.0}, 0)
     run.close()
@@ -415,7 +415,7 @@ def test_a_compaction_on_another_machine_rewrites_no_values(live, tmp_path):
 
 
 def test_damaged_pieces_hide_no_run(live, moto):
-    """A run without a piece that can be read is shown with its problem, and the others as they are."""
+    """A run without a readable piece is shown with its problem, and the others as usual."""
     run, uri = live
     run.log({"loss": 1.0}, 0)
     send(run)

@@ -1,4 +1,4 @@
-"""What one answer of the page may cost: seconds, memory and points, also when its client is gone."""
+"""Limits of an answer: seconds, memory and points, even if the client is gone."""
 
 import asyncio
 import contextlib
@@ -23,8 +23,8 @@ from tests.test_destinations.runs.folders import write_run
 from tests.test_destinations.viewer.served import served, write_demo
 
 
-def test_a_budget_is_that_of_its_context():
-    """Without one nothing is limited; what is spent counts together."""
+def test_a_budget_belongs_to_its_context():
+    """Without one, nothing is limited; all costs add up."""
     spend(1 << 40)
 
     with Budget(Limits(nbytes=1000)):
@@ -36,8 +36,8 @@ def test_a_budget_is_that_of_its_context():
     spend(1 << 40)
 
 
-def test_the_points_of_all_curves_count_together():
-    """A request with many curves gets fewer points of each, and at least one."""
+def test_the_points_of_all_curves_add_up():
+    """A request with many curves gets fewer points for each, but at least one."""
     with Budget(Limits(points=1000)):
         assert [points_each(curves, 500) for curves in (1, 4, 5000)] == [500, 250, 1]
 
@@ -45,7 +45,7 @@ def test_the_points_of_all_curves_count_together():
 
 
 class NeverDone:
-    """A catalog whose fields are read until the budget ends."""
+    """A catalog whose fields take until the budget ends."""
 
     def __init__(self):
         self.is_reading = threading.Event()
@@ -61,7 +61,7 @@ class NeverDone:
 
 
 def asked(app, path, received):
-    """Asks an application as a server does; returns the messages that it sends."""
+    """Sends a request to an application as a server does; returns its messages."""
     sent = []
 
     async def send(message):
@@ -72,8 +72,8 @@ def asked(app, path, received):
     return sent
 
 
-def test_an_answer_whose_client_is_gone_is_not_read_on():
-    """The thread stops where it reads, long before its time is over."""
+def test_reading_stops_once_the_client_is_gone():
+    """The thread stops reading long before its time is over."""
     catalog = NeverDone()
     messages = iter([{"type": "http.request"}, {"type": "http.disconnect"}])
 
@@ -87,7 +87,7 @@ def test_an_answer_whose_client_is_gone_is_not_read_on():
 
 
 def test_an_answer_that_takes_too_long_is_refused():
-    """The client is told the limit, and the thread is free."""
+    """The client gets the limit in a message, and the thread is free."""
 
     async def receive():
         await asyncio.Event().wait()
@@ -99,10 +99,10 @@ def test_an_answer_that_takes_too_long_is_refused():
 
 
 def test_a_sound_of_many_channels(tmp_path):
-    """The first 64 are answered, from a file that is read in pieces; the number of all is said."""
+    """The answer has the first 64, read in pieces from the file, and the number of all."""
     write_run(tmp_path / "runs" / "one")
     samples = np.arange(65535 * 100).astype("<i2").tobytes()
-    # The bytes of a frame do not fit their field.
+    # The bytes of a frame don't fit their field.
     form = struct.pack("<4sIHHIIHH", b"fmt ", 16, 1, 65535, 8000, 0, 0, 16)
     content = b"WAVE" + form + struct.pack("<4sI", b"data", len(samples)) + samples
     sound = struct.pack("<4sI", b"RIFF", len(content)) + content
@@ -118,7 +118,7 @@ def test_a_sound_of_many_channels(tmp_path):
 
 
 def write_table(folder, rows):
-    """Writes a run with a table of two columns."""
+    """Writes a run with a two-column table."""
     write_run(folder)
     (folder / "tables").mkdir()
     text = "".join(f"{row},text {row}\n" for row in range(rows))
@@ -128,8 +128,8 @@ def write_table(folder, rows):
     (folder / "tables.jsonl").write_text(json.dumps(line) + "\n")
 
 
-def test_some_rows_of_a_large_table_take_the_memory_of_these(tmp_path):
-    """Ten rows of a hundred thousand; all rows as cells would be fifteen megabytes."""
+def test_ten_rows_of_a_large_table_take_memory_for_ten_rows(tmp_path):
+    """It has a hundred thousand rows; all of them as cells would take fifteen megabytes."""
     write_table(tmp_path / "runs" / "one", rows=100_000)
     with open_runs(tmp_path / "runs", cache=tmp_path / "cache") as runs:
         tracemalloc.start()
@@ -145,7 +145,7 @@ def test_some_rows_of_a_large_table_take_the_memory_of_these(tmp_path):
 
 
 def test_the_columns_of_a_table_count(tmp_path):
-    """A header of a million names is a megabyte or so of a file, and a gigabyte of an answer."""
+    """A header of a million names takes about a megabyte in a file, and a gigabyte in an answer."""
     write_table(tmp_path / "runs" / "one", rows=0)
     (tmp_path / "runs" / "one" / "tables" / "t.csv").write_text("a" + ",a" * 5000 + "\n1\n")
     with (
@@ -156,8 +156,8 @@ def test_the_columns_of_a_table_count(tmp_path):
         details.table(runs["one"], "t")
 
 
-def test_a_row_that_is_shorter_than_the_header_is_shown(tmp_path):
-    """It comes last where the table is sorted by a column that it lacks."""
+def test_a_row_shorter_than_the_header_is_shown(tmp_path):
+    """It comes last if the table is sorted by a column that it lacks."""
     write_table(tmp_path / "runs" / "one", rows=0)
     (tmp_path / "runs" / "one" / "tables" / "t.csv").write_text("number,text\n3\n2,b\n1,c\n")
     with open_runs(tmp_path / "runs", cache=tmp_path / "cache") as runs:
@@ -168,7 +168,7 @@ def test_a_row_that_is_shorter_than_the_header_is_shown(tmp_path):
 
 
 def test_a_page_holds_its_answers_to_limits(tmp_path):
-    """Memory and points of a request are those of its server."""
+    """The server sets the memory and points of a request."""
     write_table(tmp_path / "runs" / "one", rows=1000)
     write_demo(tmp_path / "runs")
     with served(tmp_path / "runs", limits=Limits(nbytes=6000, points=100)) as page:
@@ -185,7 +185,7 @@ def test_a_page_holds_its_answers_to_limits(tmp_path):
 
 
 class Blocked:
-    """Curves that are not there until `is_free`, and fields that are."""
+    """Curves that block until `is_free`, and fields that don't."""
 
     def __init__(self):
         self.is_free = threading.Event()
@@ -202,7 +202,7 @@ class Blocked:
 
 
 def test_the_table_does_not_wait_for_charts():
-    """However many charts are read, what is quickly answered is."""
+    """Quick answers come at once, however many charts are being read."""
     blocked = Blocked()
     app = App(blocked, blocked, None)
     order = []
@@ -231,7 +231,7 @@ def test_the_table_does_not_wait_for_charts():
 
 
 def test_a_chart_of_one_run_is_read_between_those_of_many():
-    """Answers take turns in the threads that read, run by run."""
+    """Answers take turns in the reading threads, run by run."""
     order = []
     with contextlib.closing(ChartReader()) as reader:
         many = reader._map(order.append, range(1000))
@@ -244,8 +244,8 @@ def test_a_chart_of_one_run_is_read_between_those_of_many():
     assert len(order) == 1001
 
 
-def test_what_was_read_in_time_is_answered(tmp_path):
-    """The other runs have an error, and are marked; where nothing was read, that is the answer."""
+def test_series_read_in_time_are_answered(tmp_path):
+    """The other runs have an error and are marked; if nothing was read, the answer is the error."""
     for name in "abc":
         (write_run(tmp_path / "runs" / name) / "metrics.csv").write_text("step,loss\n0,1.0\n")
     with (
@@ -265,7 +265,7 @@ def test_what_was_read_in_time_is_answered(tmp_path):
 
 
 def test_rows_that_took_too_long_are_not_tried_again(tmp_path):
-    """Not within as little time, as long as the file is the same; each try would take a processor for that long."""
+    """A retry needs a longer limit or a changed file, because each one takes a CPU for that long."""
     run = tmp_path / "run"
     run.mkdir()
     rows = "".join(f"{step},1.0,{step / 2}\n" for step in range(200_000))
@@ -290,7 +290,7 @@ def test_rows_that_took_too_long_are_not_tried_again(tmp_path):
 
 
 def test_a_csv_with_an_open_quote_is_read_in_pieces(tmp_path):
-    """What comes after it is parsed as far as the budget goes, and later reads begin anew."""
+    """The rest of the file is parsed as far as the budget allows, and later reads start over."""
     run = tmp_path / "run"
     run.mkdir()
     rows = "".join(f"{step},1.0,{step / 2}\n" for step in range(200_000))

@@ -1,4 +1,4 @@
-"""What changed, told while it happens: runs that come, log, die and go."""
+"""Announces changes as they happen: runs that start, log, die and disappear."""
 
 import asyncio
 import contextlib
@@ -19,7 +19,7 @@ from tests.test_destinations.viewer.served import served
 
 
 class Clock:
-    """A clock that a test moves."""
+    """A clock that a test sets."""
 
     def __init__(self, now=NOW):
         self.now = now
@@ -30,13 +30,13 @@ class Clock:
 
 @pytest.fixture
 def root(tmp_path):
-    """Gives a folder with one finished run."""
+    """A folder with one finished run."""
     write_run(tmp_path / "runs" / "old")
     return tmp_path / "runs"
 
 
 class Looker:
-    """Looks for changes when a test says so."""
+    """Looks for changes when a test asks for it."""
 
     def __init__(self, root, cache):
         self.clock = Clock()
@@ -49,7 +49,7 @@ class Looker:
         self.version = self.changes.version
 
     def news(self, version=None):
-        """Returns what a look a minute later finds."""
+        """Returns the changes that a look a minute later finds."""
         self.ticks.now += 60
         self.changes.look()
         return self.changes.since(version or self.version)
@@ -60,7 +60,7 @@ class Looker:
 
 @pytest.fixture
 def looker(root, tmp_path):
-    """Gives one that has looked once."""
+    """A looker that has looked once."""
     found = Looker(root, tmp_path / "cache")
     yield found
     found.changes.close()
@@ -68,13 +68,13 @@ def looker(root, tmp_path):
 
 
 def test_nothing_is_new_where_nothing_changed(looker):
-    """And the version stays."""
+    """The version stays the same."""
     assert looker.news() is None
     assert looker.changes.version == looker.version
 
 
 def test_a_run_that_comes_changes_and_goes_is_reported(looker, root):
-    """Each report has its id, and says that the table changed."""
+    """Each report has the run's id, and says that the table changed."""
     run = write_run(root / "new")
     came = looker.news()
     write_run(root / "new", status="failed", old=False)
@@ -105,7 +105,7 @@ def test_a_killed_run_is_told_to_be_dead_after_its_threshold(looker, root):
 
 
 def test_an_edit_by_another_program_is_reported(looker, root):
-    """As by `destinations runs tag`, also where that program has updated the same index."""
+    """This includes `destinations runs tag`, even if that program has updated the same index."""
     with open_runs(root, cache=looker.runs._roots[0].index.database._path.parent) as others:
         others.edit("old", tags=["new"])
         os.utime(root / "old", (NOW - HOUR, NOW - HOUR))
@@ -114,7 +114,7 @@ def test_an_edit_by_another_program_is_reported(looker, root):
 
 
 def test_a_version_of_another_server_is_answered_with_everything(looker):
-    """So that a page that is left open finds its way after a restart."""
+    """A page that stays open recovers after a restart."""
     for version in ("", "other-3", f"{looker.version}9", "x", f"{looker.version.split('-')[0]}-{'9' * 400}"):
         assert looker.changes.since(version) == {
             "version": looker.version,
@@ -126,15 +126,15 @@ def test_a_version_of_another_server_is_answered_with_everything(looker):
 
 
 def test_more_changes_than_are_kept_are_everything(looker, root):
-    """A reader that slept for long reads all of it again."""
+    """A reader that slept for a long time reads everything again."""
     for _ in range(1001):
         looker.changes._publish({"0" * 12: {"record": True}}, table=True)
 
     assert looker.changes.since(looker.version)["all"]
 
 
-def test_new_rows_of_a_shown_run_wake_the_one_who_waits(tmp_path):
-    """While the run logs, long before anything else of its folder changes: rows are in the journal."""
+def test_new_rows_of_a_shown_run_wake_waiting_requests(tmp_path):
+    """Its rows are in the journal, long before anything else in its folder changes."""
     root = tmp_path / "runs"
     with Written(root / "one", flush_seconds=300) as run, served(root) as page:
         run.log({"loss": 0.0}, 0)
@@ -161,7 +161,7 @@ def test_new_rows_of_a_shown_run_wake_the_one_who_waits(tmp_path):
 
 
 def test_an_edit_on_the_page_wakes_other_pages(root):
-    """They do not wait for the next scan."""
+    """They don't wait for the next scan."""
     with served(root) as page:
         run_id = page.run_id("old")
         version = page.get("/api/changes", {"since": ""})["version"]
@@ -178,12 +178,12 @@ def test_an_edit_on_the_page_wakes_other_pages(root):
 
 
 def test_the_thread_ends_with_the_viewer(root):
-    """And those who wait are let go."""
+    """It also releases waiting requests."""
     with served(root) as page:
         version = page.get("/api/changes", {"since": ""})["version"]
 
         def ask():
-            # The server may end before it is asked.
+            # The server may end before it gets the request.
             with contextlib.suppress(OSError, http.client.HTTPException):
                 page.request("GET", "/api/changes", {"since": version})
 
@@ -196,7 +196,7 @@ def test_the_thread_ends_with_the_viewer(root):
 
 
 def test_a_page_that_asks_while_the_server_ends_is_answered_at_once(looker):
-    """A request that waited would be cancelled in the middle, and a traceback be logged."""
+    """A waiting request would be cancelled halfway, and log a traceback."""
     looker.changes.close()
 
     answer = asyncio.run(asyncio.wait_for(looker.changes.wait(looker.version, (), 3600), 60))

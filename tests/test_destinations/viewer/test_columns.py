@@ -1,4 +1,4 @@
-"""Columns of runs in memory: the same rows as the reader of runs has, whatever was read before."""
+"""Columns of runs in memory have the reader's rows, whatever was read before."""
 
 import os
 import threading
@@ -35,14 +35,14 @@ class Reads:
 
 @pytest.fixture
 def large(tmp_path):
-    """Gives a finished run of more than a megabyte."""
+    """A finished run of more than a megabyte."""
     lines = [f"{step},0,{1.7e9 + step},{step}.5,{step * 2},{step % 7}" for step in range(40_000)]
     write_csv(tmp_path / "one", ["step,epoch,time,a,b,c", *lines])
     return tmp_path / "one"
 
 
 def test_a_second_look_reads_only_what_is_new(large, monkeypatch):
-    """Nothing where the file is the same; else the header, the last line, and the rows that were appended."""
+    """If the file has changed, this is the header, the last line, and the appended rows."""
     cache = ColumnCache()
     first = values_of(cache, large, "a")
     reads = Reads(monkeypatch)
@@ -54,13 +54,13 @@ def test_a_second_look_reads_only_what_is_new(large, monkeypatch):
 
     assert again == first == [step + 0.5 for step in range(40_000)]
     assert grown == [*first, 7.0]
-    # The header is read with the first 64 KiB, the end of the last line with the last.
+    # The first 64 KiB contain the header, the last 64 KiB the end of the last line.
     assert unchanged == 0
     assert reads.bytes <= 200_000
 
 
 def test_metrics_that_are_announced_come_in_one_pass(large, monkeypatch):
-    """Those of charts that wait are read with the first one."""
+    """Metrics of waiting charts are read with the first one."""
     cache = ColumnCache()
     cache.announce(large, 0, ["a", "b", "c", "unknown"])
     reads = Reads(monkeypatch)
@@ -73,7 +73,7 @@ def test_metrics_that_are_announced_come_in_one_pass(large, monkeypatch):
 
 
 def test_a_small_run_is_read_once_for_all_metrics(tmp_path, monkeypatch):
-    """The next chart of it needs no file."""
+    """The next chart of the run reads no file."""
     write_csv(tmp_path / "one", ["step,a,b", *(f"{step},{step}.5,1" for step in range(100))])
     cache = ColumnCache()
     values_of(cache, tmp_path / "one", "a")
@@ -84,7 +84,7 @@ def test_a_small_run_is_read_once_for_all_metrics(tmp_path, monkeypatch):
 
 
 def test_times_are_read_when_they_are_needed(large):
-    """And kept up to date from then on, whatever columns come and go."""
+    """From then on they stay up to date, whichever columns are added or dropped."""
     cache = ColumnCache()
     without = cache.read(large, 0, ["a"])
     first = cache.read(large, 0, ["a"], with_time=True)
@@ -99,7 +99,7 @@ def test_times_are_read_when_they_are_needed(large):
 
 
 def test_memory_is_bounded(tmp_path):
-    """The columns that were asked for least recently go first; one run beyond the bound keeps what was asked."""
+    """The least recently used columns go first; a single run beyond the limit keeps the requested columns."""
     folders = [tmp_path / f"run{number}" for number in range(5)]
     for folder in folders:
         write_csv(folder, ["step,a,b", *(f"{step},{step}.5,1" for step in range(10_000))])
@@ -116,7 +116,7 @@ def test_memory_is_bounded(tmp_path):
 
 
 def test_rows_are_those_of_the_reader_at_any_moment(tmp_path):
-    """While a run logs, drains, gets new columns and goes back to an earlier step."""
+    """The run logs, drains, gets new columns and goes back to an earlier step meanwhile."""
     cache = ColumnCache()
     folder = tmp_path / "one"
     rng = np.random.default_rng(1)
@@ -157,7 +157,7 @@ def test_a_folder_that_is_replaced_by_another_run_has_its_rows(tmp_path):
 
 
 def test_a_csv_of_lightning_that_is_rewritten_is_read_again(tmp_path):
-    """It is rewritten in place, with another header."""
+    """Lightning rewrites it in place, with another header."""
     cache = ColumnCache()
     folder = tmp_path / "version_0"
     write_csv(folder, ["epoch,loss,step", "0,1.0,0", "0,2.0,1"])

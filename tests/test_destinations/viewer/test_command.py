@@ -20,13 +20,13 @@ PROGRAM = "import sys; from destinations.cli import main; sys.exit(main())"
 
 @pytest.fixture
 def root(tmp_path):
-    """Gives a folder with one run."""
+    """A folder with one run."""
     write_run(tmp_path / "runs" / "one")
     return tmp_path / "runs"
 
 
 def start(root, *options, **variables):
-    """Starts the command; returns its process and the address that it prints."""
+    """Starts the command; returns its process and the printed address."""
     environment = {
         **os.environ,
         "PYTHONPATH": str(ROOT),
@@ -46,7 +46,7 @@ def start(root, *options, **variables):
 
 
 def status_of(url, host="127.0.0.1"):
-    """Returns the status of the page of an address, after its redirect."""
+    """Returns the status of the page at an address, after its redirect."""
     found = re.fullmatch(r"http://[^:/]+:(\d+)(/\?token=[\w-]+)", url)
     connection = http.client.HTTPConnection("127.0.0.1", int(found[1]), timeout=60)
     connection.request("GET", found[2], headers={"Host": host})
@@ -90,7 +90,7 @@ def test_a_server_for_others_says_so(root):
     assert "not encrypted" in err
 
 
-def test_the_usual_port_may_be_taken(root):
+def test_a_second_server_takes_another_port(root):
     """Two servers at once have two ports."""
     first, (_, one) = start(root, str(root))
     second, (_, other) = start(root, str(root))

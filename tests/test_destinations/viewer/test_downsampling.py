@@ -1,4 +1,4 @@
-"""Downsampling keeps what a curve says: no spike is lost, no value is made up."""
+"""Downsampling keeps the shape of a curve: no spike is lost, and no value is made up."""
 
 import numpy as np
 from hypothesis import given
@@ -13,7 +13,7 @@ from destinations.viewer.downsampling import downsample, window
     st.integers(1, 60),
 )
 def test_each_finite_value_is_between_low_and_high_of_its_point(values, points):
-    """And both are values of that point; the mean is between them."""
+    """Both are values of that point, and the mean is between them."""
     curve = downsample(np.arange(len(values)), values, points)
 
     assert len(curve.x) <= points or curve.merged == 1
@@ -39,15 +39,15 @@ def test_values_that_are_not_finite_are_listed(values):
     assert curve.inf.tolist() == np.flatnonzero(np.isinf(values))[:1000].tolist()
 
 
-def test_the_mean_is_the_mean():
-    """It is that of the finite values."""
+def test_the_mean_is_exact():
+    """It covers the finite values."""
     curve = downsample(np.arange(6), np.array([1.0, 2.0, 3.0, np.nan, 5.0, np.inf]), 2)
 
     assert (curve.merged, curve.x.tolist(), curve.y.tolist()) == (3, [0, 3], [2.0, 5.0])
 
 
 def test_a_part_has_a_neighbour_on_each_side():
-    """So that lines reach the edge; also where nothing is inside."""
+    """Lines therefore reach the edge, even if no value is inside."""
     x = np.arange(10)
 
     assert (window(x, 3, 5)[0].tolist(), window(x, 3, 5)[1]) == ([2, 3, 4, 5, 6], 3)

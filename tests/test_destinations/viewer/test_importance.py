@@ -1,4 +1,4 @@
-"""Which hyperparameter matters: what is learned from runs whose truth is known, over HTTP and in Python."""
+"""Importance of hyperparameters for runs with a known answer, over HTTP and in Python."""
 
 import itertools
 import math
@@ -17,7 +17,7 @@ from tests.test_destinations.viewer.served import served
 
 
 def settings(runs, seed=0):
-    """Values of three hyperparameters at random: a rate, a name, and a number that does nothing."""
+    """Random values of three hyperparameters: a rate, a name, and a number without effect."""
     generator = random.Random(seed)
     return {
         "hparams.lr": [10 ** generator.uniform(-4, 0) for _ in range(runs)],
@@ -27,13 +27,13 @@ def settings(runs, seed=0):
 
 
 def loss_of(columns, at):
-    """Best at a rate of 0.01, a little better by adam, whatever the seed."""
+    """Best at a rate of 0.01, slightly better with adam, and independent of the seed."""
     away = abs(math.log10(columns["hparams.lr"][at]) + 2)
     return away + 0.3 * (columns["hparams.optimizer"][at] == "sgd")
 
 
-def test_the_hyperparameters_come_by_how_much_they_matter():
-    """A rate before a name, and a seed that does nothing matters nothing; the forest tells most of unseen runs."""
+def test_hyperparameters_are_sorted_by_importance():
+    """The rate precedes the name, and the seed has no importance; the forest predicts unseen runs well."""
     columns = settings(200)
     found = importance_of(columns, [loss_of(columns, at) for at in range(200)])
 
@@ -50,7 +50,7 @@ def test_the_hyperparameters_come_by_how_much_they_matter():
 
 
 def test_the_same_runs_have_the_same_answer():
-    """To the last bit, however often it is asked."""
+    """It is identical to the last bit for each request."""
     columns = settings(60)
     values = [loss_of(columns, at) for at in range(60)]
 
@@ -58,7 +58,7 @@ def test_the_same_runs_have_the_same_answer():
 
 
 def test_a_scale_changes_nothing():
-    """Values that span all that a double holds, and one run that diverged, leave the answer as it is."""
+    """Values over the whole range of doubles, and a run that diverged, don't change the answer."""
     columns = settings(60)
     values = [loss_of(columns, at) for at in range(60)]
     worst = max(range(60), key=values.__getitem__)
@@ -68,7 +68,7 @@ def test_a_scale_changes_nothing():
 
 
 def test_values_of_any_kind_tell_runs_apart():
-    """Numbers, their texts, true and false, none, NaN and what is missing are different values."""
+    """Numbers, their texts, true and false, none, NaN and missing values are different values."""
     kinds = [1, "1", True, None, math.nan, MISSING, math.inf, 1e308]
     column = [kinds[at % len(kinds)] for at in range(160)]
 
@@ -79,7 +79,7 @@ def test_values_of_any_kind_tell_runs_apart():
 
 
 def test_a_random_search_tells_its_hyperparameters_apart():
-    """Numbers that are others in each run are settings of their own."""
+    """Numbers that differ in each run are separate settings."""
     generator = random.Random(0)
     columns = {name: [generator.random() for _ in range(100)] for name in ("a", "b")}
     columns["a"][7] = MISSING
@@ -92,7 +92,7 @@ def test_a_random_search_tells_its_hyperparameters_apart():
 
 
 def test_copies_of_a_hyperparameter_are_one():
-    """A copy under another name takes nothing away; a text of its own for each run is a name and no setting."""
+    """A copy under another name takes no importance away; a unique text per run is a name, no setting."""
     columns = settings(100)
     copy = {"hparams.optim.lr": columns["hparams.lr"], "hparams.folder": [f"runs/{at}" for at in range(100)]}
     values = [loss_of(columns, at) for at in range(100)]
@@ -123,7 +123,7 @@ def test_copies_of_a_hyperparameter_are_one():
     ],
 )
 def test_runs_without_evidence_have_a_reason(columns, values, problem):
-    """Too few runs, equal runs and noise have no importances, but a sentence that tells why."""
+    """Too few runs, equal runs and noise have a reason instead of importances."""
     found = importance_of(columns, values)
 
     assert problem in found["problem"]
@@ -131,7 +131,7 @@ def test_runs_without_evidence_have_a_reason(columns, values, problem):
 
 
 def test_without_scikit_learn_the_extra_is_named(monkeypatch):
-    """The answer says what to install; it is no failure of the page."""
+    """The answer says what to install; the page works."""
     monkeypatch.setitem(sys.modules, "sklearn.ensemble", None)
     columns = settings(LEAST_RUNS)
 
@@ -141,8 +141,8 @@ def test_without_scikit_learn_the_extra_is_named(monkeypatch):
     assert (found["runs"], found["score"], found["fields"]) == (LEAST_RUNS, None, [])
 
 
-def test_it_ends_with_its_budget():
-    """A forest of many columns is given up where the time of the answer is over."""
+def test_the_forest_ends_with_its_budget():
+    """A forest of many columns is abandoned when the answer's time is over."""
     columns = settings(60)
     times = itertools.count()
 
@@ -153,8 +153,8 @@ def test_it_ends_with_its_budget():
         importance_of(columns, [loss_of(columns, at) for at in range(60)])
 
 
-def test_runs_that_go_on_and_others_than_asked_for_are_left_out(tmp_path):
-    """Of the runs that match the filter, those that have ended count; a metric that no run has is named."""
+def test_live_and_unmatched_runs_are_left_out(tmp_path):
+    """Only matching runs that have ended count; a metric that no run has is named."""
     columns = settings(80)
     for at in range(80):
         hparams = {name.removeprefix("hparams."): column[at] for name, column in columns.items()}

@@ -1,4 +1,4 @@
-"""Charts of a run in parts are drawn from the indexes of these, and are right at every zoom."""
+"""The page draws charts of a run in parts from their indexes, correctly at every zoom."""
 
 import contextlib
 import itertools
@@ -26,7 +26,7 @@ NAMES = ["loss", "acc", "rare", "of_epoch", "late"]
 
 
 def write(run_dir, steps, odd=SPIKE, **options):
-    """Writes rows with a spike, another odd value, a metric of every tenth row and one that comes late."""
+    """Writes rows with a spike, another odd value, a metric in every tenth row and one that appears late."""
     folder = journal_path(run_dir, 0)
     folder.mkdir(parents=True, exist_ok=True)
     times = itertools.count(1000 + steps.start)
@@ -93,7 +93,7 @@ def answer(folder, name, metric, axis, points=50, **options):
 @pytest.mark.parametrize("metric", ["loss", "acc", "late"])
 @pytest.mark.parametrize("kind", ["step", "time", "relative", "epoch", "metric:loss"])
 def test_a_chart_of_everything_has_the_extremes_and_the_number_of_values(written, name, metric, kind):
-    """Min, max and number of values are those of the rows; means differ by how values are grouped."""
+    """Minimum, maximum and count equal those of the rows; means depend on the grouping."""
     axis = Axis.parse(kind)
     of_rows, of_indexes = (answer(written, one, metric, axis) for one in ("whole", name))
 
@@ -106,7 +106,7 @@ def test_a_chart_of_everything_has_the_extremes_and_the_number_of_values(written
 
 
 @pytest.mark.usefixtures("small_limit")
-def test_a_zoom_shows_the_values_themselves(written, name):
+def test_a_zoom_shows_the_logged_values(written, name):
     """A part of the axis with few rows is read from the rows, with one neighbour on each side."""
     for start, end in [(SPIKE - 20, SPIKE + 20), (0, 3), (29_990, 40_000), (9_990, 10_010)]:
         axis = Axis("step", "", start, end)
@@ -117,7 +117,7 @@ def test_a_zoom_shows_the_values_themselves(written, name):
 
 @pytest.mark.usefixtures("small_limit")
 def test_a_spike_is_there_at_every_zoom(written, name):
-    """One value of thirty thousand is the greatest of its point, however much is shown."""
+    """One of thirty thousand values is the maximum of its point, at any zoom."""
     for half in (10, 1000, 5000, 30_000):
         found = answer(written, name, "loss", Axis("step", "", SPIKE - half, SPIKE + half))
         assert np.nanmax(found["y"] if found["high"] is None else found["high"]) == 1e6
@@ -125,7 +125,7 @@ def test_a_spike_is_there_at_every_zoom(written, name):
 
 @pytest.mark.usefixtures("small_limit")
 def test_a_band_has_the_extremes_of_a_long_run(written, name):
-    """The band over a run in parts shows its spike too."""
+    """The band over a run in parts has its spike too."""
     with open_runs(written / name, cache=written / f"cache-band-{name}") as runs:
         reader = ChartReader()
         (run,) = runs.query()
@@ -136,8 +136,8 @@ def test_a_band_has_the_extremes_of_a_long_run(written, name):
 
 
 @pytest.mark.usefixtures("small_limit")
-def test_a_metric_that_is_logged_now_and_then_is_at_its_own_steps(written, name):
-    """Its values are not at the first row of their thousand, also where they count something else."""
+def test_a_rare_metric_is_at_its_own_steps(written, name):
+    """Its values aren't moved to the first row of a thousand, even if they have another count."""
     rare = answer(written, name, "rare", Axis(), points=5000)
     of_epoch = answer(written, name, "of_epoch", Axis(), points=5000)
 
@@ -150,8 +150,8 @@ def test_a_metric_that_is_logged_now_and_then_is_at_its_own_steps(written, name)
 
 @pytest.mark.usefixtures("small_limit")
 @pytest.mark.parametrize("half", [10, 400])
-def test_a_band_that_is_zoomed_shows_the_values_themselves(written, name, half):
-    """The rows of the part of an index entry that is in view, and no others."""
+def test_a_zoomed_band_shows_the_logged_values(written, name, half):
+    """Only rows of visible index entries are read."""
     with open_runs(written / name, cache=written / f"cache-zoom-{name}") as runs:
         reader = ChartReader()
         (run,) = runs.query()
@@ -165,7 +165,7 @@ def test_a_band_that_is_zoomed_shows_the_values_themselves(written, name, half):
 
 @pytest.mark.usefixtures("small_limit")
 def test_a_long_run_is_compared_by_its_values(written, name, tmp_path):
-    """However its rows are divided; the first step that differs is said, also within a thousand rows."""
+    """The first different step is named, even within a thousand rows, for any division into parts."""
     write(tmp_path / "other", range(ROWS), part_bytes=70_000, odd=17_003)
     roots = [written / name, written / "whole", tmp_path / "other"]
     with contextlib.ExitStack() as opened:
@@ -180,8 +180,8 @@ def test_a_long_run_is_compared_by_its_values(written, name, tmp_path):
 
 
 @pytest.mark.usefixtures("small_limit")
-def test_what_is_too_long_to_compare_is_said(written, name):
-    """The others are compared, as far as the budget goes."""
+def test_runs_too_long_to_compare_are_reported(written, name):
+    """The others are compared as far as the budget allows."""
     ticks = itertools.count()
     with (
         open_runs(written / name, cache=written / f"cache-long-{name}") as runs,
@@ -196,7 +196,7 @@ def test_what_is_too_long_to_compare_is_said(written, name):
 
 @pytest.mark.usefixtures("small_limit")
 def test_only_rows_of_the_last_file_are_held(written, name):
-    """The memory of a run in parts is that of its last file, and all its metrics are known."""
+    """A run in parts only takes memory for its last file, and all its metrics are known."""
     parts, whole = ColumnCache(), ColumnCache()
     frame = parts.read(written / name, 0, ["loss"])
     whole.read(written / "whole", 0, ["loss"])
@@ -206,8 +206,8 @@ def test_only_rows_of_the_last_file_are_held(written, name):
 
 
 @pytest.mark.usefixtures("small_limit")
-def test_a_chart_goes_on_while_parts_are_converted(tmp_path):
-    """An answer is the same before, in between and after."""
+def test_a_chart_keeps_working_while_parts_are_converted(tmp_path):
+    """The answer is the same before, in between and afterwards."""
     write(tmp_path / "run", range(20_000), part_bytes=100_000)
     as_csv(tmp_path / "run")
     reader = ChartReader()
@@ -230,8 +230,8 @@ def test_a_chart_goes_on_while_parts_are_converted(tmp_path):
 
 
 @pytest.mark.usefixtures("small_limit")
-def test_what_is_appended_follows_also_where_a_part_was_closed(tmp_path):
-    """A cursor of an earlier answer brings only new values; where these are in a closed part, all come again."""
+def test_appended_values_follow_after_a_part_was_closed(tmp_path):
+    """An earlier cursor brings only new values; if they are in a closed part, all values come again."""
     write(tmp_path / "run", range(20_000), part_bytes=100_000)
     reader = ChartReader()
     with open_runs(tmp_path / "run", cache=tmp_path / "cache") as runs:

@@ -1,4 +1,4 @@
-"""The modules of the page, read as text: no HTML from strings, one module that fetches, imports that are there and used."""
+"""The page's modules as text: no HTML from strings, one module that fetches, and valid imports."""
 
 import re
 import tomllib

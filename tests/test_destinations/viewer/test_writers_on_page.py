@@ -1,4 +1,4 @@
-"""The page of a run that several write: a curve for each, media of all, and how each stands."""
+"""The page of a run with several writers: a curve per writer, all media, and each writer's status."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from tests.test_destinations.viewer.test_site import answers_of
 
 @pytest.fixture
 def root(tmp_path):
-    """A folder with a run that three write, and one that only its trainer writes."""
+    """A folder with a run by a trainer and two writers, and a run by a trainer alone."""
     write_shared(tmp_path / "runs" / "digits")
     with Written(tmp_path / "runs" / "alone") as alone:
         for step in range(3):
@@ -32,7 +32,7 @@ def curves(answer):
 
 
 def test_a_metric_has_a_series_for_each_writer(root):
-    """In the order of steps, also where they came late; of one writer there is one."""
+    """They are in the order of steps, even if they arrived late; a metric of one writer has one series."""
     with served(root) as page:
         digits = page.run_id("digits")
         found = page.get("/api/series", {"run": digits, "metric": ["loss", "acc", "lr", "none"]})
@@ -48,8 +48,8 @@ def test_a_metric_has_a_series_for_each_writer(root):
     assert [one["error"] is None for one in found["series"]] == [True] * 5 + [False]
 
 
-def test_series_of_several_runs_and_metrics_grow_each_by_its_own(root):
-    """What is new of one writer is appended; a late row sends its series as a whole, and a new writer too."""
+def test_series_of_several_runs_and_metrics_grow_independently(root):
+    """New rows are appended per writer; a late row or a new writer sends the whole series."""
     with (
         Written(root / "live") as trainer,
         Written(root / "live", writer="eval") as late,
@@ -103,8 +103,8 @@ def test_series_of_several_runs_and_metrics_grow_each_by_its_own(root):
     assert begun[("loss", "eval")] == (True, [])
 
 
-def test_series_of_a_run_without_writers_are_as_before(root):
-    """One for each metric, of the trainer."""
+def test_series_of_a_run_without_writers_are_unchanged(root):
+    """Each metric has one, the trainer's."""
     with served(root) as page:
         (one,) = page.get("/api/series", {"run": page.run_id("alone"), "metric": "loss"})["series"]
         (grown,) = page.get(
@@ -116,19 +116,19 @@ def test_series_of_a_run_without_writers_are_as_before(root):
 
 
 @pytest.mark.parametrize("x", ["time", "relative", "epoch", "metric:acc"])
-def test_other_axes_are_those_of_each_writer(root, x):
-    """Its own times, epochs and metrics."""
+def test_other_axes_belong_to_each_writer(root, x):
+    """Each has its own times, epochs and metrics."""
     with served(root) as page:
         found = page.get("/api/series", {"run": page.run_id("digits"), "metric": "loss", "x": x})["series"]
 
     counts = {one["writer"]: len(one["x"]) for one in found if one["error"] is None}
     expected = {"": 2, "eval": 2, "probe": 1}
-    # Of the trainer, an axis that it does not have is said.
+    # The trainer lacks this axis, so the answer names it.
     assert counts == ({"eval": 1} if x == "metric:acc" else expected)
 
 
 def test_rows_that_a_writer_has_left_are_shown_as_its_own(root):
-    """As branches of the trainer are."""
+    """The trainer's branches are shown in the same way."""
     with Written(root / "digits", writer="eval", batch=1) as late:
         late.destination.after_load(late.state, late.logger)
         late.engine.run_event("fit_start")
@@ -146,8 +146,8 @@ def test_rows_that_a_writer_has_left_are_shown_as_its_own(root):
     assert branch["file"].startswith("writers/eval/parts/metrics/")
 
 
-def test_the_answer_about_a_run_says_how_its_writers_stand(root):
-    """With names, statistics and media of all; the record of a run without writers has none."""
+def test_the_answer_about_a_run_has_the_status_of_its_writers(root):
+    """It has the names, statistics and media of all; the record of a run without writers has none."""
     with Written(root / "digits", writer="eval", keep_files="copy") as late:
         late.logger.log_images(np.full((1, 4, 4), 7, np.uint8), "Inputs", step=2)
         late.logger.log_text("late", "Notes", step=1)
@@ -181,7 +181,7 @@ def test_the_answer_about_a_run_says_how_its_writers_stand(root):
 
 
 def test_a_writer_that_failed_or_cannot_be_read_is_an_error_of_the_run(root):
-    """And the curves of the others are there."""
+    """The curves of the other writers are there."""
     (root / "digits" / "writers" / "probe" / "metrics.csv").unlink()
     (root / "digits" / "writers" / "probe" / "metrics.csv").mkdir()
     (root / "digits" / "writers" / "probe" / "summary.json").unlink()
@@ -221,8 +221,8 @@ def test_bands_and_comparisons_have_the_trainer_s_values_or_those_of_one_writer(
     assert parts[0]["metrics"] == {"loss": 1}
 
 
-def test_new_rows_of_a_writer_are_told_of(root, tmp_path):
-    """Also where the trainer has ended."""
+def test_new_rows_of_a_writer_are_announced(root, tmp_path):
+    """This holds even after the trainer has ended."""
     from destinations.viewer.changes import Changes
     from destinations.viewer.charts import Axis, ChartReader
 
@@ -251,7 +251,7 @@ def test_new_rows_of_a_writer_are_told_of(root, tmp_path):
 
 
 def test_an_exported_site_has_the_curves_and_media_of_writers(root, tmp_path):
-    """The first of a metric as before, the others behind it; files from the folders of writers."""
+    """The first writer of a metric is as before, and the others follow; files come from the writers' folders."""
     with Written(root / "digits", writer="eval") as late:
         late.logger.log_images(np.full((1, 4, 4), 7, np.uint8), "Inputs", step=2)
     with open_runs(root, cache=tmp_path / "index") as runs:
@@ -265,7 +265,7 @@ def test_an_exported_site_has_the_curves_and_media_of_writers(root, tmp_path):
         ("eval", [0, 1], [0.5, 11.0]),
         ("probe", [1], [12.0]),
     ]
-    # Late values are in the order of steps, and not in that of time.
+    # Late values are in the order of steps, not of time.
     assert ("time" in first, "time" in eval_, "time" in probe) == (True, False, True)
     assert found[f"series/{digits}/acc"]["writer"] == "eval"
     assert found[f"series/{digits}/acc"]["further"] == []

@@ -77,8 +77,6 @@ def test_a_file_that_names_its_columns_again(tmp_path, header):
     """The rows of another program's file follow its last header.
 
     Quoted cells may have several lines.
-
-    Quoted cells may have several lines.
     """
     run = write_run(tmp_path / "run")
     cells = ",".join("1" for _ in header.split(","))

@@ -67,8 +67,6 @@ def test_images_are_chosen_by_name_and_step(run):
     """You can choose all images, a name, or a step.
 
     A step without any is empty, an unknown name is an error.
-
-    A step without any is empty, an unknown name is an error.
     """
     assert len(run.images()) == 3
     assert [image.name for image in run.images(step=4)] == ["Stretched"]

@@ -491,8 +491,6 @@ def test_runs_are_sorted_by_any_cell_with_the_missing_last(records, name, group,
     """Numbers precede texts, each in the requested direction; values that can't be ordered follow.
 
     Runs without the value come last.
-
-    Then runs without the value.
     """
     index = indexed(records)
     field = Field(group, name)

@@ -612,8 +612,6 @@ def test_non_finite_values_come_back(opened, root):
     """Hyperparameters have the strings of strict JSON.
 
     The summary has null, which `summary.json` explains.
-
-    In the summary as null, which `summary.json` explains.
     """
     write_run(
         root / "a",

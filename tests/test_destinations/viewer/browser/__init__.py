@@ -1,1 +1,1 @@
-"""Tests in a browser: a package, so that what they share ends with the last of them."""
+"""Tests in a browser: a package, so that shared fixtures end with the last of them."""

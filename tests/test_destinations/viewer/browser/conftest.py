@@ -11,7 +11,7 @@ from tests.test_destinations.viewer.browser.opened import WAIT_MS, Opened, brows
 
 @pytest.fixture(scope="package")
 def chromium():
-    """Headless Chromium, one for this folder: to start it and to load the page for the first time takes two seconds."""
+    """Headless Chromium, shared by this folder: starting it and loading the page takes two seconds."""
     api = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install playwright")
     path = browser_path()
     if path is None:
@@ -27,7 +27,7 @@ def chromium():
 
 @pytest.fixture(scope="package")
 def run_root(tmp_path_factory):
-    """A folder of runs with everything that the page shows, the same for this folder: tests that write make their own."""
+    """A folder of runs with everything that the page shows; tests that write make their own."""
     root = tmp_path_factory.mktemp("browser") / "runs"
     write_runs(root)
     return root
@@ -46,22 +46,21 @@ def viewer(run_root, tmp_path_factory):
 
 @pytest.fixture
 def console():
-    """What the console of the browser has said of errors; a test takes out what it expects."""
+    """Errors in the browser's console; a test removes the ones it expects."""
     return []
 
 
 @pytest.fixture(scope="package")
 def left_pages():
-    """Pages that tests have left, by the options of their contexts."""
+    """Pages of earlier tests, by the options of their contexts."""
     return {}
 
 
 @pytest.fixture
 def new_page(chromium, left_pages, console):
-    """Opens a page of its own context; arguments are those of Playwright's `new_context`.
+    """Opens a page in its own context; takes the arguments of Playwright's `new_context`.
 
-    One that an earlier test has left is emptied and used again: another context, and the process of its page, take a
-    second of the processor.
+    It empties and reuses a page of an earlier test: another context with its process takes a second of CPU.
     """
     opened = []
 

@@ -3,12 +3,12 @@
 import shutil
 
 WAIT_MS = 60_000
-# Requests for rows of the table: names in a query that is too long for an address are sent as a body.
+# Requests for rows of the table: if the query is too long for a URL, the body has the names.
 ROWS = "**/api/runs*"
 
 
 def browser_path():
-    """The browser of this machine; None where there is none."""
+    """Returns the browser of this machine, or None."""
     for name in ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome"):
         if found := shutil.which(name):
             return found
@@ -25,25 +25,25 @@ class Opened:
         page.goto(viewer.url)
 
     def go(self, fragment):
-        """Shows a view by its fragment, as someone does who was sent a link."""
+        """Shows a view by its fragment, like a link."""
         self.page.goto(f"{self.address}/#/{fragment}")
 
     def id_of(self, name):
-        """The id of a run in URLs."""
+        """Returns a run's id in URLs."""
         answer = self.answer("runs?limit=1000&archived=all")
         return next(row["id"] for row in answer["rows"] if row["name"] == name)
 
     def answer(self, query):
-        """What the server answers to a request of the page's API."""
-        # As fetch of a browser does where the server has closed an idle connection in that moment.
+        """Returns the server's answer to a request of the page's API."""
+        # A browser's fetch does this if the server closes an idle connection in that moment.
         return self.page.request.get(f"{self.address}/api/{query}", max_retries=3).json()
 
     def traces(self, metric, part="line"):
-        """What is drawn for a metric: by run id, x and y of each trace of a kind."""
+        """Returns what is drawn for a metric: by run id, x and y of each trace of a kind."""
         return _by_run(self.page.evaluate(_TRACES, [metric, part]), part)
 
     def until(self, condition, argument=None):
-        """Waits until a function of JavaScript returns something, and returns it; what is not there yet is waited for."""
+        """Waits until a JavaScript function returns something truthy, and returns it; null counts as not yet."""
         tolerant = f"""(argument) => {{
             try {{ return ({condition})(argument); }}
             catch (error) {{ if (error instanceof TypeError) return false; throw error; }}
@@ -51,7 +51,7 @@ class Opened:
         return self.page.wait_for_function(tolerant, arg=argument, timeout=WAIT_MS).json_value()
 
     def box(self, locator):
-        """Where an element is; one that is drawn again in that moment is asked for again."""
+        """Returns where an element is; waits for one that is being drawn again."""
         for _ in range(WAIT_MS // 1000):
             locator.wait_for()
             if (found := locator.bounding_box()) is not None:
@@ -59,9 +59,9 @@ class Opened:
         raise AssertionError(f"{locator} is nowhere")
 
     def hovered(self, metric, part="", height=0.5):
-        """Moves the mouse over the middle of a chart, and returns the text beside it, once that has a part.
+        """Moves the mouse over the middle of a chart, and returns its hover text once that contains a part.
 
-        A chart that is drawn in that moment hears nothing of the mouse: it is moved again.
+        A chart that is being drawn ignores the mouse, so the mouse moves again.
         """
         from playwright.sync_api import TimeoutError as LateError
 
@@ -80,7 +80,7 @@ class Opened:
         raise AssertionError(f"nothing is said beside {metric}")
 
     def tops(self, *selectors):
-        """The upper ends of elements, the last of each selector, in one look: a view may be drawn again right after."""
+        """Returns the tops of elements, the last of each selector, at once: the view may be redrawn after."""
         return self.until(
             "(all) => all.map((one) => [...document.querySelectorAll(one)].at(-1).getBoundingClientRect().y)",
             list(selectors),
@@ -88,7 +88,7 @@ class Opened:
 
     def drawn(self, metric, count=1):
         """Waits until a chart has at least so many lines, and returns them."""
-        # In one look: the chart may be drawn again right after.
+        # All at once, because the chart may be redrawn right after.
         found = self.page.wait_for_function(
             f"([metric, count]) => {{ const found = ({_TRACES})([metric, null]);"
             "return found.filter((trace) => ['line', 'median'].includes(trace.part)).length >= count && found; }",
@@ -106,6 +106,6 @@ _TRACES = """([metric, part]) => [...document.querySelectorAll('.chart')].filter
 
 
 def _by_run(traces, part):
-    """Returns the traces of a kind by run id; rows that a resume has left are "left"."""
+    """Returns the traces of a kind by run id; rows that a resume abandoned have the key "left"."""
     of_part = [trace for trace in traces if trace["part"] == part]
     return {trace["run"] if trace.get("branch") is None else "left": trace for trace in of_part}

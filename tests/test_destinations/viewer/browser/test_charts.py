@@ -1,4 +1,4 @@
-"""Charts in a real browser: what is drawn, and what is held of it."""
+"""Charts in a real browser: drawing, hovering, zooming and memory."""
 
 import csv
 import io
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.xdist_group("browser")
 
 
 def card(opened, metric):
-    """The card of a metric."""
+    """Returns the card of a metric."""
     return opened.page.locator(f'.chart[data-metric="{metric}"]')
 
 
@@ -29,7 +29,7 @@ def show(opened, *names, more=""):
 
 
 def axis_range(opened, metric):
-    """The range of the x axis that is shown."""
+    """Returns the visible range of the x axis."""
     return opened.page.evaluate(
         "(metric) => [...document.querySelectorAll('.chart')].find((card) => card.dataset.metric === metric).querySelector('.plot').layout.xaxis.range",
         metric,
@@ -195,7 +195,7 @@ def test_the_colour_of_a_band_is_the_same_in_all_charts(tmp_path, new_page, firs
         server.Viewer(runs, port=0) as viewer,
     ):
         opened = Opened(new_page(), viewer)
-        # The last is answered when the first is drawn.
+        # The last is answered after the first is drawn.
         opened.page.route(
             re.compile(f"api/band.*metric={last}"),
             lambda route: (opened.drawn(first), route.continue_()),
@@ -439,7 +439,7 @@ def test_explore_draws_hyperparameters_against_a_metric(opened):
     )
     assert sorted(points) == [[0.01, 0.01], [0.1, 0.005], [0.1, 0.01], [0.1, 0.015]]
     assert page.locator("#parallel polyline").count() >= 4
-    # In one look: when it is drawn again, the element that was found before is no longer there.
+    # At once: after a redraw, an element found earlier is no longer there.
     box = page.wait_for_function(
         """() => {
             const box = document.querySelector('[data-axis="hparams.seed"] .brush-ground')?.getBoundingClientRect();

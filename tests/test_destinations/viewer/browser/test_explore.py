@@ -1,4 +1,4 @@
-"""Explore in a real browser: places and colours are those of the values, and what matters is said with its reasons."""
+"""Explore in a real browser: places and colours follow the values, and importance comes with reasons."""
 
 import pytest
 
@@ -15,7 +15,7 @@ POINTS = """() => { const { customdata, x, y, marker } = document.querySelector(
 
 @pytest.fixture
 def kinds(tmp_path, new_page):
-    """The page of runs whose sizes are numbers, texts that look alike, and long texts; one has none."""
+    """A page of runs whose sizes are numbers, similar texts and long texts; one run has no size."""
     server = pytest.importorskip("destinations.viewer.server")
     root = tmp_path / "runs"
     sizes = [10, "auto", 1, "1", True, "true", "x" * 60 + "a", "x" * 60 + "b", None, 1.0]
@@ -30,7 +30,7 @@ def kinds(tmp_path, new_page):
 
 
 def points(opened, count):
-    """The points of the scatter plot by the name of their run, when there are so many."""
+    """Returns the points of the scatter plot by run name, once there are this many."""
     opened.until(f"() => document.querySelector('#scatter').data?.[0].x.length === {count}")
     names = {row["id"]: row["name"] for row in opened.answer("runs?limit=1000")["rows"]}
     return {names[point["run"]]: point for point in opened.page.evaluate(POINTS)}
@@ -40,7 +40,7 @@ def test_values_that_look_alike_stay_apart(kinds):
     """A number, its text, and texts with the same beginning differ; equal numbers are one value; ticks tell them apart."""
     kinds.go("explore?sx=hparams.size&sy=summary.loss")
     points(kinds, 9)
-    # In one look: it may be drawn again, with the values in another order.
+    # At once: the plot may be redrawn with the values in another order.
     shown, axis = kinds.page.evaluate(
         f"() => [({POINTS})(), document.querySelector('#scatter').layout.x.ticks]"
     )
@@ -112,7 +112,7 @@ def test_saving_an_empty_plot_shows_a_message(kinds):
     page = kinds.page
     kinds.go("explore?where=hparams.size%20%3D%3D%20%22none%22")
     page.wait_for_selector("#parallel .empty")
-    # In one look: what is said goes away after some seconds.
+    # At once: the message disappears after a few seconds.
     said = page.evaluate(
         """() => {
             for (const kind of ["PNG", "SVG"])

@@ -1,4 +1,4 @@
-"""Requests that fail, and runs that vanish, in a real browser: the page says so, and recovers by itself."""
+"""Failed requests and deleted runs in a real browser: the page reports them, and recovers by itself."""
 
 import math
 import shutil
@@ -31,7 +31,7 @@ def fail_once(page, pattern, status):
 
 @pytest.fixture
 def served(tmp_path, new_page):
-    """Serves what a function writes into a folder; returns the page of it, with `root` and `runs`."""
+    """Serves a folder that a function writes; returns its page, with `root` and `runs`."""
     server = pytest.importorskip("destinations.viewer.server")
     left = []
 
@@ -65,7 +65,7 @@ def two_runs(root):
         (root / name / "train.log").write_text("words of the log\n")
 
 
-# Which request fails, with which status, in which view, and what is shown in the end: one for each kind of request.
+# One case per kind of request: which request fails, the status, the view, and the result.
 REQUESTS = [
     ("**/api/fields", 500, "runs?sort=-name", ".grid-row[data-run] [data-column='summary.loss']"),
     ("**/api/selected?*", None, "charts?run={one}", ".chart .main-svg"),
@@ -120,8 +120,8 @@ def test_a_page_without_its_runs_says_why(served, console, view):
     console.clear()
 
 
-def test_a_link_without_a_token_says_what_to_do(served, console):
-    """A browser that has no token is told in words, as a page; after the address with it, the link works."""
+def test_a_link_without_a_token_explains_what_to_do(served, console):
+    """Without a token, a browser gets a page that explains it; once it had the token, the link works."""
     opened = served(two_runs)
     page = opened.page
     page.context.clear_cookies()
@@ -159,7 +159,7 @@ def test_a_silent_server_is_shown_as_offline(served, console):
 
 
 def test_a_deleted_run_is_shown_as_gone(served, console):
-    """If a folder is deleted while its page or chart is open, the page says so; if it returns, it is shown again."""
+    """The page reports a folder that is deleted while shown, and shows it again once it returns."""
     opened = served(two_runs)
     page = opened.page
     gone = opened.id_of("one")
@@ -182,7 +182,7 @@ def test_a_deleted_run_is_shown_as_gone(served, console):
 
 
 def test_numbers_at_the_edges_of_a_double_are_drawn(served):
-    """The largest and smallest numbers, and metrics without a finite one, leave a chart that works, also smoothed and banded."""
+    """The largest and smallest numbers, and metrics without a finite value, leave a working chart."""
 
     def write(root):
         for at in range(2):

@@ -1,4 +1,4 @@
-"""Links, the history and the focus in a real browser: what a view is asked for is what is shown."""
+"""Links, the history and the focus in a real browser: the page shows the requested view."""
 
 import pytest
 
@@ -8,7 +8,7 @@ pytestmark = pytest.mark.xdist_group("browser")
 
 
 def row(opened, name):
-    """The row of a run in the table."""
+    """Returns the row of a run in the table."""
     return opened.page.locator(f'.grid-row[data-run="{opened.id_of(name)}"]')
 
 
@@ -175,7 +175,7 @@ def test_a_panel_works_with_the_keyboard(opened):
 
 
 def test_a_file_that_leads_to_the_page_opens_it(viewer, new_page):
-    """As `--open` does it: a browser that comes from a file keeps the cookie, and shows the runs."""
+    """With `--open`, a browser that comes from a file keeps the cookie, and shows the runs."""
     page = new_page()
     with page_to(viewer.url) as file:
         page.goto(file.as_uri())

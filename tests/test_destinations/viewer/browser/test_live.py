@@ -1,4 +1,4 @@
-"""A live run in a real browser: it grows without a reload, only what is new travels, and a killed one dies."""
+"""A live run in a real browser: it grows without a reload by new rows, and a killed one shows as killed."""
 
 import json
 import os
@@ -60,7 +60,7 @@ def test_a_live_run_grows_by_its_new_rows(tmp_path, new_page):
             news = [series for response in answers for series in json.loads(response.body())["series"]]
             assert news
             assert all(series["append"] and len(series["x"]) <= 20 for series in news)
-            # A metric that comes later gets its chart.
+            # A metric that appears later gets its chart.
             run.log({"val/acc": 0.5}, 520)
             run.flush()
             opened.drawn("val/acc")

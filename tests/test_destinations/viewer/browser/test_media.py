@@ -13,14 +13,14 @@ def show(opened, *names, more=""):
 
 
 def panel(opened, key):
-    """The card of one name, in view."""
+    """Returns the card of one name, in view."""
     found = opened.page.locator(f'.media[data-key="{key}"]')
     found.scroll_into_view_if_needed()
     return found
 
 
 def pixel(opened, selector, x, y):
-    """A pixel of the first canvas or image that matches, as [red, green, blue, alpha]."""
+    """Returns a pixel of the first matching canvas or image, as [red, green, blue, alpha]."""
     return opened.page.evaluate(
         """async ([selector, x, y]) => { const node = document.querySelector(selector); const copy = document.createElement('canvas');
             await node.decode?.();  // Its size is known before its pixels.

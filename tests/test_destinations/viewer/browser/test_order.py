@@ -1,4 +1,4 @@
-"""Answers that arrive late, or in another order than they were asked for, in a real browser."""
+"""Late answers, and answers in another order than their requests, in a real browser."""
 
 import pytest
 
@@ -13,8 +13,8 @@ class Held:
     """Holds back the server's answers to requests for a pattern.
 
     Args:
-        page: asks.
-        pattern: of URLs, with stars.
+        page: sends the requests.
+        pattern: matches URLs, with stars.
     """
 
     def __init__(self, page, pattern):
@@ -154,7 +154,7 @@ def test_the_log_of_the_file_chosen_last_is_shown(tmp_path, new_page):
 
 
 def last_value(opened, metric="loss"):
-    """The last value of the first line of a chart, as a condition for `until`."""
+    """Returns the last value of a chart's first line, as a condition for `until`."""
     return (
         f"document.querySelector('.chart[data-metric=\"{metric}\"] .plot').data"
         "?.find((one) => one.meta.part === 'line')?.y.at(-1)"
@@ -181,7 +181,7 @@ def live(tmp_path, new_page):
 
 
 def told_of(page, act):
-    """Acts, and waits until the page hears of a change of a run."""
+    """Acts, and waits until the page learns of a change of a run."""
     with page.expect_response(
         lambda answer: "/api/changes" in answer.url and answer.json()["runs"], timeout=60_000
     ):
@@ -202,7 +202,7 @@ def test_rows_announced_during_a_request_appear(live):
         run.close()
 
     told_of(page, log_the_last)
-    # What is told of from here on is held back: it would have the rows asked for after all.
+    # Changes from here on are held back, because they would make the page request the rows after all.
     opened.until("() => document.querySelector('.legend .status').innerText === 'completed'")
     page.route("**/api/changes?*", lambda _: None)
     late.give_all()

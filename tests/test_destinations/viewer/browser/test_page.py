@@ -1,4 +1,4 @@
-"""The frame of the page in a real browser: run page, comparison, theme, keyboard, phone, and what helps to reach it all."""
+"""The frame of the page in a real browser: run page, comparison, theme, keyboard, phone, accessibility."""
 
 import itertools
 import re
@@ -18,7 +18,7 @@ VIEWS = ["runs", "charts", "media", "explore", "compare", "run"]
 
 
 def show(opened, view):
-    """Shows a view with two runs, and waits for what it shows last."""
+    """Shows a view with two runs, and waits for its last element."""
     query = f"run={opened.id_of('alpha')}&run={opened.id_of('beta')}"
     opened.go(f"run/{opened.id_of('alpha')}" if view == "run" else f"{view}?{query}")
     last = {
@@ -267,7 +267,7 @@ def test_focus_is_seen_and_reaches_the_controls(opened):
     assert {"Skip to content", "search", "x-axis", "smooth"} <= seen
 
 
-def test_nothing_is_asked_of_other_servers(new_page, viewer):
+def test_the_page_contacts_no_other_servers(new_page, viewer):
     """The page needs only its own server."""
     page = new_page()
     asked = []
@@ -326,7 +326,7 @@ def test_the_page_of_a_run_shows_its_time(tmp_path, new_page):
         panel = opened.page.locator('[data-panel="Time"]')
         text = panel.inner_text()
         faults = opened.page.locator('[data-panel="Faults"]').inner_text()
-        # Above what else is known of the run.
+        # Above everything else about the run.
         tops = opened.tops('[data-panel="Time"]', ".panels")
         widths = opened.until(
             "() => { const all = [...document.querySelectorAll('.time-band span')].map((one) => one.clientWidth);"

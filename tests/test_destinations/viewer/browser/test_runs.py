@@ -1,4 +1,4 @@
-"""The table of runs in a real browser: search, filter, columns, groups, selection, edits, and ten thousand rows."""
+"""The table of runs in a real browser: search, filter, columns, groups, selection, edits, scrolling."""
 
 import json
 import shutil
@@ -61,7 +61,7 @@ def test_filter(opened, console):
     page.fill("#filter", 'status == "completed" and summary.val/acc > 0.99')
     wait_for_names(opened, "alpha", "beta")
     assert not page.locator(".filter-error").is_visible()
-    # What was typed last is kept where another control is used at once.
+    # The latest text stays if another control is used right away.
     page.fill("#filter", "hparams.lr == 0.01")
     page.check("#archived")
     page.uncheck("#archived")
@@ -168,7 +168,7 @@ def test_a_status_is_left_out_by_its_chip(own):
     """One click hides the runs of a status, another shows them; a metric needs no prefix in a filter."""
     page = own.page
     change_sidecar(own.root / "beta", status="failed")
-    # A change in a file alone is found by no scan of the folder.
+    # No scan of the folder finds a change within a file.
     (own.root / "beta" / "touched").touch()
     page.get_by_role("button", name="failed 1").click()
     own.until("() => document.querySelectorAll('.grid-row[data-run]').length === 1")
@@ -226,7 +226,7 @@ def own(run_root, tmp_path, new_page):
     root = tmp_path / "runs"
     for name in ("alpha", "beta"):
         shutil.copytree(run_root / name, root / name)
-        # The table shows their date: an age would change while a test looks.
+        # The table shows their date, because an age would change during the test.
         change_sidecar(root / name, created_at=1.6e9)
     with open_runs(root, cache=tmp_path / "index") as runs, server.Viewer(runs, port=0) as viewer:
         opened = Opened(new_page(), viewer)
@@ -271,7 +271,7 @@ def test_edit(own):
     own.until(
         "() => [...document.querySelectorAll('[data-column=note]')].some((node) => node.innerText === 'diverged at 50')"
     )
-    # A field that is left as it was writes nothing, on the page of the run neither.
+    # An unchanged field writes nothing, on the run page neither.
     page.request.patch(
         f"{own.address}/api/runs/{own.id_of('beta')}",
         data={"note": "diverged\nat 50", "tags": ["size:1,2"]},

@@ -9,7 +9,7 @@ pytestmark = pytest.mark.xdist_group("browser")
 
 
 class OpenedSite(Opened):
-    """A site that is opened from its folder."""
+    """A site opened from its folder."""
 
     def __init__(self, page, folder):
         self.page = page
@@ -21,7 +21,7 @@ class OpenedSite(Opened):
         self.page.goto(f"{self.address}#/{fragment}")
 
     def id_of(self, name):
-        """The id of a run in URLs."""
+        """Returns a run's id in URLs."""
         row = self.page.locator(".grid-row", has=self.page.get_by_role("link", name=name, exact=True))
         return row.get_attribute("data-run")
 
@@ -94,7 +94,7 @@ def test_a_site_from_a_file_shows_table_charts_and_media(new_page, site):
     assert [url for url in asked if not url.startswith(("file:", "data:", "blob:"))] == []
 
 
-def test_a_site_says_what_needs_the_server(new_page, site):
+def test_a_site_names_the_views_that_need_the_server(new_page, site):
     """The site says that a filter needs the server."""
     opened = OpenedSite(new_page(), site)
     opened.page.wait_for_selector(".grid-row[data-run]")

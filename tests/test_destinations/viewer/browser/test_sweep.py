@@ -1,4 +1,4 @@
-"""What people do with a sweep of two hundred runs, in a real browser: each in a few clicks."""
+"""Common tasks with a sweep of two hundred runs, in a real browser: each takes a few clicks."""
 
 import pytest
 
@@ -37,7 +37,7 @@ def test_a_task_takes_few_clicks(task, sweep, new_page):
 
 
 def test_a_hundred_runs_have_a_curve_each(sweep, new_page):
-    """All of them are lines, in fewer points than a few runs have, and without their ranges."""
+    """All of them are lines, with fewer points than for a few runs, and without ranges."""
     opened = Opened(new_page(), sweep)
     rows = opened.answer("runs?limit=102")["rows"]
     ids = [row["id"] for row in rows if row["name"].startswith("resnet")]
@@ -54,7 +54,7 @@ def test_a_hundred_runs_have_a_curve_each(sweep, new_page):
 
 
 def test_one_command_writes_a_site_of_the_sweep(sweep, tmp_path):
-    """It is the tenth task, and takes no click."""
+    """This is the tenth task, and takes no click."""
     report = export_site(Catalog(sweep.runs), tmp_path / "site", limit=20)
     assert report.runs == 20
     assert (tmp_path / "site" / "index.html").is_file()

@@ -1,4 +1,4 @@
-"""The view of runs in a real browser: what is saved is what charts, the shell and a link show."""
+"""The view of runs in a real browser: charts, the shell and a link show a saved view."""
 
 import json
 
@@ -11,7 +11,7 @@ from tests.test_destinations.viewer.browser.opened import Opened
 
 pytestmark = pytest.mark.xdist_group("browser")
 
-# What is above and below the axis of a chart, and what the card says of it.
+# Marks above and below the axis of a chart, and the text of its card.
 SHOWN = """() => { const plot = document.querySelector('.chart[data-metric=loss] .plot');
     return plot.data && {range: plot.layout.yaxis.range, foot: plot.nextElementSibling.innerText,
         labels: [...plot.querySelectorAll('.spike-labels text')].map((text) => text.textContent)}; }"""
@@ -23,7 +23,7 @@ DOTS = """() => [...document.querySelectorAll('.chart')]
 
 @pytest.fixture
 def grid(tmp_path, new_page):
-    """The page of twelve runs: two models, three rates and two seeds, of which one run has a spike."""
+    """The page of twelve runs: two models, three rates and two seeds; one run has a spike."""
     server = pytest.importorskip("destinations.viewer.server")
     for number in range(12):
         model, rate, seed = "ab"[number % 2], 10 ** -(number // 2 % 3), number // 6
@@ -42,7 +42,7 @@ def grid(tmp_path, new_page):
 
 
 def test_bands_average_all_runs_of_the_view_by_several_fields(grid):
-    """Six groups of two runs each are at the side; the labels leave out what their colours say."""
+    """Six groups of two runs each are at the side; labels don't repeat what the colours show."""
     grid.go("charts?band=std&group=hparams.model&group=hparams.lr&sc=hparams.model")
     legend = grid.until(
         """() => { const found = [...document.querySelectorAll('.band-legend li')];
@@ -83,7 +83,7 @@ def test_chosen_and_hidden_runs_of_a_view_are_saved(grid, tmp_path, capsys):
 
 
 def test_the_outliers_switch_shows_a_spike_that_leaves_the_chart(grid):
-    """Without outliers a triangle at the edge has the value, and the card counts it; with them the axis reaches it."""
+    """Without outliers, a triangle at the edge has the value; with them, the axis covers it."""
     grid.go(f"charts?run={grid.id_of('a-lr1-seed0')}&smooth=0")
     grid.drawn("loss")
     shown = grid.until(SHOWN)
@@ -95,15 +95,15 @@ def test_the_outliers_switch_shows_a_spike_that_leaves_the_chart(grid):
 
 
 def test_a_log_axis_marks_and_counts_what_it_cannot_show(grid):
-    """Each value at or below zero is a mark at the bottom; the card says how many there are."""
+    """Each value at or below zero is a mark at the bottom; the card counts them."""
     grid.go(f"charts?run={grid.id_of('a-lr1-seed0')}&logy=1&smooth=0")
     grid.drawn("loss")
     assert len(next(iter(grid.traces("loss", "low").values()))["x"]) == 39
     assert "▾ 39 values ≤ 0" in grid.until(SHOWN)["foot"]
 
 
-def test_one_cursor_is_in_all_charts_and_one_range(grid):
-    """Hovering over a chart marks the same run in the others; a zoom takes the same steps in all."""
+def test_all_charts_share_a_cursor_and_a_range(grid):
+    """Hovering over a chart marks the same run in the others; a zoom applies to all."""
     grid.go("charts")
     grid.drawn("loss", 10)
     grid.drawn("acc", 10)
@@ -146,7 +146,7 @@ def test_a_saved_view_is_the_same_in_the_table_the_charts_and_the_shell(grid, tm
 
 
 def test_the_metrics_of_a_prefix_are_one_chart(tmp_path, new_page):
-    """A section becomes one chart with a line for each metric, and keeps those that a search finds."""
+    """A section becomes one chart with a line for each metric, and keeps the ones that a search finds."""
     server = pytest.importorskip("destinations.viewer.server")
     with Written(tmp_path / "runs" / "layers") as run:
         for step in range(5):

@@ -1,4 +1,4 @@
-"""A run that several write, in a real browser: a line for each writer, that grows, and what stands behind it."""
+"""A run with several writers in a real browser: a line for each writer that grows, and their status."""
 
 import json
 
