@@ -93,7 +93,7 @@ def test_rows_are_the_same_before_and_after_they_are_drained(steps):
             run.act(*one)
 
 
-def test_a_metric_named_epoch_has_a_row_of_its_own(tmp_path):
+def test_a_metric_named_epoch_has_its_own_row(tmp_path):
     """This holds even if it equals the epoch of the calls around it."""
     run = Run(tmp_path / "run")
     for metrics in ({"epoch": 0, "loss": 1.0}, {"acc": 2.0}, {"lr": 3.0}):

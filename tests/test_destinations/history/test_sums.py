@@ -168,7 +168,7 @@ def test_the_position_has_the_sum_of_rows_after_the_last_block(tmp_path):
     assert checks.damage() == f"metrics.csv is cut: {tail.rows} of 700 rows are lost"
 
 
-def test_a_line_has_a_checksum_of_its_own():
+def test_each_line_has_a_checksum():
     """Any change of a line is found. A line without a checksum is accepted."""
     line = summed_line('{"mark": 3, "rows": 812}')
 

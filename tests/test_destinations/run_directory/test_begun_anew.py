@@ -59,7 +59,7 @@ def test_a_reader_shows_the_new_run(tmp_path, is_same_reader):
     assert after == ({"": [30.0, 31.0, 32.0]}, [30])
 
 
-def test_a_reader_that_polls_takes_no_piece_of_another_run(tmp_path):
+def test_a_polling_reader_takes_no_piece_of_another_run(tmp_path):
     """The piece that it requests next belongs to the new run."""
     store = tmp_path / "store"
     old = Mirrored(tmp_path / "one" / "run", store)
@@ -143,7 +143,7 @@ def test_a_deleted_run_is_gone(tmp_path):
 
 
 @pytest.mark.parametrize("place", ["run", "."])
-def test_a_reader_that_lists_between_two_runs_keeps_nothing_of_the_old_one(tmp_path, place):
+def test_a_reader_that_lists_between_two_runs_keeps_nothing_of_the_old_run(tmp_path, place):
     """The new run has claimed the store but has not uploaded anything yet."""
     store, other = tmp_path / "store" / place, tmp_path / "other"
     old = Mirrored(tmp_path / "one" / "run", store)
@@ -172,7 +172,7 @@ def test_a_reader_that_lists_between_two_runs_keeps_nothing_of_the_old_one(tmp_p
     old.close()
 
 
-def test_a_named_writer_keeps_its_old_rows_aside(tmp_path, caplog):
+def test_a_named_writer_keeps_its_old_rows_apart(tmp_path, caplog):
     """Its local folder belongs to a run that is no longer in the store."""
     store, folder = tmp_path / "store", tmp_path / "machine" / "run"
     write(tmp_path / "one" / "run", store, 10.0)
@@ -192,7 +192,7 @@ def test_a_named_writer_keeps_its_old_rows_aside(tmp_path, caplog):
     ]
 
 
-def test_a_named_writer_of_a_run_without_a_folder_sends_no_row_of_the_deleted_one(tmp_path, monkeypatch):
+def test_a_named_writer_without_a_run_folder_sends_no_row_of_the_deleted_run(tmp_path, monkeypatch):
     """The local stand-in for the run's folder has no name that identifies it as a writer's."""
     store = tmp_path / "store"
     for value in (10.0, 20.0):

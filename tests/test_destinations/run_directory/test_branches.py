@@ -287,7 +287,7 @@ def test_listing_branches_reads_no_hyperparameters(tmp_path, monkeypatch):
     assert [one.hparams["lr"] for one in branches] == [0.1, 0.2, 0.2]
 
 
-def test_a_branch_has_what_named_writers_logged_before_it_was_left(tmp_path):
+def test_a_branch_has_earlier_records_of_named_writers(tmp_path):
     """Named writers follow no trainer session: their records count for the newest session at that time."""
     folder = tmp_path / "mine"
     first = Session(folder)

@@ -69,7 +69,7 @@ def put_session(store, number=1, **fields):
     return path.parent
 
 
-def test_a_session_that_has_sent_nothing_yet_is_watched(tmp_path):
+def test_a_session_without_uploads_is_watched(tmp_path):
     """It may have started just now, after a closed session: any sign of it refuses the next claim."""
     with Mirrored(tmp_path / "one" / "run", tmp_path / "store") as first:
         first.log({"loss": 1.0}, 0)
@@ -125,7 +125,7 @@ def test_a_session_is_watched_for_its_own_interval(tmp_path, fields, seconds, ow
     assert seconds <= second.waited < seconds + 1.0
 
 
-def test_a_session_that_is_slow_is_not_taken_over(tmp_path):
+def test_a_slow_session_is_not_taken_over(tmp_path):
     """Each sign arrives late, but in time."""
     session = put_session(tmp_path / "store", seconds=10.0, sign_seconds=10.0)
     (session / "sign.json").write_text("1")
@@ -192,7 +192,7 @@ def test_a_copy_of_a_folder_takes_over_like_any_other_machine(tmp_path):
     assert (tmp_path / "store" / "live" / "rank0" / "0001" / "successor.json").exists()
 
 
-def test_an_object_that_arrived_while_the_run_was_taken_keeps_its_name(tmp_path):
+def test_an_object_that_arrives_during_a_takeover_keeps_its_name(tmp_path):
     """It arrived after the first look, before the fence was up."""
     put_session(tmp_path / "store", sign_seconds=1.0)
     second = Watched(tmp_path)
@@ -318,7 +318,7 @@ def test_a_sign_is_sent_if_no_piece_is(tmp_path):
     assert len({*seen} - {""}) == 5
 
 
-def test_the_next_piece_makes_up_for_one_that_failed(tmp_path, monkeypatch):
+def test_the_next_piece_has_the_content_of_a_failed_one(tmp_path, monkeypatch):
     """Everything in the failed piece counts as unsent, so the next piece contains it."""
     folder = Folder(tmp_path)
     folder.append("metrics.csv", "step\n")

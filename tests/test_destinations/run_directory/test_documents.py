@@ -113,7 +113,7 @@ def test_a_summary_counts_non_finite_values_apart(drive, tmp_path):
     assert (data["step"], data["epoch"]) == (6, 0)
 
 
-def test_statistics_of_blocks_equal_those_of_single_values():
+def test_statistics_of_blocks_and_single_values_are_equal():
     """Blocks, single rows, and integers that no float holds give the same statistics."""
     rows = [
         (float(index % 7), 2**62 - index if index > 90 else index, math.nan if index % 5 == 0 else -index)
@@ -312,7 +312,7 @@ def test_each_rank_has_its_own_csv_with_all_ranks(drive, tmp_path):
     assert "texts.jsonl" not in names
 
 
-def test_a_rank_that_begins_after_rank_0_has_completed_writes_its_rows(drive, tmp_path):
+def test_a_rank_that_begins_after_rank_0_completed_writes_its_rows(drive, tmp_path):
     """Only rank 0 checks for a completed run, because other ranks may be slow ranks of that run."""
     first = drive(all_ranks=True, if_exists="auto").fit()
     first.log({"a": 1.0}, 0)
@@ -372,7 +372,7 @@ def test_files_are_kept_with_size_and_hash(drive, tmp_path):
     assert (tmp_path / "back.pt").read_bytes() == b"weights"
 
 
-def test_files_are_left_to_a_destination_that_takes_them(drive, tmp_path):
+def test_files_go_to_another_destination_that_takes_them(drive, tmp_path):
     """If another destination takes files, none is kept here unless requested."""
     source = tmp_path / "model.pt"
     source.write_bytes(b"weights")

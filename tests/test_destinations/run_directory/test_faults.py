@@ -171,7 +171,7 @@ def test_a_folder_deleted_during_training_is_recreated(drive, tmp_path, caplog):
 
 
 @pytest.mark.parametrize("part", ["metrics.csv", "journal"])
-def test_a_part_that_is_deleted_during_training_is_recreated(drive, tmp_path, part):
+def test_a_part_deleted_during_training_is_recreated(drive, tmp_path, part):
     """Either the file alone or the journal's folder alone is deleted; both were still open."""
     run = drive(flush_seconds=1000).fit()
     run.log({"a": 0.0}, 0)
@@ -585,7 +585,7 @@ def test_an_error_of_the_writer_is_counted_reported_once_and_shown(drive, tmp_pa
     assert [row.step for row in read_rows(tmp_path / "run")] == list(range(20))
 
 
-def test_an_error_in_a_turn_still_counts_after_that_turn(tmp_path, caplog):
+def test_an_error_during_a_turn_counts_after_the_turn(tmp_path, caplog):
     """Another thread fails while the writer checks the disk: one message, and a later turn repairs it."""
     caplog.set_level(logging.WARNING)
     failures = [OSError(errno.ENOSPC, "No space left on device")]
@@ -619,7 +619,7 @@ def test_an_error_in_a_turn_still_counts_after_that_turn(tmp_path, caplog):
     assert [message.endswith("is writable again.") for message in messages] == [False, True]
 
 
-def test_documents_that_cannot_be_written_are_reported_once(drive, tmp_path, caplog):
+def test_unwritable_documents_are_reported_once(drive, tmp_path, caplog):
     """Draining rows meanwhile doesn't repeat the message."""
     run = drive(flush_seconds=0.005).fit()
     run.log({"a": 1.0}, 0)
@@ -877,7 +877,7 @@ class LetsAFlushIn(threading.Event):
             self.wait(0.2)
 
 
-def test_nothing_is_left_to_do_when_a_flush_returns():
+def test_no_work_is_left_when_a_flush_returns():
     """A flush that arrives just as a turn begins is answered by the next turn, and leaves nothing behind."""
     seen = []
     timer = PeriodicThread(seen.append, 1000, lambda _: None, "timer")

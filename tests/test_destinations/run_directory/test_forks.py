@@ -263,7 +263,7 @@ def test_a_cycle_of_forks_ends(digits):
     assert find_parents(run.path)[-1].problem == "it has more than 100 parents"
 
 
-def test_index_of_a_root_knows_forks_as_other_runs(digits, tmp_path):
+def test_an_index_lists_forks_like_other_runs(digits, tmp_path):
     """They move together with their parents."""
     write_fork(digits.parent / "fork", "digits@2", loss=0.5)
     digits.parent.rename(tmp_path / "moved")
@@ -273,7 +273,7 @@ def test_index_of_a_root_knows_forks_as_other_runs(digits, tmp_path):
         assert [run.name for run in runs.query(sort_by="name")] == ["digits", "fork"]
 
 
-def test_the_page_shows_the_rows_that_a_fork_inherits(digits, tmp_path, monkeypatch):
+def test_the_page_shows_the_inherited_rows_of_a_fork(digits, tmp_path, monkeypatch):
     """The page names the parent, draws its rows first, and serves its records' files but no other run's."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     with Run(RunDirectory(digits, if_exists="resume"), run_name="digits", raise_errors=True) as run:
@@ -313,7 +313,7 @@ def test_a_forked_run_is_deleted_only_with_its_forks_or_by_force(digits, tmp_pat
     assert not digits.exists()
 
 
-def test_send_includes_the_records_that_a_fork_inherits(digits):
+def test_send_includes_the_inherited_records_of_a_fork(digits):
     """Rows and records of both runs arrive once, in the order of logging."""
     run = write_fork(digits.parent / "fork", "digits@ba2", loss=0.5)
     seen = InMemory()
@@ -348,7 +348,7 @@ def add(folder, writer, steps):
 
 
 @pytest.mark.parametrize(("place", "shown"), [("@3", [0, 1, 2]), ("", [0, 1, 2, 3, 4])])
-def test_a_fork_has_what_named_writers_of_its_parent_logged_by_then(tmp_path, place, shown):
+def test_a_fork_has_earlier_records_of_named_writers(tmp_path, place, shown):
     """A writer of the same name adds to its rows; the parent's other writers stay the parent's."""
     add(tmp_path / "parent", None, range(5))
     add(tmp_path / "parent", "eval", range(5))

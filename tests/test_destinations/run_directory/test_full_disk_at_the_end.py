@@ -35,7 +35,7 @@ print(sidecar["status"], sidecar["lost"]["rows"] + found, found < 62_000)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a file system in a namespace of its own")
-def test_a_disk_that_is_full_until_the_end_reports_lost_rows(tmp_path):
+def test_a_disk_full_until_the_end_reports_lost_rows(tmp_path):
     """Rows in the folder and lost rows add up to the logged ones.
 
     The sidecar says `failed to write`.

@@ -245,7 +245,7 @@ class LogsWhenMade(MappedSegment):
         self.handler()
 
 
-def test_a_row_of_a_handler_is_on_disk_when_the_call_that_it_interrupted_returns(tmp_path):
+def test_a_row_of_a_handler_is_on_disk_when_the_interrupted_call_returns(tmp_path):
     """It doesn't wait for the next row, because the process may be killed before that."""
     written = Written(tmp_path, make_segment=LogsWhenMade)
     interrupted = []
@@ -289,7 +289,7 @@ def appended_to(disk):
     return lambda path, number, size: AppendedSegment(path, number, size, disk)
 
 
-def test_a_row_of_a_handler_that_interrupts_a_write_is_held_until_the_next_call(tmp_path):
+def test_a_row_of_a_handler_during_a_write_is_held_until_the_next_call(tmp_path):
     """Neither row is lost, and the second counts as pending meanwhile, even in the lock-free fast path."""
     disk = InterruptedDisk()
     written = Written(tmp_path, make_segment=appended_to(disk))
@@ -341,7 +341,7 @@ class NoneOnFullDisk:
         return MappedSegment(*arguments)
 
 
-def test_rows_that_a_full_disk_cannot_take_are_held_counted_and_written_first(tmp_path):
+def test_rows_refused_by_a_full_disk_are_held_counted_and_written_first(tmp_path):
     """They keep their order, and the writer thread writes them if nothing more is logged."""
     make, full = NoneOnFullDisk(), []
     written = Written(tmp_path, make_segment=make, on_full=full.append)
@@ -599,7 +599,7 @@ def test_a_child_leaves_the_spare_of_its_parent(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:This process")
-def test_a_child_does_not_wait_for_a_thread_that_it_does_not_have(tmp_path):
+def test_a_child_does_not_wait_for_a_thread_of_its_parent(tmp_path):
     """A thread was in the middle of a call when the process forked; the parent loses nothing."""
     is_inside, may_leave = threading.Event(), threading.Event()
     may_leave.set()

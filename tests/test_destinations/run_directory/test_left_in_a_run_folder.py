@@ -9,7 +9,7 @@ OF_RANK_1 = (".metrics.rank1.csv.7-0.tmp", ".summary.rank1.json.7-1.tmp")
 OF_EDITS = ".edits.json.7-0.tmp"
 
 
-def test_temporaries_of_a_rank_are_removed_by_that_rank(drive, tmp_path):
+def test_a_rank_removes_its_own_temporary_files(drive, tmp_path):
     """A rank removes its own dead process's files, but none that another rank or `edit` may be writing."""
     folder = tmp_path / "run"
     folder.mkdir()

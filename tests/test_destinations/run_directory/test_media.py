@@ -124,7 +124,7 @@ class AsJax:
     ],
     ids=["I;16", "I;16B", "I", "negative", "F", "L", "1", "int32", "uint16", "jax"],
 )
-def test_the_same_numbers_are_the_same_picture(picture, array):
+def test_equal_numbers_make_equal_pictures(picture, array):
     """All grey levels and the range they were scaled from are kept, whatever type holds them."""
     (found,), (expected,) = media.iter_images(media.copy_value(picture)), media.iter_images(array)
 
@@ -133,7 +133,7 @@ def test_the_same_numbers_are_the_same_picture(picture, array):
     assert (found.value_range and tuple(bound + shift for bound in found.value_range)) == expected.value_range
 
 
-def test_floats_of_16_bits_of_jax_are_those_of_torch():
+def test_bfloat16_of_jax_and_torch_are_equal():
     """Numpy has no such type."""
     bfloat16 = pytest.importorskip("ml_dtypes").bfloat16
 
@@ -187,7 +187,7 @@ def test_other_colours_become_rgba(picture, pixel):
 @pytest.mark.parametrize(
     "image", [np.zeros((2, 5, 6)), np.zeros((5,)), np.array([["a"]]), np.zeros((0, 3)), b"no image"]
 )
-def test_values_that_are_not_images_raise(image):
+def test_non_images_raise(image):
     """Arrays of other shapes or types, and bytes in no image format, raise a clear error."""
     with pytest.raises(RecordError, match="image must"):
         list(media.iter_images(image))
@@ -274,7 +274,7 @@ def test_pixels_to_ignore_keep_their_mask(dtype):
 
 
 @pytest.mark.parametrize("mask", [np.array([[0.5]]), np.array([[-2]]), np.array([[70_000]])])
-def test_values_that_are_not_masks_raise(mask):
+def test_non_masks_raise(mask):
     """Fractions, negative and huge classes are errors."""
     with pytest.raises(RecordError, match="mask must hold class indices"):
         list(media.iter_masks(mask))
@@ -318,7 +318,7 @@ def test_a_video_of_frames_becomes_mp4(drive, tmp_path):
     assert pictures[-1][..., 0].mean() > 200
 
 
-def test_encoded_videos_are_taken_as_they_are(drive, tmp_path):
+def test_encoded_videos_are_copied_unchanged(drive, tmp_path):
     """Bytes and files are copied unchecked before the call returns."""
     source = tmp_path / "clip.webm"
     source.write_bytes(b"clip")
@@ -513,7 +513,7 @@ def test_a_failure_in_the_background_is_counted_reported_once_and_shown(drive, t
     assert len([record for record in caplog.records if record.levelno == logging.ERROR]) == 1
 
 
-def test_a_lane_that_is_full_drops_by_its_policy(caplog):
+def test_a_full_lane_drops_by_its_policy(caplog):
     """Newest or oldest items are dropped, counted and reported once; the thread lives on after an error."""
     import threading
 

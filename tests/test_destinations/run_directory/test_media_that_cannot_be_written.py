@@ -73,7 +73,7 @@ def test_an_image_does_not_list_the_files_of_its_name(tmp_path):
     assert listings.count == 0
 
 
-def test_media_that_could_not_be_written_are_in_the_sidecar_and_the_last_line(tmp_path, caplog):
+def test_unwritten_media_are_in_the_sidecar_and_the_last_line(tmp_path, caplog):
     """The sidecar has their number and the status; texts and rows beside them are kept."""
     with Run(RunDirectory(tmp_path / "run"), run_name="r") as run:
         run.batch_start()
@@ -156,7 +156,7 @@ def test_a_run_at_the_former_path_of_a_moved_folder_gets_nothing_of_the_other(tm
         assert [entry.name for entry in (folder / "artifacts").iterdir()] == [who]
 
 
-def test_media_of_a_folder_that_was_deleted_wait_until_it_is_back(tmp_path):
+def test_media_of_a_deleted_folder_wait_until_it_is_back(tmp_path):
     """The metrics writer recreates it, and it contains the records logged meanwhile."""
     with Run(RunDirectory(tmp_path / "run", flush_seconds=1000), run_name="r") as run:
         run.log_metrics({"loss": 1.0}, 0)

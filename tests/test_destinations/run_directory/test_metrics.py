@@ -134,7 +134,7 @@ def test_any_name_makes_a_column(drive, tmp_path, name):
     assert {path.name for path in tmp_path.iterdir()} == {"run"}
 
 
-def test_names_of_our_own_columns(drive, tmp_path):
+def test_metrics_named_like_our_columns(drive, tmp_path):
     """A metric "epoch" replaces our column; "step" and "time" get columns beside ours."""
     run = drive().fit()
 
@@ -145,7 +145,7 @@ def test_names_of_our_own_columns(drive, tmp_path):
     assert (row["step"], row["epoch"], row["metrics/step"], row["metrics/time"]) == ("3", "0.25", "7", "8.5")
 
 
-def test_pandas_reads_what_was_logged(drive, tmp_path):
+def test_pandas_reads_the_logged_values(drive, tmp_path):
     """`pandas.read_csv` returns the very numbers, as it does for Lightning's CSV."""
     source = random.Random(1)
     logged = [{f"m{index}": source.gauss(0, 1) for index in range(10)} for _ in range(300)]
@@ -217,7 +217,7 @@ def test_names_may_come_in_any_order_and_number(drive, tmp_path):
     ]
 
 
-def test_a_mapping_that_invents_values_is_taken_as_it_is(drive, tmp_path):
+def test_a_defaultdict_is_not_asked_for_missing_names(drive, tmp_path):
     """A defaultdict isn't asked for another call's names; other mappings work too."""
     metrics = defaultdict(float, {"a": 1.0, "c": 2.0})
     run = drive().fit()
@@ -246,7 +246,7 @@ def test_many_segments_lose_nothing(drive, tmp_path):
     assert undrained == read_series(tmp_path / "run", "m9") == [(step, step + 0.5) for step in range(20_000)]
 
 
-def test_rows_wider_than_a_segment_are_taken(drive, tmp_path):
+def test_rows_wider_than_a_segment_are_accepted(drive, tmp_path):
     """A call with twenty thousand metrics with long names is a row like any other."""
     metrics = {f"layer.{'x' * 60}.{index}": index * 0.5 for index in range(20_000)}
     run = drive().fit()
@@ -281,7 +281,7 @@ def test_an_empty_call_is_no_row(drive, tmp_path):
     assert [row.step for row in read_rows(tmp_path / "run")] == [1]
 
 
-def test_a_value_that_is_not_a_number_raises_at_the_call(drive, tmp_path):
+def test_a_non_numeric_value_raises_at_the_call(drive, tmp_path):
     """A value that isn't a number raises, and the next row is written."""
     run = drive().fit()
 

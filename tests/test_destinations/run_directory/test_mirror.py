@@ -187,7 +187,7 @@ class Folder:
         self.queue.drain(LIMIT_SECONDS)
 
 
-def test_pieces_are_merged_so_that_there_are_few(tmp_path):
+def test_pieces_are_merged(tmp_path):
     """After 160 intervals there are at most 36, from which a reader restores the exact folder."""
     draw = random.Random(1)
     folder = Folder(tmp_path)
@@ -217,7 +217,7 @@ def test_pieces_are_merged_so_that_there_are_few(tmp_path):
     assert most <= 36
 
 
-def test_a_reader_that_polls_has_the_folder_after_each_interval(tmp_path):
+def test_a_polling_reader_has_the_folder_after_each_interval(tmp_path):
     """The reader requests the next piece by name, and lists nothing."""
     folder = Folder(tmp_path)
     store = CountingStore(open_store(str(folder.store)))
@@ -269,7 +269,7 @@ def test_a_late_reader_finds_its_piece_merged(tmp_path):
     folder.queue.close(LIMIT_SECONDS)
 
 
-def test_a_line_that_is_half_written_is_not_sent(tmp_path):
+def test_a_half_written_line_is_not_sent(tmp_path):
     """A reader gets whole lines."""
     folder = Folder(tmp_path)
     folder.append("metrics.csv", "step\n1\n2")
@@ -279,7 +279,7 @@ def test_a_line_that_is_half_written_is_not_sent(tmp_path):
     folder.queue.close(LIMIT_SECONDS)
 
 
-def test_a_file_that_was_cut_and_has_grown_again_is_sent_anew(tmp_path):
+def test_a_file_that_was_cut_and_grew_again_is_sent_as_a_whole(tmp_path):
     """After a failing disk, a file may have the same inode, a greater length and other lines."""
     folder = Folder(tmp_path)
     folder.append("metrics.csv", "step\n" + "1\n" * 500)
@@ -325,7 +325,7 @@ def test_closed_parts_go_once_and_under_names_of_their_session(tmp_path):
     assert files_of(tmp_path / "store") == files_of(tmp_path / "run")
 
 
-def test_parts_of_several_sessions_are_all_there_until_one_is_gone(tmp_path):
+def test_a_missing_part_of_a_session_is_reported(tmp_path):
     """A gap between the numbers of two sessions is normal; within a session or at its end, it isn't."""
     for machine in range(3):
         with Mirrored(tmp_path / str(machine) / "run", tmp_path / "store", batch=100 * machine) as run:
@@ -375,7 +375,7 @@ def test_another_machine_continues_the_run(tmp_path):
     lost.close()
 
 
-def test_a_machine_that_comes_back_changes_nothing_of_its_successor(tmp_path, caplog):
+def test_a_returning_machine_changes_nothing_of_its_successor(tmp_path, caplog):
     """Its rows become a branch that readers get, with a warning; its end changes nothing either."""
     zombie = Mirrored(tmp_path / "one" / "run", tmp_path / "store")
     for step in range(5):
@@ -450,7 +450,7 @@ def test_a_killed_session_is_not_a_branch_after_its_own_machine_continued(tmp_pa
     assert read_series(tmp_path / "copy", "loss") == [(0, 0.0), (1, 1.0), (2, 2.0)]
 
 
-def test_a_run_that_another_machine_is_writing_is_refused(tmp_path):
+def test_a_run_written_by_another_machine_is_refused(tmp_path):
     """The claim watches the run for a few intervals, because clocks of machines differ."""
     with Mirrored(tmp_path / "one" / "run", tmp_path / "store") as first:
         first.log({"loss": 1.0}, 0)
@@ -467,7 +467,7 @@ def test_a_run_that_another_machine_is_writing_is_refused(tmp_path):
         assert not list((tmp_path / "store" / "live" / "rank0").glob("0002/*"))
 
 
-def test_a_session_that_is_read_damaged_is_read_again(tmp_path, monkeypatch):
+def test_a_session_read_damaged_is_read_again(tmp_path, monkeypatch):
     """After one bad response this process still knows its session: it writes, and later continues its folder."""
     original, count = StoredRun.about_session, itertools.count()
     monkeypatch.setattr("destinations.run_directory.claim._FIRST_PAUSE_SECONDS", 0.0)
@@ -486,7 +486,7 @@ def test_a_session_that_is_read_damaged_is_read_again(tmp_path, monkeypatch):
     assert read_series(tmp_path / "machine" / "run", "loss") == [(0, 0.0), (1, 1.0)]
 
 
-def test_a_newest_piece_that_stays_damaged_is_ignored(tmp_path, caplog):
+def test_a_damaged_newest_piece_is_ignored(tmp_path, caplog):
     """Its machine died before a second upload, so another one continues with the earlier content."""
     lost = Mirrored(tmp_path / "one" / "run", tmp_path / "store")
     for step in range(4):
@@ -508,7 +508,7 @@ def test_a_newest_piece_that_stays_damaged_is_ignored(tmp_path, caplog):
     lost.close()
 
 
-def test_an_earlier_piece_that_is_damaged_is_an_error(tmp_path):
+def test_a_damaged_earlier_piece_is_an_error(tmp_path):
     """It was whole once and covers a finished interval, so its rows aren't dropped silently."""
     run = Mirrored(tmp_path / "run", tmp_path / "store")
     for step in range(4):
@@ -581,7 +581,7 @@ def test_a_claim_of_nobody_stops_no_session(tmp_path, caplog, is_at_the_end):
     assert not (tmp_path / "store" / "abandoned").exists()
 
 
-def test_a_process_that_was_killed_when_it_had_just_claimed_leaves_the_folder(tmp_path, monkeypatch):
+def test_a_process_killed_right_after_its_claim_keeps_the_folder(tmp_path, monkeypatch):
     """It noted the session before claiming it, so unsent rows stay in place."""
     first = Mirrored(tmp_path / "machine" / "run", tmp_path / "store")
     first.log({"loss": 0.0}, 0)
@@ -639,7 +639,7 @@ def test_one_of_two_machines_that_begin_at_once_writes(tmp_path):
     assert sorted(outcomes) == [0] * 7 + [1]
 
 
-def test_the_machine_that_had_the_run_goes_on_without_waiting(tmp_path):
+def test_the_last_machine_of_a_run_continues_without_waiting(tmp_path):
     """Its folder is ahead of the store: nothing is fetched, and unsent data is sent."""
     first = Mirrored(tmp_path / "run", tmp_path / "store")
     first.log({"loss": 0.0}, 0)
@@ -764,7 +764,7 @@ def test_a_folder_on_another_disk_than_the_spool_is_sent(tmp_path):
     folder.queue.close(LIMIT_SECONDS)
 
 
-def test_the_next_piece_has_the_content_of_one_that_never_arrives(tmp_path):
+def test_the_next_piece_has_the_content_of_a_lost_one(tmp_path):
     """Later pieces would depend on it, so the next one contains everything."""
     gate = threading.Event()
     gate.set()
@@ -847,7 +847,7 @@ def test_each_rank_has_its_own_pieces(tmp_path):
         ("runs", 3, TypeError, "mirror must be a path, got 3"),
     ],
 )
-def test_a_bad_place_raises_at_once(tmp_path, monkeypatch, run_dir, mirror, error, words):
+def test_an_invalid_location_raises_at_once(tmp_path, monkeypatch, run_dir, mirror, error, words):
     """The constructor raises, before training."""
     monkeypatch.chdir(tmp_path)
 

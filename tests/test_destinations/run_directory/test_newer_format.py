@@ -170,7 +170,7 @@ def test_the_page_lists_it_and_names_the_release(newer):
     assert b"Use training-destinations 9.8.7 or newer." in answer.content
 
 
-def test_a_dataset_leaves_it_out_and_says_so(newer, tmp_path):
+def test_a_dataset_leaves_it_out_and_reports_it(newer, tmp_path):
     """`compact` writes the other runs, and reports this one as damaged."""
     pytest.importorskip("deltalake")
 

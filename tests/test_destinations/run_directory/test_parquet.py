@@ -215,7 +215,7 @@ def test_an_index_is_read_by_column(tmp_path):
     assert list(one.spans(np.array([True, False, True]))) == [(0, 1024), (2048, 3072)]
 
 
-def test_statistics_of_parquet_equal_those_of_the_values(tmp_path):
+def test_statistics_of_parquet_match_the_values(tmp_path):
     """Other programs use them to skip row groups."""
     lines = "".join(f"{step},0,{step / 8},{step / 4}\n" for step in range(10_000)).encode()
     for one in converted(b"step,epoch,time,loss\n", lines, tmp_path / "part.csv"):
@@ -346,7 +346,7 @@ def test_a_foreign_file_is_refused(tmp_path, foreign):
         read_all(path)
 
 
-def test_a_page_that_says_it_is_huge_is_refused(tmp_path):
+def test_a_page_with_a_huge_decompressed_size_is_refused(tmp_path):
     """A page of zeros that decompresses to 400 MB is refused before decompression."""
     path = tmp_path / "bomb.parquet"
     # A row has 8 bytes of values, but 20,000 bytes as text: nobody trusts the footer.
@@ -365,7 +365,7 @@ def test_a_page_that_says_it_is_huge_is_refused(tmp_path):
         read_all(path)
 
 
-def test_a_footer_that_says_it_is_huge_is_refused(tmp_path, good):
+def test_a_footer_with_a_huge_length_is_refused(tmp_path, good):
     """The reader checks the footer's length before it reads it."""
     path = tmp_path / "footer.parquet"
     for length in (1 << 31, len(good), 17 << 20):

@@ -115,7 +115,7 @@ def test_damage_of_a_metric_leaves_other_metrics_readable(copy):
     assert epochs == STEPS
 
 
-def test_missing_last_parts_are_a_problem_of_a_run_that_has_ended(copy):
+def test_missing_last_parts_are_a_problem_of_an_ended_run(copy):
     """The sidecar has their number, even if the indexes are gone too."""
     for path in file_of(copy, 1).parent.iterdir():
         path.unlink()
@@ -126,7 +126,7 @@ def test_missing_last_parts_are_a_problem_of_a_run_that_has_ended(copy):
 
 
 @pytest.mark.parametrize("damage", [halved, emptied, unlinked])
-def test_rows_that_a_part_lost_during_the_run_are_counted(tmp_path, damage):
+def test_rows_lost_from_a_part_during_the_run_are_counted(tmp_path, damage):
     """The run reports rows that another program removed from a part when it ends."""
     run_dir = tmp_path / "run"
     with WrittenInParts(run_dir, flush_seconds=1000) as run:
@@ -166,7 +166,7 @@ def test_a_snapshot_does_not_mix_two_branches(tmp_path):
     writer.die()
 
 
-def test_a_snapshot_that_is_being_read_keeps_what_a_resume_removes(tmp_path):
+def test_a_snapshot_keeps_rows_that_a_resume_removes(tmp_path):
     """The snapshot keeps the last parts open from its first row on."""
     writer = Writer(tmp_path, part_bytes=1000)
     writer.log_and_drain(range(300))

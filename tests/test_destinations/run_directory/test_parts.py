@@ -324,7 +324,7 @@ def test_a_condition_finds_its_values_by_the_index(written, condition):
         assert list(itertools.chain.from_iterable(found)) == expected
 
 
-def test_a_condition_reads_only_what_may_hold(written):
+def test_a_condition_reads_only_rows_that_may_match(written):
     """Rows are only read if an entry of the index may contain the value."""
     with take_snapshot(written / "parts", 0) as snapshot:
         may = [
@@ -440,7 +440,7 @@ def test_only_rows_of_a_new_part_are_new_to_a_look(tmp_path):
     assert found == list(range(35, 225))
 
 
-def test_a_part_that_is_there_twice_counts_once(tmp_path):
+def test_a_part_in_both_formats_counts_once(tmp_path):
     """If an earlier version was killed between two steps, the CSV counts, whatever the Parquet contains."""
     writer = Writer(tmp_path)
     writer.log_and_drain(range(100))
@@ -492,7 +492,7 @@ def test_unused_names_are_not_columns_of_the_next_part(tmp_path):
     assert read_rows(tmp_path)[0].metrics == {"loss": 0.0, "once": 1.0}
 
 
-def test_values_of_names_that_the_next_part_lacks_are_written(tmp_path):
+def test_values_of_names_missing_in_the_next_part_are_written(tmp_path):
     """The last row of a part introduced a name that the next file lacks at first."""
     with WrittenInParts(tmp_path / "run", flush_seconds=1000) as run:
         for step in range(150):
@@ -511,7 +511,7 @@ def test_values_of_names_that_the_next_part_lacks_are_written(tmp_path):
     assert (sidecar["status"], sidecar["lost"]) == ("completed", {})
 
 
-def test_a_session_that_closes_the_file_of_an_earlier_one_writes_its_values(tmp_path):
+def test_a_session_that_closes_an_earlier_file_writes_its_values(tmp_path):
     """A file that exceeds the limit when opened becomes a part after one row, whose names are used again."""
     with Written(tmp_path / "run") as run:
         for step in range(400):
@@ -548,7 +548,7 @@ def test_two_names_with_one_column_keep_their_values(tmp_path):
     assert json.loads((tmp_path / "run" / "sidecar.json").read_bytes())["overhead"]["refused"] == 1
 
 
-def test_a_call_with_the_epoch_as_a_metric_is_a_line_of_its_own(tmp_path):
+def test_a_call_with_the_epoch_as_a_metric_has_its_own_line(tmp_path):
     """Its epoch differs from other calls at its step, in the file and in the journal."""
     writer = Writer(tmp_path)
     with Follower(tmp_path) as follower:
@@ -592,7 +592,7 @@ def test_rows_that_a_position_covers_are_not_written_again(tmp_path):
     assert [row.step for row in read_rows(tmp_path)] == list(range(12))
 
 
-def test_a_part_that_could_not_be_closed_does_not_count_when_the_journal_is_gone(tmp_path):
+def test_an_unfinished_part_does_not_count_without_its_journal(tmp_path):
     """The next turn removes the unfinished part, and closes a larger one later."""
     disk = Failing()
     writer = Writer(tmp_path, disk=disk)
@@ -663,7 +663,7 @@ def test_a_part_deleted_during_the_run_is_reported_as_lost(tmp_path, caplog):
     assert len(read_rows(tmp_path / "run")) == 300 - rows
 
 
-def test_a_part_that_is_the_file_itself_does_not_count(tmp_path):
+def test_a_part_identical_to_the_file_does_not_count(tmp_path):
     """If a run was killed while closing a part and its journal was deleted, no row appears twice."""
     writer = Writer(tmp_path)
     writer.log_and_drain(range(100))

@@ -313,7 +313,7 @@ def check_left(model):
 
 
 @pytest.mark.parametrize("seed", range(times(6, 600)))
-def test_every_reader_sees_what_was_logged(tmp_path, monkeypatch, seed):
+def test_every_reader_sees_the_logged_rows(tmp_path, monkeypatch, seed):
     """This holds whatever happens between two looks, and at the end, with and without the journal."""
     monkeypatch.setattr(columns, "MAX_HELD_BYTES", [0, 2000, 64 << 20][seed % 3])
     model = Model(tmp_path, seed)

@@ -57,7 +57,7 @@ def take(folder, state, path):
         apply_piece(folder, state, piece)
 
 
-def test_a_file_that_grows_is_appended_to_and_one_that_is_replaced_is_another(tmp_path):
+def test_a_growing_file_keeps_its_inode_and_a_replaced_one_does_not(tmp_path):
     """Readers with an open file see it grow, because it keeps its inode."""
     folder, state = tmp_path / "copy", FolderState(1)
     take(folder, state, put_piece(tmp_path / "1", {"metrics.csv": b"step\n1\n", "a.json": b"{}"}))
@@ -115,7 +115,7 @@ def test_a_reader_never_compares_new_rows_with_old_checksums(tmp_path, later, is
     assert (folder / "metrics.sums.jsonl").read_bytes() == later["metrics.sums.jsonl"]
 
 
-def test_a_file_that_is_gone_is_removed(tmp_path):
+def test_a_deleted_file_is_removed(tmp_path):
     """A piece names all files."""
     folder, state = tmp_path / "copy", FolderState(1)
     take(folder, state, put_piece(tmp_path / "1", {"a.json": b"{}", "time/rank-0.csv": b"x\n"}))
@@ -246,7 +246,7 @@ def test_a_damaged_piece_is_an_error_of_ours(tmp_path):
     assert refused > 150
 
 
-def test_a_piece_whose_places_are_wrong_is_damaged(tmp_path):
+def test_a_piece_with_wrong_offsets_is_damaged(tmp_path):
     """Its directory gives a later start, so that its members begin before the file."""
     path = put_piece(tmp_path / "piece", {"a.json": b"{}"})
     damaged = bytearray(path.read_bytes())
@@ -258,7 +258,7 @@ def test_a_piece_whose_places_are_wrong_is_damaged(tmp_path):
         take(tmp_path / "copy", FolderState(1), path)
 
 
-def test_a_piece_that_would_fill_the_memory_or_the_disk_is_refused(tmp_path):
+def test_a_piece_too_large_for_memory_or_disk_is_refused(tmp_path):
     """A zip of a few kilobytes may claim to hold gigabytes."""
     path = put_piece(tmp_path / "piece", {"metrics.csv": bytes(10 << 20)})
     assert path.stat().st_size < 1 << 20
@@ -293,7 +293,7 @@ def test_a_piece_that_would_fill_the_memory_or_the_disk_is_refused(tmp_path):
     assert not [path for path in (tmp_path / "copy").rglob("*") if path.stat().st_size > 5]
 
 
-def test_a_piece_of_a_newer_format_says_so(tmp_path):
+def test_a_piece_of_a_newer_format_raises(tmp_path):
     """A reader does not guess."""
     with zipfile.ZipFile(tmp_path / "piece", "w") as archive:
         archive.writestr("piece.json", json.dumps({"format": 2}))

@@ -37,7 +37,7 @@ def log_steps(run, steps, value):
         run.log({"loss": value + step}, step)
 
 
-def test_steps_that_are_trained_again_are_seen_once(drive, tmp_path):
+def test_steps_trained_again_are_seen_once(drive, tmp_path):
     """Rows from the resume step on no longer count, the first and the second time; each session keeps its own."""
     first = drive().fit()
     log_steps(first, range(100), 0.0)
@@ -169,7 +169,7 @@ def test_a_loop_of_ones_own_keeps_the_evaluation_of_its_last_epoch(tmp_path, log
     assert kept == evaluated_at
 
 
-def test_a_loop_that_evaluates_before_it_trains_logs_it_anew(drive, tmp_path):
+def test_a_loop_that_evaluates_before_training_replaces_the_evaluation(drive, tmp_path):
     """Metrics that are logged again at the step are replaced, in any order and by any number of calls."""
     first = drive().fit()
     log_steps(first, range(4), 0.0)
@@ -207,7 +207,7 @@ def test_a_session_that_ends_in_its_first_step_replaces_what_it_logged(drive, tm
     assert [value for _, value in read_series(tmp_path / "run", "loss")] == [0.0, 1.0, 2.0, 3.0, 104.0]
 
 
-def test_training_without_a_place_appends(drive, tmp_path, caplog):
+def test_training_without_a_position_appends(drive, tmp_path, caplog):
     """Nothing is left behind, even if steps repeat; one log line names the call that would replace them."""
     first = drive().fit()
     log_steps(first, range(10), 0.0)
@@ -287,7 +287,7 @@ def test_edits_by_users_and_viewers_survive(drive, tmp_path):
     }
 
 
-def test_a_second_writer_is_told_who_the_first_is(drive, tmp_path):
+def test_the_error_of_a_second_writer_names_the_first(drive, tmp_path):
     """The error names pid and host of the first run, which is unharmed; afterwards the folder is free."""
     first = drive()
 
@@ -387,7 +387,7 @@ def log_in_another_process(folder, *more):
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
-def test_a_script_that_is_run_again_writes_beside_the_run_that_it_completed(tmp_path):
+def test_a_script_run_again_writes_beside_its_completed_run(tmp_path):
     """The first run is unchanged; a warning says where the second is, and how to continue the first instead."""
     folder = tmp_path / "run"
     assert log_in_another_process(folder).returncode == 0
@@ -470,7 +470,7 @@ def test_loop_that_names_batch_0_leaves_a_completed_run_alone(tmp_path, batch):
     assert read_rows(folder)[0].metrics == {"loss": 1.0}
 
 
-def test_restarted_job_leaves_the_runs_that_it_has_begun_itself(tmp_path, monkeypatch):
+def test_restarted_job_leaves_its_own_runs_alone(tmp_path, monkeypatch):
     """In a sweep that Slurm has requeued, the second run doesn't continue the first one, which failed."""
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
     for value in (1.0, 2.0):
@@ -529,7 +529,7 @@ def test_a_completed_run_of_another_process_is_continued_as_asked(tmp_path, opti
     assert [row.metrics["loss"] for row in read_rows(folder)] == [1.0, 2.0]
 
 
-def test_a_folder_that_is_used_without_a_run_is_an_error(tmp_path):
+def test_a_folder_used_without_a_run_is_an_error(tmp_path):
     """The error is logged when the program ends."""
     program = (
         "import sys; from destinations import RunDirectory\n"
@@ -548,7 +548,7 @@ def test_a_folder_that_is_used_without_a_run_is_an_error(tmp_path):
     assert f"run folder {tmp_path / 'run'} was never opened: what was logged to it is lost." in done.stderr
 
 
-def test_a_run_that_is_never_closed_is_completed_at_exit(tmp_path):
+def test_a_run_never_closed_is_completed_at_exit(tmp_path):
     """No record is lost, and one log line reports it."""
     program = (
         "import sys; from destinations import RunDirectory; from events import Run\n"
@@ -618,7 +618,7 @@ def test_a_process_with_the_id_of_a_dead_one_takes_its_lock_without_flock(tmp_pa
     assert json.loads((tmp_path / ".lock").read_text())["process"] == owner["process"]
 
 
-def test_a_run_whose_files_got_a_byte_order_mark_is_continued(drive, tmp_path):
+def test_a_run_with_byte_order_marks_is_continued(drive, tmp_path):
     """Editors may add one; steps, sessions, and metrics are still read correctly."""
     first = drive().fit()
     log_steps(first, range(3), 0.0)
@@ -660,7 +660,7 @@ def test_a_run_of_an_earlier_version_is_continued_and_its_rows_are_counted(drive
     assert (sidecar(tmp_path)["status"], sidecar(tmp_path)["lost"]) == ("completed", {})
 
 
-def test_a_moved_run_continues_where_it_is(drive, tmp_path):
+def test_a_moved_run_continues_at_its_new_place(drive, tmp_path):
     """A folder that was moved is read and continued at its new place."""
     run = drive().fit()
     log_steps(run, range(5), 0.0)
@@ -713,7 +713,7 @@ def test_a_killed_session_is_named_by_the_next(tmp_path):
     assert [row.metrics for row in read_rows(tmp_path / "run")] == [{"a": 1.0}]
 
 
-def test_a_csv_that_lightning_wrote_is_continued(drive, tmp_path):
+def test_a_csv_of_lightning_is_continued(drive, tmp_path):
     """Foreign columns stay, ours are added, and the torn last line is dropped."""
     folder = tmp_path / "run"
     folder.mkdir()
@@ -730,7 +730,7 @@ def test_a_csv_that_lightning_wrote_is_continued(drive, tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"", b"step,epoch,time,lo", b"\0" * 100], ids=["empty", "torn", "zeros"])
-def test_a_csv_without_a_first_line_is_begun_again(drive, tmp_path, content):
+def test_a_csv_without_a_first_line_is_replaced(drive, tmp_path, content):
     """A power loss may leave such a file; its rows, if any, are in the journal."""
     folder = tmp_path / "run"
     folder.mkdir()
@@ -746,7 +746,7 @@ def test_a_csv_without_a_first_line_is_begun_again(drive, tmp_path, content):
 
 
 @pytest.mark.parametrize("name", ["file", "file/below"])
-def test_a_path_that_is_a_file_raises_at_once(tmp_path, name):
+def test_the_path_of_a_file_raises_at_once(tmp_path, name):
     """The constructor raises for a path that can't be a folder."""
     (tmp_path / "file").write_text("x")
 
@@ -754,7 +754,7 @@ def test_a_path_that_is_a_file_raises_at_once(tmp_path, name):
         RunDirectory(tmp_path / name)
 
 
-def test_a_folder_that_another_rank_makes_meanwhile_is_not_refused(tmp_path, monkeypatch):
+def test_a_folder_made_by_another_rank_meanwhile_is_accepted(tmp_path, monkeypatch):
     """A folder that appears between two looks at its path is a folder, not a file."""
     folder = tmp_path / "run"
 
@@ -821,7 +821,7 @@ def test_rows_logged_before_training_begins_are_kept(tmp_path, restored):
 
 
 @pytest.mark.parametrize("loaded", [0, 5])
-def test_a_new_run_keeps_what_was_logged_before_its_checkpoint_was_loaded(tmp_path, loaded):
+def test_a_new_run_keeps_records_logged_before_its_checkpoint_was_loaded(tmp_path, loaded):
     """All rows belong to this session, so training repeats none of them, wherever it continues."""
     with Run(RunDirectory(tmp_path / "run"), run_name="mine", raise_errors=True) as run:
         run.log_metrics({"accuracy": 0.5}, 7)

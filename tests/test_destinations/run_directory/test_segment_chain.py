@@ -95,7 +95,7 @@ def test_skipped_segments_are_counted_as_damage_once(tmp_path):
     assert drain.source.damaged_bytes == len(two.rstrip(b"\0"))
 
 
-def test_a_segment_that_does_not_say_what_it_follows_counts(tmp_path):
+def test_a_segment_without_a_predecessor_counts(tmp_path):
     """Earlier versions wrote segments without this frame."""
     two = segment(3)
     write(tmp_path, s1=segment(1, 2), s2=two)
@@ -103,7 +103,7 @@ def test_a_segment_that_does_not_say_what_it_follows_counts(tmp_path):
     assert steps_in(tmp_path) == ([1, 2, 3], (2, len(two)))
 
 
-def test_a_segment_ends_at_a_row_whose_names_were_lost(tmp_path):
+def test_a_segment_ends_at_a_row_with_lost_names(tmp_path):
     """The next segment, which follows the true end, is skipped."""
     one = segment(1, place=START) + row(2, schema=1) + row(3)
     write(tmp_path, s1=one, s2=segment(4, place=(1, len(one))))
@@ -146,7 +146,7 @@ def test_the_end_of_a_segment_is_read_without_its_beginning(tmp_path, monkeypatc
     assert len(decoded) == 4
 
 
-def test_a_reader_that_looks_again_decodes_only_new_frames(tmp_path, monkeypatch):
+def test_a_second_read_decodes_only_new_frames(tmp_path, monkeypatch):
     """It returns all rows each time, whether or not the writer has drained some."""
     one = segment(*range(1000))
     write(tmp_path, s1=one)
@@ -210,7 +210,7 @@ def replace_folder(path):
 
 
 @pytest.mark.parametrize("remove", [remove_file, replace_folder])
-def test_a_segment_that_goes_while_it_is_looked_for_is_no_error(tmp_path, monkeypatch, remove):
+def test_a_segment_removed_during_a_look_is_no_error(tmp_path, monkeypatch, remove):
     """The writer may drain and remove the segment between two looks of a reader."""
     folder = tmp_path / "journal"
 
@@ -266,7 +266,7 @@ def test_a_sealed_segment_takes_nothing_more(fresh):
     assert (fresh.seal(), fresh.fileno()) == (end, -1)
 
 
-def test_rows_that_are_written_while_a_segment_is_sealed_count(tmp_path, monkeypatch):
+def test_rows_written_while_a_segment_is_sealed_count(tmp_path, monkeypatch):
     """Another thread may write between reading the end and sealing."""
 
     class InBetween(mmap.mmap):
@@ -290,7 +290,7 @@ def test_rows_that_are_written_while_a_segment_is_sealed_count(tmp_path, monkeyp
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs /proc")
-def test_a_segment_that_is_unmapped_can_be_read_and_takes_no_address_space(tmp_path):
+def test_an_unmapped_segment_is_readable_and_takes_no_address_space(tmp_path):
     """The journal keeps full segments this way until they are drained."""
     made = MappedSegment(tmp_path / "new", 0, 4096)
     made.write(row(1))
@@ -320,7 +320,7 @@ def test_a_segment_without_space_is_an_error_and_leaves_nothing(tmp_path, monkey
 
 
 @pytest.mark.parametrize("most", [1 << 20, 10_000], ids=["whole writes", "a nearly full disk"])
-def test_space_is_allocated_where_the_file_system_cannot_do_it(tmp_path, monkeypatch, most):
+def test_space_is_allocated_without_help_of_the_file_system(tmp_path, monkeypatch, most):
     """Zeros are written to the exact size, even with partial writes; a full disk is an error."""
     pwrite = os.pwrite
     monkeypatch.setattr(os, "pwrite", lambda fd, data, offset: pwrite(fd, data[:most], offset))

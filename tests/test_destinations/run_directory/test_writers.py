@@ -66,7 +66,7 @@ def test_a_writer_name_must_be_a_safe_path_component(tmp_path, name):
     assert not (tmp_path / "run").exists()
 
 
-def test_a_writer_name_that_is_not_text_raises(tmp_path):
+def test_a_non_text_writer_name_raises(tmp_path):
     """Like other arguments, it is checked at once."""
     with pytest.raises(TypeError, match='Write writer="eval"'):
         RunDirectory(tmp_path / "run", writer=3)

@@ -37,14 +37,14 @@ def test_each_filter_in_the_table_is_one():
         parse_filter(text, 0.0)
 
 
-def test_all_fields_are_named():
+def test_the_page_lists_all_fields():
     """The page names each field, and no others."""
     line = next(line for line in section("Filters").splitlines() if line.startswith("Fields are"))
 
     assert codes(line) == [*FIELDS, "hparams.NAME", "summary.NAME"]
 
 
-def test_the_error_is_shown_as_it_is():
+def test_the_page_shows_the_error_verbatim():
     """The page has its text and its place."""
     shown = section("Filters").split("```\n")[1]
 
@@ -54,7 +54,7 @@ def test_the_error_is_shown_as_it_is():
     assert f"{caught.value}\n" == shown
 
 
-def test_the_fields_of_a_record_and_of_a_report_are_named():
+def test_the_fields_of_a_record_and_a_report_are_listed():
     """The table has them in the order of the classes."""
     record = next(
         line for line in section("Asking").splitlines() if line.startswith("Each run has a `record`")

@@ -180,7 +180,7 @@ def is_absent(name, fault, one, what):
 
 @pytest.mark.parametrize("fault", ["refused", "cut", "gone", "lost"])
 @pytest.mark.parametrize("name", NAMES)
-def test_readers_show_all_rows_or_name_what_is_missing(bucket, reading, caplog, name, fault):
+def test_readers_show_all_rows_or_report_the_loss(bucket, reading, caplog, name, fault):
     """For any unreadable object, the run is listed, and no reader silently returns other values."""
     with reading() as runs:
         truth = answers_of(runs)

@@ -98,7 +98,7 @@ def test_a_missing_file_is_found(copy, name):
     assert (code, path.name in output) == (1, True), output
 
 
-def test_rows_without_checksums_are_named(copy):
+def test_rows_without_checksums_are_reported(copy):
     """Without a file of checksums, only damage goes unnoticed: the exit code is 0."""
     (copy / "metrics.sums.jsonl").unlink()
 

@@ -55,7 +55,7 @@ def test_values_of_several_writers_are_merged_by_step(run):
     ]
 
 
-def test_a_metric_of_one_writer_is_a_series_as_before(run):
+def test_a_metric_of_one_writer_is_a_plain_series(run):
     """Late values are in the order of their steps, as with several writers."""
     assert rows_of(run.series("lr")) == [(1, 0.1, None)]
     assert rows_of(run.series("acc")) == [(0, 0.1, None), (3, 0.3, None)]

@@ -110,7 +110,7 @@ def test_a_replaced_file_is_fetched_with_the_rows(tmp_path):
     assert [path.name for path in (tmp_path / "copy/one/parts/metrics").iterdir()] == ["00000001.parquet"]
 
 
-def test_a_copy_takes_only_what_changed(moto, tmp_path):
+def test_a_copy_fetches_only_changes(moto, tmp_path):
     """New rows are fetched, deleted files are removed, and nothing is fetched twice."""
     run = write_run(tmp_path / "runs" / "one", status="running", updated_at=1.7e9)
     write_run(tmp_path / "runs" / "two")

@@ -86,7 +86,7 @@ def test_reading_stops_once_the_client_is_gone():
     assert catalog.has_ended.is_set()
 
 
-def test_an_answer_that_takes_too_long_is_refused():
+def test_a_slow_answer_is_refused():
     """The client gets the limit in a message, and the thread is free."""
 
     async def receive():
@@ -230,7 +230,7 @@ def test_the_table_does_not_wait_for_charts():
     assert order == [("/api/fields", 200), *[("/api/series", 200)] * 30]
 
 
-def test_a_chart_of_one_run_is_read_between_those_of_many():
+def test_a_chart_of_one_run_is_read_between_many_others():
     """Answers take turns in the reading threads, run by run."""
     order = []
     with contextlib.closing(ChartReader()) as reader:
@@ -264,7 +264,7 @@ def test_series_read_in_time_are_answered(tmp_path):
     assert "0 MiB of memory" in found[1]["error"]
 
 
-def test_rows_that_took_too_long_are_not_tried_again(tmp_path):
+def test_rows_that_took_too_long_are_not_read_again(tmp_path):
     """A retry needs a longer limit or a changed file, because each one takes a CPU for that long."""
     run = tmp_path / "run"
     run.mkdir()

@@ -67,13 +67,13 @@ def looker(root, tmp_path):
     found.runs.close()
 
 
-def test_nothing_is_new_where_nothing_changed(looker):
+def test_an_unchanged_folder_has_no_news(looker):
     """The version stays the same."""
     assert looker.news() is None
     assert looker.changes.version == looker.version
 
 
-def test_a_run_that_comes_changes_and_goes_is_reported(looker, root):
+def test_new_changed_and_deleted_runs_are_reported(looker, root):
     """Each report has the run's id, and says that the table changed."""
     run = write_run(root / "new")
     came = looker.news()
@@ -88,7 +88,7 @@ def test_a_run_that_comes_changes_and_goes_is_reported(looker, root):
     assert (gone["table"], gone["runs"]) == (True, {run_id: {"gone": True}})
 
 
-def test_a_killed_run_is_told_to_be_dead_after_its_threshold(looker, root):
+def test_a_killed_run_is_reported_dead_after_the_threshold(looker, root):
     """Nothing in its folder changes; only the clock moves."""
     looker.clock.now = NOW
     run = write_run(root / "killed", status="running", beat=NOW)

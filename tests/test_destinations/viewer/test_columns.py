@@ -41,7 +41,7 @@ def large(tmp_path):
     return tmp_path / "one"
 
 
-def test_a_second_look_reads_only_what_is_new(large, monkeypatch):
+def test_a_second_look_reads_only_new_rows(large, monkeypatch):
     """If the file has changed, this is the header, the last line, and the appended rows."""
     cache = ColumnCache()
     first = values_of(cache, large, "a")
@@ -59,7 +59,7 @@ def test_a_second_look_reads_only_what_is_new(large, monkeypatch):
     assert reads.bytes <= 200_000
 
 
-def test_metrics_that_are_announced_come_in_one_pass(large, monkeypatch):
+def test_announced_metrics_are_read_in_one_pass(large, monkeypatch):
     """Metrics of waiting charts are read with the first one."""
     cache = ColumnCache()
     cache.announce(large, 0, ["a", "b", "c", "unknown"])
@@ -115,7 +115,7 @@ def test_memory_is_bounded(tmp_path):
     assert list(small._ranks[folders[0], "", 0]._columns) == ["b"]
 
 
-def test_rows_are_those_of_the_reader_at_any_moment(tmp_path):
+def test_rows_equal_the_readers_at_any_moment(tmp_path):
     """The run logs, drains, gets new columns and goes back to an earlier step meanwhile."""
     cache = ColumnCache()
     folder = tmp_path / "one"
@@ -142,7 +142,7 @@ def test_rows_are_those_of_the_reader_at_any_moment(tmp_path):
         step -= 20
 
 
-def test_a_folder_that_is_replaced_by_another_run_has_its_rows(tmp_path):
+def test_a_folder_replaced_by_another_run_has_its_rows(tmp_path):
     """The other run has the same name, and is at least as long."""
     cache = ColumnCache()
     folder = tmp_path / "one"
@@ -156,7 +156,7 @@ def test_a_folder_that_is_replaced_by_another_run_has_its_rows(tmp_path):
     assert after.token != before.token
 
 
-def test_a_csv_of_lightning_that_is_rewritten_is_read_again(tmp_path):
+def test_a_rewritten_csv_of_lightning_is_read_again(tmp_path):
     """Lightning rewrites it in place, with another header."""
     cache = ColumnCache()
     folder = tmp_path / "version_0"

@@ -59,7 +59,7 @@ def status_of(url, host="127.0.0.1"):
     return status
 
 
-def test_it_prints_an_address_that_opens_and_ends_with_ctrl_c(root):
+def test_view_prints_a_working_address_and_ends_with_ctrl_c(root):
     """The default folder is `./runs`."""
     process, (count, url) = start(root, "--port", "0")
     try:
@@ -73,7 +73,7 @@ def test_it_prints_an_address_that_opens_and_ends_with_ctrl_c(root):
     assert (process.returncode, out, err) == (130, "", "")
 
 
-def test_a_server_for_others_says_so(root):
+def test_a_server_open_to_other_machines_warns(root):
     """The command warns on stderr, and refuses names of other machines by default."""
     everywhere = "0.0.0.0"  # noqa: S104  # what is tested
     process, (_, url) = start(

@@ -31,7 +31,7 @@ def test_each_finite_value_is_between_low_and_high_of_its_point(values, points):
 
 
 @given(arrays(np.float64, st.integers(0, 3000), elements=st.floats(allow_nan=True, allow_infinity=True)))
-def test_values_that_are_not_finite_are_listed(values):
+def test_non_finite_values_are_listed(values):
     """The first thousand of each kind are listed."""
     curve = downsample(np.arange(len(values)), values, 50)
 

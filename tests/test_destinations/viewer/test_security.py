@@ -196,7 +196,7 @@ def test_no_path_leaves_a_run(page, run_id, path):
     assert SECRET.encode() not in answer.content
 
 
-def test_the_icon_is_where_browsers_look_for_it(page):
+def test_the_icon_is_at_the_address_browsers_request(page):
     """Some browsers ask for `/favicon.ico` before they read the page."""
     assert page.request("GET", "/favicon.ico").content == page.request("GET", "/static/icon.svg").content
 
@@ -248,7 +248,7 @@ def test_a_script_named_as_a_picture_is_served_as_a_picture(page, run_id):
 
 
 @pytest.mark.parametrize("path", ["/api/info", "/api/nothing", "/api/runs/0/files/x", "/nothing"])
-def test_every_answer_says_what_a_browser_may_do_with_it(page, path):
+def test_every_answer_has_security_headers(page, path):
     """The headers allow only our own scripts, no frames, no referrer, and no caching by proxies."""
     headers = page.request("GET", path).headers
 
@@ -315,7 +315,7 @@ def test_the_server_listens_on_this_machine_only(root, tmp_path):
             Viewer(runs, token="abc")
 
 
-def test_a_port_that_is_taken_is_named(root, tmp_path, capsys):
+def test_a_port_in_use_is_named(root, tmp_path, capsys):
     """The exit code is 1."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

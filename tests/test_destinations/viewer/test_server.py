@@ -682,7 +682,7 @@ def test_a_band_over_ranks_names_the_slow_one(tmp_path):
     assert (set(band["low"]), set(band["median"]), set(band["high"])) == ({1.0}, {1.0}, {3.0})
 
 
-def test_compare_says_what_differs_and_where_runs_diverge(page, digits):
+def test_compare_lists_differences_and_the_first_different_step(page, digits):
     """The answer has the differing hyperparameters and the first step with another loss."""
     other = page.run_id("other")
 
@@ -753,7 +753,7 @@ def test_a_run_deleted_while_shown_is_404(tmp_path):
     assert len(series[1]["x"]) == 10
 
 
-def test_a_damaged_run_shows_what_is_left(tmp_path):
+def test_a_damaged_run_shows_its_undamaged_data(tmp_path):
     """A torn CSV, a garbage index and a broken image are errors of their own, and the rest is served."""
     root = tmp_path / "runs"
     folder = write_demo(root, "one", 10)

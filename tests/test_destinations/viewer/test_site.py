@@ -193,7 +193,7 @@ def test_the_page_of_a_site_loads_classic_scripts_only(site):
     assert "//" not in "".join(re.findall(r'(?:src|href)="([^"]+)"', page))
 
 
-def test_the_command_exports_what_matches(root, tmp_path, capsys):
+def test_the_command_exports_matching_runs(root, tmp_path, capsys):
     """The command reports what it wrote and left out; a second export needs `--overwrite`."""
     target = tmp_path / "site"
     command = ["view", str(root), "--export", str(target)]
@@ -361,7 +361,7 @@ def test_a_hostile_run_writes_no_page_and_nothing_outside(tmp_path):
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
-def test_modules_become_one_script_that_means_the_same(tmp_path):
+def test_modules_become_one_equivalent_script(tmp_path):
     """Names that two modules share stay apart; constants, functions and classes are exported."""
     modules = {
         "app": 'import { twice as double, Pair } from "./tools.js";\nimport {\n  NAME,\n} from "./names.js";\n'

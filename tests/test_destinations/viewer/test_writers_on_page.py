@@ -127,7 +127,7 @@ def test_other_axes_belong_to_each_writer(root, x):
     assert counts == ({"eval": 1} if x == "metric:acc" else expected)
 
 
-def test_rows_that_a_writer_has_left_are_shown_as_its_own(root):
+def test_abandoned_rows_of_a_writer_are_shown_as_its_own(root):
     """The trainer's branches are shown in the same way."""
     with Written(root / "digits", writer="eval", batch=1) as late:
         late.destination.after_load(late.state, late.logger)
@@ -180,7 +180,7 @@ def test_the_answer_about_a_run_has_the_status_of_its_writers(root):
     assert {"acc", "norm"} <= {*fields}
 
 
-def test_a_writer_that_failed_or_cannot_be_read_is_an_error_of_the_run(root):
+def test_a_failed_or_unreadable_writer_is_an_error_of_the_run(root):
     """The curves of the other writers are there."""
     (root / "digits" / "writers" / "probe" / "metrics.csv").unlink()
     (root / "digits" / "writers" / "probe" / "metrics.csv").mkdir()
@@ -207,7 +207,7 @@ def test_a_writer_that_failed_or_cannot_be_read_is_an_error_of_the_run(root):
     ]
 
 
-def test_bands_and_comparisons_have_the_trainer_s_values_or_those_of_one_writer(root):
+def test_bands_and_comparisons_have_the_values_of_one_writer(root):
     """A run is one member."""
     with served(root) as page:
         ids = [page.run_id(name) for name in ("digits", "alone")]

@@ -67,7 +67,7 @@ def test_every_option_of_a_command_is_on_the_page(name):
     assert shown - options_of(COMMANDS[name]) - others == set()
 
 
-def test_every_command_that_is_shown_parses():
+def test_every_command_on_the_page_parses():
     """The parser accepts each line of a block of shell commands."""
     blocks = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
     lines = [line for block in blocks for line in block.splitlines() if line.startswith("destinations ")]

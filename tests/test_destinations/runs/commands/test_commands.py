@@ -157,7 +157,7 @@ def test_ls_lists_the_newest_first(root):
     )
 
 
-def test_ls_shows_the_columns_that_are_asked_for(runs):
+def test_ls_shows_the_requested_columns(runs):
     """The command also filters, sorts and limits the rows."""
     code, out, _ = runs(
         "ls", "-c", "hparams.optim.lr,summary.loss", "--where", "hparams.optim.lr < 0.8", "--sort", "summary.loss",
@@ -187,14 +187,14 @@ def test_ls_as_json(runs, arguments, ids):
     assert found[0].keys() >= {"path", "status", "alive", "tags", "hparams", "summary", "created_at", "notes"}
 
 
-def test_ls_as_json_has_the_columns_that_are_asked_for(runs):
+def test_ls_as_json_has_the_requested_columns(runs):
     """It also has the id."""
     _, out, _ = runs("ls", "--json", "-c", "hparams.optim.lr,duration", "--tag", "good")
 
     assert json.loads(out) == [{"run_id": "id-alpha", "hparams.optim.lr": 0.25, "duration": 5.0}]
 
 
-def test_ls_without_a_run_says_so(runs, tmp_path):
+def test_ls_without_runs_prints_a_message(runs, tmp_path):
     """Programs get empty output; people get a word beside it."""
     (tmp_path / "none").mkdir()
 
@@ -339,7 +339,7 @@ def test_a_run_is_named_by_its_path_without_any_index(runs, root, tmp_path, monk
         ("--max", [("id-gamma", 1.75, 0), ("id-beta", 1.5, 0), ("id-alpha", 1.25, 0)]),
     ],
 )
-def test_best_ranks_by_the_best_value_that_was_there(runs, direction, ranks):
+def test_best_ranks_by_the_best_value_ever(runs, direction, ranks):
     """The step is shown; a run without the metric has no rank."""
     _, out, _ = runs("best", "loss", direction, "--json")
     code, table, _ = runs("best", "loss", direction, "-n", "1")
@@ -360,7 +360,7 @@ def test_best_needs_a_direction(runs):
     assert "one of the arguments --min --max is required" in err
 
 
-def test_diff_shows_what_differs_and_nothing_else(runs):
+def test_diff_shows_only_differences(runs):
     """The comparison covers hyperparameters, environment and metrics, and is available as JSON."""
     code, out, _ = runs("diff", "alpha", "beta", "gamma")
     _, as_json, _ = runs("diff", "alpha", "beta", "--json")
@@ -373,7 +373,7 @@ def test_diff_shows_what_differs_and_nothing_else(runs):
     assert found["differences"]["hparams.optim.lr"] == [0.25, 0.5]
 
 
-def test_values_that_differ_never_read_the_same(root, runs):
+def test_different_values_never_look_equal(root, runs):
     """`diff` and `ls` distinguish values that would round to the same digits, and types that look alike."""
     values = {
         "one": {"lr": 0.1000001, "seed": 1, "note": None, "deep": True},
@@ -471,7 +471,7 @@ def test_plot_refuses_a_picture_of_another_kind(runs, tmp_path):
 # Series, tail and wait.
 
 
-def test_values_of_a_metric_that_fulfil_a_condition(runs):
+def test_series_prints_values_that_meet_a_condition(runs):
     """They are printed exactly, with their steps. The error about an invalid condition shows the place."""
     _, every, _ = runs("series", "alpha", "loss")
     _, some, _ = runs("series", "alpha", "loss", "--where", "value < 0.4 and step <= 4", "--limit", "1")
@@ -490,7 +490,7 @@ def test_values_of_a_metric_that_fulfil_a_condition(runs):
     assert "did you mean 'loss'?" in unknown
 
 
-def test_tail_of_a_run_that_has_ended(runs):
+def test_tail_of_an_ended_run(runs):
     """The command prints the requested number of last rows, and ends."""
     _, rows, _ = runs("tail", "alpha", "-n", "2", "-m", "loss")
     _, lines, _ = runs("tail", "alpha", "-n", "1", "--json")
@@ -546,7 +546,7 @@ def test_tail_follows_a_run_until_it_ends(runs, root):
         ("summary.loss < 0.1", 1, "the condition does not hold, and the run is not alive"),
     ],
 )
-def test_wait_for_a_run_that_has_ended(runs, condition, code, message):
+def test_wait_for_an_ended_run(runs, condition, code, message):
     """The run has met the condition, or never will."""
     assert runs("wait", condition, "alpha") == (code, "", f"run id-alpha (completed): {message}\n")
 
@@ -727,7 +727,7 @@ def test_compact_reports_runs_that_it_leaves_out(runs, root, tmp_path):
     assert json.loads(at_once[1])["duplicates"] == [str(tmp_path / "one/run")]
 
 
-def test_compact_removes_runs_that_are_gone_when_asked(runs, root, tmp_path):
+def test_compact_removes_deleted_runs_on_request(runs, root, tmp_path):
     """The dataset keeps a run with a deleted folder until you pass `--remove-gone`."""
     pytest.importorskip("deltalake")
     _, first, _ = runs("compact", root, tmp_path / "dataset", "--json")
@@ -784,7 +784,7 @@ def test_tags_are_added_and_removed(runs, root):
         (("+a", "-a"), "cannot both add and remove tag 'a'."),
     ],
 )
-def test_changes_that_cannot_be_meant(runs, changes, message):
+def test_contradictory_changes_are_refused(runs, changes, message):
     """Nothing changes."""
     code, _, err = runs("tag", "alpha", *changes)
 
@@ -827,7 +827,7 @@ def test_archived_runs_are_hidden_from_the_list(runs):
 # Gc.
 
 
-def test_gc_says_what_could_go_and_deletes_nothing(runs, root):
+def test_gc_lists_deletable_runs_and_deletes_nothing(runs, root):
     """These are archived runs, and empty runs that ended without success."""
     runs("archive", "beta")
 
@@ -841,7 +841,7 @@ def test_gc_says_what_could_go_and_deletes_nothing(runs, root):
     assert (root / "beta").is_dir()
 
 
-def test_gc_deletes_when_told_to(runs, root):
+def test_gc_deletes_on_request(runs, root):
     """It deletes nothing else, and the index is updated at once."""
     runs("archive", "beta")
 
@@ -867,7 +867,7 @@ def test_gc_deletes_when_told_to(runs, root):
         "metrics.rank1.csv",
     ],
 )
-def test_gc_keeps_a_failed_run_that_holds_something(runs, root, name):
+def test_gc_keeps_a_failed_run_with_content(runs, root, name):
     """This may be a row, a record, a file or a checkpoint."""
     (root / "empty" / name).parent.mkdir(exist_ok=True)
     (root / "empty" / name).write_text("step\n1\n")
@@ -875,7 +875,7 @@ def test_gc_keeps_a_failed_run_that_holds_something(runs, root, name):
     assert runs("gc", "--older-than", "0s") == (0, "", "nothing to delete\n")
 
 
-def test_gc_keeps_what_is_young_and_what_lives(runs, root):
+def test_gc_keeps_young_and_live_runs(runs, root):
     """The default age is a month; a live run is never touched, archived or not."""
     runs("archive", "beta")
     sidecar = json.loads((root / "beta/sidecar.json").read_text())
@@ -891,7 +891,7 @@ def test_gc_keeps_what_is_young_and_what_lives(runs, root):
 # Scan.
 
 
-def test_scan_says_what_it_found(runs, root):
+def test_scan_reports_its_findings(runs, root):
     """The report counts new and gone runs, duplicate ids, and unreadable runs."""
     shutil.copytree(root / "alpha", root / "copy")
     (root / "beta/sidecar.json").write_text("{")
@@ -941,7 +941,7 @@ def test_bad_input_is_a_message_and_an_exit_code(runs, arguments, code, message)
     assert "Traceback" not in err
 
 
-def test_a_filter_that_does_not_parse_shows_the_place(runs):
+def test_an_invalid_filter_shows_the_place(runs):
     """A caret points to it."""
     code, _, err = runs("ls", "--where", "hparams.optim.lr > > 2")
 
@@ -949,7 +949,7 @@ def test_a_filter_that_does_not_parse_shows_the_place(runs):
     assert err.splitlines()[1:] == ["  hparams.optim.lr > > 2", "                     ^"]
 
 
-def test_an_id_that_occurs_twice_wants_a_path(runs, root):
+def test_a_duplicate_id_needs_a_path(runs, root):
     """The path selects the run."""
     shutil.copytree(root / "alpha", root / "copy")
 
@@ -962,7 +962,7 @@ def test_an_id_that_occurs_twice_wants_a_path(runs, root):
     assert runs("show", root / "copy")[0] == 0
 
 
-def test_without_any_root_it_says_what_to_do(runs, tmp_path, monkeypatch):
+def test_a_missing_root_prints_what_to_do(runs, tmp_path, monkeypatch):
     """There is neither a folder `runs` nor a variable."""
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
@@ -984,9 +984,7 @@ def test_without_any_root_it_says_what_to_do(runs, tmp_path, monkeypatch):
         ("mlflow", ("send", "alpha", "--to", "mlflow:sqlite:///a.db"), "pip install mlflow"),
     ],
 )
-def test_a_package_that_is_missing_is_named_with_how_to_install_it(
-    runs, monkeypatch, module, arguments, advice
-):
+def test_a_missing_package_is_named_with_how_to_install_it(runs, monkeypatch, module, arguments, advice):
     """The exit code is 1, and the command leaves no files behind."""
     for name in [name for name in sys.modules if name.partition(".")[0] == module]:
         monkeypatch.delitem(sys.modules, name)
@@ -1013,7 +1011,7 @@ def in_a_process(root, *arguments, **options):
     )
 
 
-def test_a_reader_that_goes_away_is_no_traceback(root):
+def test_a_closed_pipe_causes_no_traceback(root):
     """As with `| head`, the exit code is 141 and stderr is empty."""
     command = in_a_process(root, "runs", "export", *["alpha"] * 800, "--metrics")
     command.stdout.readline()
@@ -1093,7 +1091,7 @@ def test_listing_loads_nothing_heavy(root):
 # Send.
 
 
-def test_send_says_what_was_sent(runs, root, tmp_path):
+def test_send_reports_the_sent_runs(runs, root, tmp_path):
     """The second time, it reports that nothing was sent."""
     code, out, err = runs("send", "alpha", "--to", f"run:{tmp_path / 'to'}")
     _, again, _ = runs("send", "alpha", "--to", f"run:{tmp_path / 'to'}", "--json")
@@ -1222,7 +1220,7 @@ def test_a_run_that_cannot_be_imported_stops_no_others(runs, tmp_path):
     assert (tmp_path / "ours/taken").read_text() == "a file in its place"
 
 
-def test_import_says_what_it_left_out_and_which_column_it_needs(runs, tmp_path):
+def test_import_reports_omissions_and_the_column_it_needs(runs, tmp_path):
     """Each causes a message; without a terminal to ask in, the exit code is 2."""
     (tmp_path / "history.csv").write_text("iteration,loss\n0,0.5\n10,none\n")
 
@@ -1385,7 +1383,7 @@ def test_roots_may_stand_before_the_command_and_after_it(runs, root, tmp_path):
     assert "alpha" in both[1]
 
 
-def test_ls_shows_the_hyperparameters_that_vary(runs, root, tmp_path):
+def test_ls_shows_varying_hyperparameters(runs, root, tmp_path):
     """Hyperparameters that all runs share are left out."""
     for name in ("one", "two"):
         write_run(tmp_path / "same" / name, lr=0.5)
@@ -1408,7 +1406,7 @@ def test_a_long_name_is_cut_in_the_middle_and_the_status_is_whole(root, monkeypa
     assert max(map(len, lines)) <= 50
 
 
-def test_diff_has_the_names_that_were_typed(runs):
+def test_diff_shows_the_names_as_typed(runs):
     """They are the headings of its columns."""
     _, out, _ = runs("compare", "alpha", "id-beta")
 
@@ -1428,7 +1426,7 @@ def test_plot_draws_all_runs_in_the_terminal(root):
     assert max(map(len, lines)) <= 60
 
 
-def test_a_chart_rises_where_its_values_do():
+def test_a_chart_rises_with_its_values():
     """A rising line begins at the bottom left and ends at the top right; the axis covers its values."""
     from destinations.runs.commands.plot import chart_lines
 

@@ -102,7 +102,7 @@ def test_a_table_is_cut_to_the_screen():
     assert shown == ["run       notes", "a-run-id  these are ver…"]
 
 
-def test_columns_without_room_are_left_out():
+def test_columns_without_space_are_left_out():
     """The rightmost columns go first, and the headings end with an ellipsis."""
     shown = lines(["aaaaaaaa", "bbbbbbbb", "cccccccc"], [["1" * 8, "2" * 8, "3" * 8]], 16)
 
@@ -167,7 +167,7 @@ def test_only_terminals_have_a_width(monkeypatch):
     assert (unbounded, Screen.of(io.StringIO()).width, Screen.of(Terminal()).width) == (None, 55, 55)
 
 
-def test_what_the_locale_cannot_write_is_escaped():
+def test_characters_outside_the_locale_are_escaped():
     """A name with an emoji doesn't crash a command in the C locale."""
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding="ascii", newline="")
@@ -229,7 +229,7 @@ def test_durations_are_read(text, seconds):
 
 
 @pytest.mark.parametrize("text", ["", "d", "-1", "nan", "inf", "1y", "five"])
-def test_what_is_no_duration_is_refused(text):
+def test_invalid_durations_are_refused(text):
     """The message has an example."""
     with pytest.raises(
         ValueError,

@@ -108,7 +108,7 @@ def test_a_run_with_all_its_files_goes(tmp_path):
     assert list(root.iterdir()) == []
 
 
-def test_a_run_whose_lock_is_held_is_kept(tmp_path):
+def test_a_locked_run_is_kept(tmp_path):
     """A process is writing to it, whatever its sidecar and heartbeat say."""
     run = write_run(tmp_path / "runs/failed", status="failed")
     with (run / ".lock").open("w") as lock:
@@ -171,7 +171,7 @@ def test_a_folder_that_appeared_during_the_question_is_kept(tmp_path, begins):
     assert (run / "sidecar.json").exists() == begins
 
 
-def test_a_run_that_is_resumed_while_it_is_deleted_is_refused_or_kept(tmp_path, monkeypatch):
+def test_a_run_resumed_during_its_deletion_is_refused_or_kept(tmp_path, monkeypatch):
     """`gc` holds the run's lock until its files are gone, even if the run had no lock."""
     run = write_run(tmp_path / "runs/one")
     refused = []
@@ -203,7 +203,7 @@ def test_a_link_in_the_place_of_a_lock_is_not_followed(tmp_path):
     assert (run / "sidecar.json").exists()
 
 
-def test_folders_that_are_nested_too_deeply_are_kept(tmp_path):
+def test_folders_nested_too_deeply_are_kept(tmp_path):
     """A folder nested deeper than Python's stack is kept and named; others are deleted."""
     run = write_run(tmp_path / "runs/deep", archived=True)
     write_run(tmp_path / "runs/other", archived=True)
@@ -247,7 +247,7 @@ def test_a_run_goes_with_its_writers(tmp_path):
     assert not any(root.iterdir())
 
 
-def test_a_run_whose_writer_has_logged_is_not_empty(tmp_path):
+def test_a_run_with_rows_of_a_writer_is_not_empty(tmp_path):
     """It is kept, even if its trainer failed at once."""
     root = tmp_path / "runs"
     shared_run(root / "shared")
@@ -257,7 +257,7 @@ def test_a_run_whose_writer_has_logged_is_not_empty(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["writers/eval/notes.txt", "writers/notes.txt", "writers/a b/sidecar.json"])
-def test_what_is_beside_the_files_of_a_writer_is_kept(tmp_path, name):
+def test_other_files_beside_a_writers_are_kept(tmp_path, name):
     """This may be a foreign file, or a folder that isn't a writer's."""
     run = shared_run(tmp_path / "runs" / "shared", archived=True)
     (run / name).parent.mkdir(exist_ok=True)
@@ -271,7 +271,7 @@ def test_what_is_beside_the_files_of_a_writer_is_kept(tmp_path, name):
 
 
 @pytest.mark.parametrize("arguments", [("rm", "shared", "--yes"), ("gc", "--older-than", "0s", "--delete")])
-def test_a_run_whose_writer_is_alive_is_kept(tmp_path, arguments):
+def test_a_run_with_a_live_writer_is_kept(tmp_path, arguments):
     """Its trainer has ended."""
     run = shared_run(tmp_path / "runs" / "shared", archived=True)
     with Run(loggers=[RunDirectory(run, writer="probe")], run_name="probe") as probe:
@@ -283,7 +283,7 @@ def test_a_run_whose_writer_is_alive_is_kept(tmp_path, arguments):
     assert (run / "writers" / "probe" / "metrics.csv").exists()
 
 
-def test_a_writer_whose_lock_is_held_keeps_the_run(tmp_path):
+def test_a_run_with_a_locked_writer_is_kept(tmp_path):
     """Its heartbeat may be old."""
     run = shared_run(tmp_path / "runs" / "shared", archived=True)
     with (run / "writers" / "eval" / ".lock").open("w") as lock:
@@ -296,7 +296,7 @@ def test_a_writer_whose_lock_is_held_keeps_the_run(tmp_path):
     assert (run / "writers" / "eval" / "metrics.csv").exists()
 
 
-def test_a_run_in_a_folder_called_as_that_of_writers_is_another_run(tmp_path):
+def test_a_run_in_a_folder_called_writers_is_another_run(tmp_path):
     """Its sidecar doesn't name it as a writer of the run around it."""
     run = write_run(tmp_path / "runs" / "around")
     write_run(run / "writers" / "inner")

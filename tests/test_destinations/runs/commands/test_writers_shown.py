@@ -51,7 +51,7 @@ def test_show_has_a_line_for_each_writer(root):
     }
 
 
-def test_states_of_writers_that_live_were_killed_or_just_begin(tmp_path):
+def test_statuses_of_live_killed_and_starting_writers(tmp_path):
     """Each writer has its own status, whatever the trainer's is."""
     folder = tmp_path / "run"
     with Written(folder, writer="live") as live, Written(folder, writer="killed") as killed:
@@ -70,7 +70,7 @@ def test_states_of_writers_that_live_were_killed_or_just_begin(tmp_path):
     ]
 
 
-def test_a_writer_that_cannot_be_read_is_shown_all_the_same(root):
+def test_an_unreadable_writer_is_shown(root):
     """So is its run."""
     (root / "digits" / "writers" / "eval" / "metrics.csv").unlink()
     (root / "digits" / "writers" / "eval" / "metrics.csv").mkdir()

@@ -306,7 +306,7 @@ def test_hostile_manifest_is_not_a_checkpoint(root, command, content):
     assert not (root.parent / "copy").exists()
 
 
-def test_a_run_directory_that_was_moved_keeps_its_checkpoints(root, command):
+def test_a_moved_run_directory_keeps_its_checkpoints(root, command):
     """Their paths follow the folder."""
     train(root, save_folder=root / "digits/checkpoints")
     (root / "digits").rename(root / "moved")

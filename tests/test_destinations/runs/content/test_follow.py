@@ -50,7 +50,7 @@ def test_each_row_comes_once_and_in_order(tmp_path, gap):
     assert again == []
 
 
-def test_rows_that_were_there_come_first(tmp_path):
+def test_existing_rows_come_first(tmp_path):
     """A follower begins with the rows in the CSV and in the journal."""
     with Written(tmp_path / "run", flush_seconds=1000) as written, Follower(tmp_path / "run") as follower:
         written.log({"loss": 0.0}, 0)
@@ -170,7 +170,7 @@ def test_following_ends_when_asked_or_when_the_run_has_ended(tmp_path):
     assert list(run.follow(stop=stopped)) == []
 
 
-def test_a_run_that_died_ends_the_following(tmp_path):
+def test_following_ends_when_the_run_dies(tmp_path):
     """A run without a fresh heartbeat has ended, even if its status says running."""
     with Written(tmp_path / "run") as written:
         written.log({"loss": 0.0}, 0)
@@ -243,7 +243,7 @@ class Writer:
 
 
 @pytest.mark.parametrize("ends", [False, True])
-def test_a_clock_that_is_set_back_hides_no_row(tmp_path, ends):
+def test_a_clock_set_back_hides_no_row(tmp_path, ends):
     """Segments and the CSV are replaced between two looks while the clock goes back: each row arrives once."""
     writer = Writer(tmp_path)
     with Follower(tmp_path) as follower:
@@ -323,7 +323,7 @@ def test_a_row_that_was_seen_in_part(tmp_path, is_left):
     assert cells(second) == half + logged(range(2, 80))
 
 
-def test_what_is_remembered_is_bounded(tmp_path):
+def test_the_memory_of_a_follower_is_bounded(tmp_path):
     """A follower that keeps up remembers no more rows than the journal has."""
     writer = Writer(tmp_path)
     found, most = [], 0

@@ -57,7 +57,7 @@ def test_the_last_rows_are_the_last_of_all(large):
     assert last_rows(large, ROWS + 1) == rows
 
 
-def test_the_last_rows_of_a_run_that_is_being_written(tmp_path):
+def test_the_last_rows_of_a_live_run(tmp_path):
     """They include the journal's rows, without the ones that a resume removed."""
     with Written(tmp_path / "run", flush_seconds=600.0) as run:
         for step in range(4):
@@ -73,7 +73,7 @@ def test_the_last_rows_of_a_run_that_is_being_written(tmp_path):
 
 
 @pytest.mark.parametrize("header", ["loss,step", "step,epoch,time,loss"])
-def test_a_file_that_names_its_columns_again(tmp_path, header):
+def test_a_file_with_a_second_header(tmp_path, header):
     """The rows of another program's file follow its last header.
 
     Quoted cells may have several lines.

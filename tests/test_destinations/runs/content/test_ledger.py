@@ -113,7 +113,7 @@ def write_slow(folder, rank, *lines):
     (folder / f"slow-{rank}.csv").write_text("\n".join((SLOW, *lines, "")))
 
 
-def test_the_rank_that_made_others_wait_is_named(folder):
+def test_the_rank_that_delayed_others_is_named(folder):
     """Its bucket and span at that time are named; a step that no other rank found slow isn't."""
     write_slow(folder, 0, "100,101,102,7,,,.1,.9,", "100,110,112,70,,,.1,1.8,")
     write_slow(folder, 1, "100,101,102,7,,.8,.1,.1,", "100,110,112,70,,1.8,.1,.1,", "100,115,116,90,,1,,,")
@@ -164,7 +164,7 @@ def test_rows_before_the_checkpoint_is_loaded_have_no_step(folder):
     assert "repeated" not in read_time(folder, sessions, PRODUCTIVE).seconds
 
 
-def test_ranks_that_are_alike_are_not_named(folder):
+def test_similar_ranks_are_not_named(folder):
     """A difference of a hundredth is too small."""
     write(folder, "100,100,120,9,1,,1,,6,6,6")
     write(folder, "100,100,120,9,1,,1.2,,6,6,5.8", rank=1)

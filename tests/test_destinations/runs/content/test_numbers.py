@@ -79,7 +79,7 @@ def test_other_texts_are_left_to_the_reader_of_rows(cell):
     assert column_of(["1.5", cell, "2"]) == [None, None]
 
 
-def test_a_line_that_lacks_cells_is_left_to_the_reader_of_rows():
+def test_a_short_line_is_left_to_the_reader_of_rows():
     """No reader invents cells."""
     assert read_lines(b"1,2\n3\n", 2) is None
 

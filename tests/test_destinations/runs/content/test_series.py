@@ -187,7 +187,7 @@ def test_abandoned_rows_are_not_in_a_series(tmp_path):
     assert series.value.tolist() == [0, 1, 2, 3, 40]
 
 
-def test_a_step_that_is_missing_or_too_large_is_marked(tmp_path):
+def test_a_missing_or_too_large_step_is_marked(tmp_path):
     """A row without a step, or with one beyond 64 bits, has `MISSING_STEP`; steps below 2**63 are exact."""
     write_csv(
         tmp_path / "run", ["step,loss", ",1.0", "-1,2.0", f"{2**63},3.0", f"{2**53 + 1},4.0", "nan,5.0"]
@@ -209,7 +209,7 @@ def test_integers_become_the_nearest_float(tmp_path):
     assert series.value.tolist() == [float(2**53 + 1), 1e30, math.inf]
 
 
-def test_an_unknown_metric_is_named_with_near_ones(tmp_path):
+def test_an_unknown_metric_raises_with_similar_names(tmp_path):
     """The error about an unknown name lists the nearest names."""
     write_csv(tmp_path / "run", ["step,val/acc,loss", "0,1.0,2.0"])
 

@@ -87,7 +87,7 @@ def test_imported_run_has_mlflows_facts(store, imported):
 
 
 @pytest.mark.parametrize("name", ["loss", "val/acc"])
-def test_metrics_equal_those_of_mlflows_client(store, imported, name):
+def test_metrics_equal_mlflows(store, imported, name):
     """Every value has its step; values of a step that were logged together are one row."""
     _, client, first, _ = store
     theirs = sorted((one.timestamp, one.step, one.value) for one in client.get_metric_history(first, name))
@@ -99,7 +99,7 @@ def test_metrics_equal_those_of_mlflows_client(store, imported, name):
     np.testing.assert_allclose([row.time for row in rows], [time / 1000 for time, *_ in theirs], atol=0.0031)
 
 
-def test_files_and_images_equal_those_of_mlflow(store, imported):
+def test_files_and_images_equal_mlflows(store, imported):
     """An image has its name, step and time; the smaller copy is left out."""
     _, _, first, _ = store
     run = imported[1][first]

@@ -83,7 +83,7 @@ def scalars_of(theirs, name):
 
 
 @pytest.mark.parametrize("name", ["loss", "acc", "nan"])
-def test_scalars_equal_those_of_tensorboards_reader(run, theirs, name):
+def test_scalars_equal_tensorboards(run, theirs, name):
     """Steps and values are equal in both forms; values that were logged together are one row."""
     rows = [row for row in read_rows(run.path) if name in row.metrics]
     expected = scalars_of(theirs, name)
@@ -94,7 +94,7 @@ def test_scalars_equal_those_of_tensorboards_reader(run, theirs, name):
     assert all(0 <= row.time - time < 1 for row, (_, time, _) in zip(rows, expected, strict=True))
 
 
-def test_images_texts_and_sounds_equal_those_of_tensorboards_reader(run, theirs):
+def test_images_texts_and_sounds_equal_tensorboards(run, theirs):
     """Every pixel, sample and character is the same, with step and time."""
     (image,), (text,), (sound,) = run.images("image"), run.texts(), run.audio()
     their_image, their_sound = theirs.Images("image")[0], theirs.Audio("tone")[0]

@@ -80,7 +80,7 @@ def test_imported_run_has_trackios_facts(logged, imported):
     assert (about["source"], about["project"], about["group"]) == ("trackio", "Mydigits", "sweep")
 
 
-def test_rows_equal_those_of_trackios_storage(logged, imported):
+def test_rows_equal_trackios(logged, imported):
     """Every number has its step; nested names are joined with slashes."""
     theirs = [(log["step"], log["loss"], log["nested"]["x"]) for log in logged[1]["logs"] if "loss" in log]
 
@@ -94,7 +94,7 @@ def test_rows_equal_those_of_trackios_storage(logged, imported):
     assert [row.metrics["system/gpu"] for row in rows if "system/gpu" in row.metrics] == [0.5]
 
 
-def test_records_equal_those_that_were_logged(logged, imported):
+def test_records_equal_the_logged_ones(logged, imported):
     """Pixels, samples, bins, cells and words are equal."""
     run = imported[1]
     (image,), (sound,), (histogram,) = run.images(), run.audio(), run.histograms()

@@ -146,7 +146,7 @@ def test_media_equal_the_files_of_the_run(run, log):
     assert (sound.caption, sound.sample_rate) == ("low", 8000)
 
 
-def test_other_records_equal_those_that_were_logged(run, log):
+def test_other_records_equal_the_logged_ones(run, log):
     """Tables, histograms, points and texts are there; other media are kept as files."""
     table, (histogram,), (text,) = run.table("table"), run.histograms("histogram"), run.texts("text")
     html = next((log.parent / "files/media/html").iterdir())

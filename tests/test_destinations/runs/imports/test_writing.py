@@ -90,7 +90,7 @@ def test_imported_run_has_the_facts_of_its_source(tmp_path):
     assert not (found.path / "sessions.jsonl").exists()
 
 
-def test_values_of_a_step_that_were_logged_together_share_a_row(tmp_path):
+def test_values_logged_together_share_a_row(tmp_path):
     """A repeated name, a gap of a second or another step begins a new row."""
     run = source_run(
         Values({"a": 1}, 0, NOW),

@@ -40,7 +40,7 @@ def test_writers_are_no_runs_of_their_own(root, opened):
     assert {run.path.relative_to(root).as_posix() for run in opened} == {"digits", "digits/nested"}
 
 
-def test_a_run_without_writers_costs_as_much_as_before(root, with_disk):
+def test_a_run_without_writers_costs_no_more(root, with_disk):
     """In a first, an unchanged and a changed scan, no call looks for missing writers."""
     for name in ("plain", "media"):
         write_run(root / name, beat=NOW)

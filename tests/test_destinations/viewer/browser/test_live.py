@@ -121,7 +121,7 @@ def test_a_killed_run_is_shown_as_killed(tmp_path, new_page):
             opened.page.close()
 
 
-def test_the_page_says_when_the_server_is_gone(tmp_path, new_page, console):
+def test_the_page_reports_an_unreachable_server(tmp_path, new_page, console):
     """Without its server the page says offline, and keeps what it shows."""
     server = pytest.importorskip("destinations.viewer.server")
     with Written(tmp_path / "runs" / "one") as run:

@@ -62,7 +62,7 @@ def test_images_step_together(opened):
     )
 
 
-def test_a_click_enlarges_a_picture_beside_those_of_the_other_runs(opened):
+def test_a_click_enlarges_a_picture_beside_the_other_runs(opened):
     """Each run has one large picture; the arrows step through time, and Escape closes it."""
     page = opened.page
     show(opened, "alpha", "beta", more="&kind=images")

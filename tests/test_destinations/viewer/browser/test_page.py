@@ -67,7 +67,7 @@ def test_a_run_page_begins_with_its_curves(opened):
     opened.until("(id) => location.hash.startsWith('#/charts') && location.hash.includes(`run=${id}`)", alpha)
 
 
-def test_compare_shows_what_differs_and_where_runs_diverge(opened):
+def test_compare_shows_differences_and_the_first_different_step(opened):
     """Compare shows differing hyperparameters, the best value, each difference from the first run, and the step."""
     page = opened.page
     show(opened, "compare")
@@ -217,7 +217,7 @@ def test_a_phone_breaks_no_word_inside(long_names, new_page, width):
     assert all(right <= left for (_, right), (left, _) in itertools.pairwise(boxes))
 
 
-def test_clipped_tags_show_that_they_are(long_names, new_page):
+def test_clipped_tags_fade_out(long_names, new_page):
     """Tags without room fade out, and the tooltip lists all of them."""
     opened = Opened(new_page(), long_names)
     cell = opened.page.locator('.grid-row[data-run] [data-column="tags"]').first

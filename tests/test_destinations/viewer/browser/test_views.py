@@ -94,7 +94,7 @@ def test_the_outliers_switch_shows_a_spike_that_leaves_the_chart(grid):
     assert "outliers=1" in grid.page.url
 
 
-def test_a_log_axis_marks_and_counts_what_it_cannot_show(grid):
+def test_a_log_axis_marks_and_counts_values_it_cannot_show(grid):
     """Each value at or below zero is a mark at the bottom; the card counts them."""
     grid.go(f"charts?run={grid.id_of('a-lr1-seed0')}&logy=1&smooth=0")
     grid.drawn("loss")
