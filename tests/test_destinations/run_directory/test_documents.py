@@ -202,7 +202,7 @@ def test_the_environment_is_described_without_secrets(tmp_path):
 
 
 def test_the_heartbeat_beats_while_nothing_is_logged(drive, tmp_path):
-    """A run whose steps are slow is touched by the timer."""
+    """The timer touches the heartbeat of a run with slow steps."""
     timer = drive(flush_seconds=0.01).fit().destination._writer.timer
     path = tmp_path / "run" / "heartbeat"
     os.utime(path, (0, 0))

@@ -690,7 +690,7 @@ print("rows", read_series(run, "a") == [(step, float(step)) for step in range(40
 
 
 class LogsInWorker:
-    """A dataset whose workers log, as a careless one might."""
+    """A dataset whose workers carelessly log."""
 
     def __init__(self, run):
         self.run = run

@@ -49,7 +49,7 @@ class Written:
             self.journal.append(row(step), step)
 
     def on_disk(self) -> list[tuple[int, dict[str, float]]]:
-        """What a reader finds, as after a kill."""
+        """Returns what a reader would find after a kill."""
         return [(one.step, one.metrics) for one in read_rows(self.run_dir)]
 
     def close(self) -> list[tuple[int, dict[str, float]]]:
@@ -450,7 +450,7 @@ def at_the_end_of_a_segment(run_dir: Path, kind: str) -> tuple[Written, int]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_ctrl_c_anywhere_in_a_change_of_segments_loses_no_row(tmp_path, kind):
-    """After a caught Ctrl-C anywhere, each row whose call returned is there once, and the journal works."""
+    """Wherever a Ctrl-C is caught, each row of a returned call is there once, and the journal works."""
     when, is_done = 1, False
     while not is_done:
         written, step = at_the_end_of_a_segment(tmp_path / str(when), kind)

@@ -300,7 +300,7 @@ def test_sounds_become_wav(audio, channels, samples):
 
 
 def test_a_video_of_frames_becomes_mp4(drive, tmp_path):
-    """PyAV reads back as many frames, of the size made even, at the rate."""
+    """PyAV reads back the same number of frames, with sides made even, at the same rate."""
     frames = torch.zeros(7, 3, 9, 11)
     frames[:, 0] = torch.linspace(0, 1, 7)[:, None, None]
     run = drive().fit()

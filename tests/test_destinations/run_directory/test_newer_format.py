@@ -125,7 +125,7 @@ def test_a_release_that_knows_the_format_reads_it(newer, monkeypatch):
 
 
 def test_a_hyperparameter_named_format_version_is_harmless(tmp_path):
-    """A run whose own hyperparameter is called `format_version` stays readable."""
+    """A run with its own hyperparameter `format_version` stays readable."""
     with Run(loggers=[RunDirectory(tmp_path / "run")], run_name="run") as run:
         run.log_hyperparameters({"format_version": 99})
         run.log_metrics({"loss": 0.5})
@@ -160,7 +160,7 @@ def test_the_command_line_names_the_release(newer, capsys, monkeypatch):
 
 
 def test_the_page_lists_it_and_names_the_release(newer):
-    """The page lists the run as unreadable, and says which release to use where it would show the run."""
+    """The page lists the run as unreadable, and names the release to use in place of the run."""
     with served(newer.parent) as page:
         rows = page.get("/api/runs")["rows"]
         statuses = {row["name"]: row["status"] for row in rows}

@@ -308,7 +308,7 @@ CONDITIONS = [
 
 @pytest.mark.parametrize("condition", CONDITIONS)
 def test_a_condition_finds_its_values_by_the_index(written, condition):
-    """A condition finds the same values in parts as in all rows, also for metrics that only some rows have."""
+    """A condition finds the same values in parts as in all rows, even for metrics of only some rows."""
     where = Where.parse(condition)
     names = {"value": 0.0, "step": 0}
     python = condition.replace("== nan", "!= value").replace("value != nan and", "")

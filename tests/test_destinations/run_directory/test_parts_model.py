@@ -207,7 +207,7 @@ def values_of(rows):
 
 
 def same(one, other):
-    """Checks for equality, where NaN is equal to itself."""
+    """Checks for equality; NaN equals itself."""
     np.testing.assert_equal(one, other)
 
 

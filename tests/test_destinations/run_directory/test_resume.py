@@ -88,7 +88,7 @@ def test_statistics_follow_the_branch_that_counts(drive, tmp_path):
 
 
 def test_missing_statistics_are_computed_from_all_rows(drive, tmp_path):
-    """This holds if `summary.json` is missing or belongs to another file, also for a file read in pieces."""
+    """This holds if `summary.json` is missing or belongs to another file, and for a file read in pieces."""
     first = drive().fit()
     # Each row has the greatest value of one metric, so that none is read wrongly unseen.
     for step in range(300):
@@ -574,8 +574,7 @@ def test_a_run_never_closed_is_completed_at_exit(tmp_path):
 
 def test_a_lock_of_a_dead_process_is_taken_over_without_flock(tmp_path):
     """Without flock, a lock file is stale if and only if its process is gone."""
-    # Larger than Linux gives out, proc(5): that of a process that has just ended may be given to another at
-    # once.
+    # Larger than any process id on Linux, proc(5). Linux may reuse the id of an ended process at once.
     nobody = (1 << 22) + 1
     held = WriterLock(tmp_path / ".lock", use_flock=False)
     held.acquire()
@@ -643,7 +642,7 @@ def test_a_run_of_an_earlier_version_is_continued_and_its_rows_are_counted(drive
     log_steps(first, range(5), 0.0)
     first.close()
     with (tmp_path / "run" / "metrics.csv").open("a") as file:
-        file.write("\0" * 100 + "\n5,0,1.0,5.0\n")  # That version wrote on where the file had been cut.
+        file.write("\0" * 100 + "\n5,0,1.0,5.0\n")  # That version continued after a torn end.
     path = tmp_path / "run" / "summary.json"
     old = json.loads(path.read_text())
     del old["csv"]["rows"]

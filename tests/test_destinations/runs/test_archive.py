@@ -238,7 +238,7 @@ def test_deleted_run_stays_deleted(root, tmp_path):
     assert compact(runs_of(root), place).unchanged == 3
 
 
-# What a change rewrites.
+# Files rewritten by a change.
 
 
 def test_changed_run_rewrites_one_small_file_per_table(tmp_path):
@@ -321,7 +321,7 @@ def test_second_optimize_writes_nothing(root, tmp_path):
     }
 
 
-# What counts as a change.
+# Changes.
 
 
 def test_copied_folder_is_unchanged(root, tmp_path):

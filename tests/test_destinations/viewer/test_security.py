@@ -1,4 +1,4 @@
-"""Who may talk to the page, and what it never shows as a document: asked over HTTP as an attacker would."""
+"""Access to the page, and content that it never shows as a document, tested over HTTP as an attacker would."""
 
 import contextlib
 import http.client

@@ -908,7 +908,7 @@ def test_scan_reports_its_findings(runs, root):
     assert found["duplicates"].keys() == {"id-alpha"}
 
 
-# What goes wrong.
+# Errors.
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Damages every source in every way: what is imported is correct, or the report says what is not."""
+"""Damages every source in every way: the imported values are correct, or the report names what is missing."""
 
 import json
 import random

@@ -278,7 +278,7 @@ def test_charts_of_ended_runs_are_requested_once(opened):
 
 
 def test_a_noisy_line_is_smoothed_and_hovering_shows_its_values(tmp_path, new_page):
-    """By default a noisy line is smoothed gently, with its values behind; "off" is a choice."""
+    """By default, a noisy line is smoothed gently in front of its values; "off" is a choice."""
     server = pytest.importorskip("destinations.viewer.server")
     with Written(tmp_path / "runs" / "noisy") as run:
         for step in range(300):
