@@ -187,7 +187,7 @@ def test_a_row_is_not_written_after_the_journal_has_ended(tmp_path, end):
     ends = []
 
     def clock():
-        # The last that is asked before a row is written.
+        # Called last before a row is written.
         if ends:
             ends.pop()()
         return 1.0
@@ -398,7 +398,7 @@ class Interrupted:
     def __init__(self, when: int, interrupt) -> None:
         self._left = when
         self._interrupt = interrupt
-        # Such as the one that measures coverage.
+        # It may measure coverage.
         self._before = sys.gettrace()
 
     @property
@@ -406,7 +406,7 @@ class Interrupted:
         return self._left <= 0
 
     def __enter__(self) -> Self:
-        # CPython 3.12 reports instructions only to a trace function that is set after some frame wanted them.
+        # CPython 3.12 reports instructions only to a trace function set after some frame requested them.
         sys._getframe().f_trace_opcodes = True
         sys.settrace(self._trace)
         return self

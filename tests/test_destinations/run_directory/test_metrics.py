@@ -362,7 +362,7 @@ def test_one_new_metric_per_step_does_not_rewrite_the_file_each_time(tmp_path):
     drain.run()
     journal.close()
 
-    # A part has some 64 names.
+    # A part has about 64 names.
     assert len(part_numbers(parts_path(tmp_path / "metrics.csv"))) < 2000 / 60
     assert drain.file.rewrites < 2000 / 9
     assert [row.metrics for row in read_rows(tmp_path)] == [

@@ -59,7 +59,7 @@ class Mirrored(Written):
 
     def __init__(self, run_dir, store, **options):
         super().__init__(run_dir, mirror=str(store), mirror_seconds=10.0, **options)
-        assert self.destination.run_dir is not None  # which decides between the run there and one beside it
+        assert self.destination.run_dir is not None  # Decides between this run and one beside it.
         self.mirror = self.destination._writer._mirror
         self.queue = self.destination._run.files.store.queue
 

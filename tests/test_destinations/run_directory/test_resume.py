@@ -90,7 +90,7 @@ def test_statistics_follow_the_branch_that_counts(drive, tmp_path):
 def test_missing_statistics_are_computed_from_all_rows(drive, tmp_path):
     """This holds if `summary.json` is missing or belongs to another file, and for a file read in pieces."""
     first = drive().fit()
-    # Each row has the greatest value of one metric, so that none is read wrongly unseen.
+    # Each row has one metric's maximum, so that a misread row shows.
     for step in range(300):
         first.log({f"m{index}": float(index == step) for index in range(300)}, step)
     first.close()
@@ -500,7 +500,7 @@ def test_run_that_lost_records_is_not_completed(tmp_path, monkeypatch):
     """A lost record changes the status, and the sidecar counts what was lost."""
     with Run(RunDirectory(tmp_path / "run"), run_name="mine") as run:
         run.log_metrics({"loss": 1.0}, 0)
-        run.logger.destinations[0]._early.lost = 8  # as many as did not fit before `init`
+        run.logger.destinations[0]._early.lost = 8  # Records that didn't fit before `init`.
 
     found = sidecar(tmp_path)
     assert (found["status"], found["exception"]) == ("failed to write", "lost 8 records logged before init")
@@ -813,7 +813,7 @@ def test_rows_logged_before_training_begins_are_kept(tmp_path, restored):
 
     found = read_rows(tmp_path / "run")
     rows = {row.step: dict(row.metrics) for row in found}
-    # Without a place, the second one adds to the first.
+    # Without a position, the second run adds to the first.
     assert [row.step for row in found] == [*range(restored or 10), *range(restored, restored + 3)]
     for step in range(restored, restored + 3):
         assert rows[step] == {"loss": float(100 * restored + step), "accuracy": 0.5}

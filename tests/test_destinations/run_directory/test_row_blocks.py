@@ -57,7 +57,7 @@ def test_a_block_has_the_same_rows_as_single_frames():
         row(9, [1.0, 2.0], 0, epoch=None),
         row(1 << 40, [1.0, 2.0]),
         row(9, [1.0, 2.0, 3.0]),
-        # As long as the number would be.
+        # The text is as long as a number.
         encode_frame((0, 9, 1, "text", (1.0, 2.0))),
         encode_frame((0, 9, 1, 1.5, (1.0, "text"))),
         keys_frame(1, ("a",)),

@@ -228,7 +228,7 @@ def test_dataset_takes_whole_runs_and_keeps_its_content(bucket, reading, tmp_pat
         new = tmp_path / f"new{number}"
         with reading(one, fault) as runs:
             report = compact(runs, new)
-            # It may refuse to report what is gone.
+            # It may refuse to remove deleted runs.
             with contextlib.suppress(DatasetError):
                 assert compact(runs, tmp_path / "dataset", remove_gone=True).removed == 0
 

@@ -833,7 +833,7 @@ def test_every_route_is_documented(page):
         (method, route.path.replace("{id}", "ID"))
         for route in asgi.routes
         if route.path.startswith("/api/")
-        # Whatever is read by GET may be asked for by POST.
+        # Every GET route also accepts POST.
         for method in route.methods - {"HEAD", "POST"}
     }
     files = ("GET", "/api/runs/ID/files/{path:path}")

@@ -137,7 +137,7 @@ def test_a_site_hides_where_and_by_whom_runs_were_made(tmp_path, capsys):
 
     def exported(name, *options):
         assert cli.main(["view", str(home / "runs"), "--export", str(tmp_path / name), *options]) == 0
-        # But for digests, which may have any three letters.
+        # Without digests, which may contain any three letters.
         return "".join(path.read_text() for path in sorted((tmp_path / name / "data").glob("*.js")))
 
     with_nothing, with_all = exported("site"), exported("other", "--with-origin")

@@ -123,7 +123,7 @@ def test_other_axes_belong_to_each_writer(root, x):
 
     counts = {one["writer"]: len(one["x"]) for one in found if one["error"] is None}
     expected = {"": 2, "eval": 2, "probe": 1}
-    # The trainer lacks this axis, so the answer names it.
+    # A writer without this axis has an error.
     assert counts == ({"eval": 1} if x == "metric:acc" else expected)
 
 

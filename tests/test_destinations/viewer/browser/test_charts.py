@@ -195,7 +195,7 @@ def test_the_colour_of_a_band_is_the_same_in_all_charts(tmp_path, new_page, firs
         server.Viewer(runs, port=0) as viewer,
     ):
         opened = Opened(new_page(), viewer)
-        # The last is answered after the first is drawn.
+        # The last request is answered after the first chart is drawn.
         opened.page.route(
             re.compile(f"api/band.*metric={last}"),
             lambda route: (opened.drawn(first), route.continue_()),

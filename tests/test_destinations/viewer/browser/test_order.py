@@ -59,7 +59,7 @@ def test_the_table_is_shown_in_whatever_order_answers_arrive(run_root, tmp_path,
         page = new_page()
         fields, rows = Held(page, "**/api/fields"), Held(page, ROWS)
         Opened(page, viewer)
-        # The table and the line of the view ask.
+        # The table and the line of the view send requests.
         fields.wait_for(1)
         fields.give_all()
         rows.wait_for(2)

@@ -152,7 +152,7 @@ def test_a_phone_shows_three_columns_and_charts_first(new_page, viewer):
 
 BROKEN = """
 () => {
-    // Words of which a line has a part and the next one the rest.
+    // Words that are split over two lines.
     const broken = [];
     const walker = document.createTreeWalker(document.querySelector('main'), NodeFilter.SHOW_TEXT);
     while (walker.nextNode()) {
