@@ -82,7 +82,7 @@ def test_a_changed_bit_is_found(copy, name):
     "name", ["tables/table/00000599_0.csv", "artifacts/weights.bin", "parts", "metrics.csv"]
 )
 def test_a_missing_file_is_found(copy, name):
-    """So is a truncated one."""
+    """A truncated file is found too."""
     path = copy / name
     if name.startswith("tables"):
         path = next((copy / "tables").rglob("*.csv"))

@@ -89,7 +89,7 @@ def test_a_table_has_columns_as_wide_as_their_cells():
 
 
 def test_numbers_are_aligned_to_the_right():
-    """So are their headings."""
+    """Their headings are too."""
     columns = [Column("run"), Column("value", is_right=True)]
 
     assert table_lines(columns, [["a", "1"]], Screen(io.StringIO())) == ["run  value", "a        1"]

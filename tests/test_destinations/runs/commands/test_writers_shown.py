@@ -71,7 +71,7 @@ def test_statuses_of_live_killed_and_starting_writers(tmp_path):
 
 
 def test_an_unreadable_writer_is_shown(root):
-    """So is its run."""
+    """Its run is shown too."""
     (root / "digits" / "writers" / "eval" / "metrics.csv").unlink()
     (root / "digits" / "writers" / "eval" / "metrics.csv").mkdir()
 

@@ -140,7 +140,7 @@ def test_an_exception_is_reported_with_the_line_that_raised(tmp_path):
     ],
 )
 def test_a_damaged_file_is_left_out(tmp_path, text):
-    """So are files that belong to no rank."""
+    """Files that belong to no rank are too."""
     (tmp_path / "rank-0.json").write_text(text)
     (tmp_path / "rank-1.json").mkdir()
     (tmp_path / "rank-x.json").write_text("{}")

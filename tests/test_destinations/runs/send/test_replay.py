@@ -441,7 +441,7 @@ def test_rejected_records_are_reported_and_sent_again(tmp_path):
 
 
 def test_missing_files_are_reported(tmp_path):
-    """So are files outside the run. A damaged line is a failure; a torn last line is not there yet."""
+    """Files outside the run are too. A damaged line is a failure; a torn last line is not there yet."""
     run = write_run(tmp_path / "a", range(3))
     (tmp_path / "secret.mp4").write_bytes(b"secret")
     (tmp_path / "a/media.jsonl").write_text(
