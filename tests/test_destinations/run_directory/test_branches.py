@@ -267,7 +267,7 @@ def test_folder_of_an_earlier_version_is_continued(tmp_path):
 
 
 def test_listing_branches_reads_no_hyperparameters(tmp_path, monkeypatch):
-    """A run may have a thousand sessions, so hyperparameters are read only when a branch is asked for them."""
+    """A run may have a thousand sessions, so a branch reads its hyperparameters on request."""
     folder = tmp_path / "mine"
     first = Session(folder, lr=0.1)
     at_2 = first.log(1, 2)

@@ -296,7 +296,7 @@ def test_pieces_of_another_machine_are_never_deleted(tmp_path):
 
 
 def test_a_sign_is_sent_if_no_piece_is(tmp_path):
-    """This holds with an interval of an hour, and while a piece is uploading; not if pieces arrive on time."""
+    """This holds with an interval of an hour and during an upload; punctual pieces need no sign."""
     folder = Folder(tmp_path)
     folder.append("metrics.csv", "step\n")
     sign = folder.store / "live" / "rank0" / "0001" / "sign.json"

@@ -147,7 +147,7 @@ def test_a_session_keeps_the_damaged_file(copy, caplog):
 
 
 def test_a_session_takes_rows_of_earlier_ones_from_their_parts(copy, caplog):
-    """`metrics.csv` is a view of the parts, so damage in it costs nothing once a session has the run again."""
+    """`metrics.csv` is a view of the parts, so the next session repairs it without a loss."""
     with Written(copy, batch=STEPS) as run:
         run.log({"loss": -1.0}, STEPS)
     expected = read_rows(copy)

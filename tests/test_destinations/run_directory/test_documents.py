@@ -232,7 +232,7 @@ def test_files_follow_the_umask(drive, tmp_path):
 
 
 def test_the_folder_contains_nothing_unexpected(drive, tmp_path):
-    """A run with metrics and hyperparameters leaves eight files and two for its session, none hidden or partial."""
+    """A run with metrics and hyperparameters has eight files and two per session, none hidden or partial."""
     run = drive().fit()
     run.logger.log_hyperparameters({"lr": 0.1})
     run.log({"a": 1.0}, 0)
@@ -399,7 +399,7 @@ def test_an_artifact_cannot_leave_the_folder(drive, tmp_path, name):
 
 
 def test_a_stopped_run_has_a_stop_reason(drive, tmp_path):
-    """The status is "stopped", with the reason in the sidecar and in the line of the session; secrets are not."""
+    """The status is "stopped"; sidecar and session have the reason, without secrets."""
     run = drive().fit()
     run.state.stop_training("loss is below 0.1; password=hunter22")
     run.state.end_training()

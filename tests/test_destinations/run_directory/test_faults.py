@@ -145,7 +145,7 @@ def test_a_drain_that_fails_half_way_repeats_nothing(tmp_path):
 
 
 def test_a_folder_deleted_during_training_is_recreated(drive, tmp_path, caplog):
-    """After rm -rf, training continues. The files were still open, so the folder comes back with every row."""
+    """After rm -rf, training continues, and the folder comes back with every row from the open files."""
     run = drive(flush_seconds=1000).fit()
     run.logger.log_hyperparameters({"lr": 0.1})
     for step in range(100):

@@ -135,7 +135,7 @@ def test_the_training_thread_uses_the_prepared_spare(tmp_path):
 
 
 def test_rows_with_known_names_are_written_by_the_fast_path(tmp_path):
-    """The fast path takes the second row and later ones; it leaves anything else, unwritten, to the slow path."""
+    """The fast path takes the second row and later ones, and leaves anything else to the slow path."""
     journal = Written(tmp_path).journal
     assert not journal.try_append(row(0), 0)
     journal.append(row(0), 0)
@@ -383,7 +383,7 @@ def test_rows_that_do_not_fit_into_memory_are_dropped_and_counted(tmp_path, monk
 
 @functools.cache
 def places_of_signals(code) -> frozenset[int]:
-    """Returns the instructions before which CPython checks signals: after calls, backward jumps, at the start."""
+    """Returns the instructions where CPython checks signals: after calls, backward jumps, at the start."""
     instructions = list(dis.get_instructions(code))
     return frozenset(
         after.offset

@@ -65,7 +65,7 @@ RAMP = np.arange(12, dtype=np.uint8).reshape(3, 4) * 20
     ],
 )
 def test_pixels_are_scaled_as_documented(image, expected):
-    """uint8 and small integers stay, bools fill the range, floats are clipped, other integers stretched to it."""
+    """uint8 and small integers stay, bools fill the range, floats are clipped, other integers stretched."""
     (pixels,) = media.iter_images(image)
 
     assert pixels.array.dtype == np.uint8
@@ -194,7 +194,7 @@ def test_non_images_raise(image):
 
 
 def test_images_are_written_and_listed(drive, tmp_path):
-    """Each image is a PNG with a line: the fields of stable-pretraining, then name, index, time, size and shape."""
+    """An image is a PNG with a line: stable-pretraining's fields, then name, index, time, size and shape."""
     images = np.stack([np.full((3, 4, 5), 10, np.uint8), np.full((3, 4, 5), 20, np.uint8)])
     run = drive().fit()
 

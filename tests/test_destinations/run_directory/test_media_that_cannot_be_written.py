@@ -1,4 +1,4 @@
-"""Media and files of a run: disks that are full, folders that are moved or replaced, names with many files."""
+"""Media and files with full disks, moved or replaced folders, and names with many files."""
 
 import json
 import os

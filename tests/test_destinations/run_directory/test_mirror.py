@@ -468,7 +468,7 @@ def test_a_run_written_by_another_machine_is_refused(tmp_path):
 
 
 def test_a_session_read_damaged_is_read_again(tmp_path, monkeypatch):
-    """After one bad response this process still knows its session: it writes, and later continues its folder."""
+    """After one bad response, this process still knows its session, and later continues its folder."""
     original, count = StoredRun.about_session, itertools.count()
     monkeypatch.setattr("destinations.run_directory.claim._FIRST_PAUSE_SECONDS", 0.0)
     monkeypatch.setattr(

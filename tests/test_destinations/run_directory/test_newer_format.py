@@ -56,7 +56,7 @@ def newer(tmp_path):
     ids=lambda options: "-".join(options.values()) or "auto",
 )
 def test_a_writer_refuses_it_and_changes_nothing(newer, options):
-    """A run that would begin in the folder is refused in the caller's thread, and no file or folder changes."""
+    """A run in the folder is refused in the caller's thread, and no file or folder changes."""
     before = content(newer.parent)
 
     with pytest.raises(RunPathError, match=SAYS):
@@ -98,7 +98,7 @@ def test_reading_it_raises_the_error_that_names_the_release(newer, read):
 
 
 def test_it_is_listed_as_unreadable(newer):
-    """A scan lists the run with its status and the release to use, beside the runs that this release can read."""
+    """A scan lists the run with its status and the release to use, beside the readable runs."""
     with open_runs(newer.parent) as runs:
         report = runs.scan()
         found = {run.name: (run.shown_status, run.record.problem) for run in runs}

@@ -1,4 +1,4 @@
-"""Deleted, cut or replaced parts: readers and the writer report the loss, and no reader mixes two branches."""
+"""Deleted, cut or replaced parts: the loss is reported, and no reader mixes two branches."""
 
 import contextlib
 import json

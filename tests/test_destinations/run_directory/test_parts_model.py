@@ -274,7 +274,7 @@ def _bounds(values):
 
 
 def check_follower(model):
-    """Checks that the follower yields everything since its last look; after a resume, not all rows are there."""
+    """Checks that the follower yields everything since its last look; a resume may hide rows."""
     found = values_of([(row.step, row.metrics) for row in model.follower.poll()])
     if model.news is not None:
         same(found, values_of(model.news))

@@ -38,7 +38,7 @@ def log_steps(run, steps, value):
 
 
 def test_steps_trained_again_are_seen_once(drive, tmp_path):
-    """Rows from the resume step on no longer count, the first and the second time; each session keeps its own."""
+    """Rows from the resume step on no longer count, both times; each session keeps its own."""
     first = drive().fit()
     log_steps(first, range(100), 0.0)
     first.close()
@@ -319,7 +319,7 @@ def test_a_second_run_of_one_process_is_kept_beside_the_first(tmp_path, caplog):
 
 
 def test_if_exists_decides_about_a_completed_run(tmp_path, caplog):
-    """The run is refused, continued, or left alone as requested; by default, the new run gets a name beside it."""
+    """The run is refused, continued, or left alone on request; by default, the new run gets another name."""
 
     def log(value, **options):
         with Run(RunDirectory(tmp_path / "run", **options), run_name="mine") as run:
@@ -345,7 +345,7 @@ def test_if_exists_decides_about_a_completed_run(tmp_path, caplog):
 
 
 def test_a_second_trainer_of_a_process_leaves_the_rows_of_the_first(tmp_path):
-    """As with another process, the completed run keeps its rows and hyperparameters, and the second is beside it."""
+    """As with another process, the completed run keeps its rows, and the second one is beside it."""
     torch = pytest.importorskip("torch")
     for lr in (0.1, 0.2):
         net = torch.nn.Linear(1, 1)
@@ -388,7 +388,7 @@ def log_in_another_process(folder, *more):
 
 
 def test_a_script_run_again_writes_beside_its_completed_run(tmp_path):
-    """The first run is unchanged; a warning says where the second is, and how to continue the first instead."""
+    """The first run is unchanged; a warning names the second, and how to continue the first instead."""
     folder = tmp_path / "run"
     assert log_in_another_process(folder).returncode == 0
 

@@ -63,7 +63,7 @@ def test_a_segment_drained_and_removed_meanwhile_is_not_skipped(tmp_path, writte
 
 
 def test_a_journal_removed_at_the_end_is_not_mistaken_for_an_empty_one(tmp_path, written):
-    """If the last segment goes between the two reads, its rows are in lines that the first one didn't know."""
+    """If the last segment goes between the two reads, its rows are in lines unknown to the first one."""
     journal, drain = written
     log(journal, range(100))
     drain.run()

@@ -73,7 +73,7 @@ def test_a_moved_folder_keeps_its_rows_and_another_run_its_own(drive, tmp_path, 
 
 
 def test_a_deleted_folder_whose_path_is_taken_reports_its_lost_rows(drive, tmp_path, caplog):
-    """A second process starts at the path of a deleted folder: its run stays whole, and the loss is reported."""
+    """A second process starts at the path of a deleted folder: its run stays whole; the loss is reported."""
     run = drive(flush_seconds=1000).fit()
     log(run, range(100))
     run.stand_still()

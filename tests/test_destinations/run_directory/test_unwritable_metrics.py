@@ -41,7 +41,7 @@ BEYOND = {"2**63": 2**63, "10**30": 10**30, "10**5000": 10**5000, "a megabyte": 
 @pytest.mark.parametrize("kind", BEYOND)
 @pytest.mark.parametrize("first", [0, 5])
 def test_an_integer_beyond_64_bits_is_a_float(drive, tmp_path, caplog, kind, first):
-    """Readers see the same number before and after draining; one warning reports it for a row with new names."""
+    """Readers see the same number before and after draining; one warning reports it."""
     value = BEYOND[kind]
     expected = float(value) if abs(value) < 10**300 else math.inf if value > 0 else -math.inf
     run = drive(flush_seconds=1000).fit()

@@ -112,7 +112,7 @@ def bucket(tmp_path_factory):
 
 
 def objects_of(bucket, name=""):
-    """Returns the names of a run's objects, or of all, without heartbeats, which no reader of a bucket needs."""
+    """Returns the names of a run's objects, or of all, without heartbeats, which nobody reads in a bucket."""
     found = (path.relative_to(bucket).as_posix() for path in (bucket / name).rglob("*") if path.is_file())
     return sorted(one for one in found if not one.endswith("heartbeat"))
 

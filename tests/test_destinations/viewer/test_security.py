@@ -1,4 +1,4 @@
-"""Access to the page, and content that it never shows as a document, tested over HTTP as an attacker would."""
+"""Access to the page, and content that it never shows as a document, over HTTP as an attacker."""
 
 import contextlib
 import http.client

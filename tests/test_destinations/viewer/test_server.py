@@ -173,7 +173,7 @@ def test_one_answer_has_all_selected_runs(page, digits):
 
 
 def test_an_edit_is_written_to_the_run_folder(tmp_path):
-    """The server changes tags, note, name and archive, returns the row, and leaves the run's own files alone."""
+    """The server changes tags, note, name and archive, returns the row, and keeps the run's own files."""
     root = tmp_path / "runs"
     write_run(root / "one", tags=["own"])
     before = (root / "one" / "sidecar.json").read_bytes()
@@ -255,7 +255,7 @@ def test_the_details_of_a_run_are_complete(page, demo, digits):
 
 
 def test_checkpoints_say_whether_they_exist(tmp_path):
-    """The list has the files and folders of the run, and the newest checkpoint of its record, wherever that is."""
+    """The list has the files and folders of the run, and the newest checkpoint of its record."""
     root = tmp_path / "runs"
     gone = str(tmp_path / "scratch" / "ep9.pt")
     write_run(root / "one", checkpoint_path=gone)

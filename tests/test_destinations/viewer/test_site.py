@@ -56,7 +56,7 @@ def answers_of(site):
 
 
 def test_a_site_has_the_answers_of_the_server(root, site):
-    """A site has the server's runs, details, media, tables, sounds and comparisons, under the keys of the docs."""
+    """A site has the server's runs, details, media, tables, sounds and comparisons, under documented keys."""
     found = answers_of(site)
     with served(root) as page:
         digits, other = page.run_id("digits"), page.run_id("other")
@@ -334,7 +334,7 @@ def test_an_export_that_fails_leaves_nothing(root, tmp_path, capsys):
 
 
 def test_a_hostile_run_writes_no_page_and_nothing_outside(tmp_path):
-    """A site leaves out paths that lead out, pages and links among media; names of runs are in the data only."""
+    """A site leaves out paths that lead out, pages, and links among media; only the data has run names."""
     root = tmp_path / "runs"
     run = write_run(root / "one", hparams={"</script><script>alert(1)</script>": "\u2028"})
     (tmp_path / "secret.txt").write_text("secret")

@@ -251,7 +251,7 @@ def test_new_rows_of_a_writer_are_announced(root, tmp_path):
 
 
 def test_an_exported_site_has_the_curves_and_media_of_writers(root, tmp_path):
-    """The first writer of a metric is as before, and the others follow; files come from the writers' folders."""
+    """The first writer of a metric keeps its key, and the others follow; files come from writers' folders."""
     with Written(root / "digits", writer="eval") as late:
         late.logger.log_images(np.full((1, 4, 4), 7, np.uint8), "Inputs", step=2)
     with open_runs(root, cache=tmp_path / "index") as runs:

@@ -1058,7 +1058,7 @@ def test_ctrl_c_while_the_commands_are_imported_is_exit_code_130(root):
 
 
 def test_listing_loads_nothing_heavy(root):
-    """It imports neither torch, numpy, nor the packages that write runs and upload files, so it starts fast."""
+    """It imports neither torch, numpy, nor the packages that write runs and upload files."""
     heavy = (
         "torch",
         "numpy",

@@ -244,7 +244,7 @@ class Writer:
 
 @pytest.mark.parametrize("ends", [False, True])
 def test_a_clock_set_back_hides_no_row(tmp_path, ends):
-    """Segments and the CSV are replaced between two looks while the clock goes back: each row arrives once."""
+    """Segments and the CSV are replaced while the clock goes back: each row arrives once."""
     writer = Writer(tmp_path)
     with Follower(tmp_path) as follower:
         for step in range(5):

@@ -124,7 +124,7 @@ def test_a_video_comes_back(run):
 
 
 def test_a_table_comes_back_with_its_types(run):
-    """Integers, floats, booleans and texts keep their types; by default you get the latest table of a name."""
+    """Integers, floats, booleans and texts keep their types; the default is the latest table of a name."""
     table = run.table("Misclassified", step=9)
     latest = run.table("Misclassified")
 

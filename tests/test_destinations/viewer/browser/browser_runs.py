@@ -13,7 +13,7 @@ HOSTILE = '<img src=x onerror="document.title=1">'
 
 
 def write_runs(root):
-    """Writes two short runs with media, seeds of one setting, a long one with a spike, and one with hostile texts."""
+    """Writes two short runs with media, seeds of one setting, a long run with a spike, and hostile texts."""
     generator = np.random.default_rng(0)
     with Written(root / "alpha", tags=["baseline"]) as run:
         run.logger.log_hyperparameters({"lr": 0.1, "seed": 1, "model": "small"})

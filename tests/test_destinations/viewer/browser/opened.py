@@ -43,7 +43,7 @@ class Opened:
         return _by_run(self.page.evaluate(_TRACES, [metric, part]), part)
 
     def until(self, condition, argument=None):
-        """Waits until a JavaScript function returns a truthy value, and returns it; it may access missing objects."""
+        """Waits until a JavaScript function returns a truthy value, and returns it."""
         tolerant = f"""(argument) => {{
             try {{ return ({condition})(argument); }}
             catch (error) {{ if (error instanceof TypeError) return false; throw error; }}

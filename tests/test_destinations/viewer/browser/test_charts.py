@@ -183,7 +183,7 @@ def test_runs_that_differ_only_in_the_seed_are_a_band(opened):
 
 @pytest.mark.parametrize(("first", "last"), [("loss", "acc"), ("acc", "loss")])
 def test_the_colour_of_a_band_is_the_same_in_all_charts(tmp_path, new_page, first, last):
-    """Colours and the legend follow the values, whichever chart is answered first and whichever runs have its metric."""
+    """Colours and legend follow the values, whichever chart comes first and whichever runs have its metric."""
     server = pytest.importorskip("destinations.viewer.server")
     for lr in (2, 10):
         with Written(tmp_path / "runs" / f"lr{lr}") as run:
@@ -325,7 +325,7 @@ def test_a_stretch_of_nan_is_marked_at_its_ends(tmp_path, new_page):
 
 
 def test_charts_are_pinned_hidden_and_found(opened):
-    """A pinned chart comes first, a hidden one disappears, a search keeps the matching ones; all in the URL."""
+    """A pinned chart comes first, a hidden one disappears, a search filters; the URL has all three."""
     page = opened.page
     show(opened, "alpha")
     opened.drawn("loss")
@@ -415,7 +415,7 @@ def test_rows_left_by_a_resume_are_dotted(tmp_path, new_page):
 
 
 def test_explore_has_a_log_axis_for_rates_and_ticks_at_their_values(opened):
-    """Positive values over two decades have a log axis unless the button says otherwise; chosen runs are in front."""
+    """Positive values over two decades have a log axis by default; chosen runs are in front."""
     page = opened.page
     alpha = opened.id_of("alpha")
     opened.go(f"explore?sx=hparams.lr&sy=summary.loss&run={alpha}")
@@ -430,7 +430,7 @@ def test_explore_has_a_log_axis_for_rates_and_ticks_at_their_values(opened):
 
 
 def test_explore_draws_hyperparameters_against_a_metric(opened):
-    """The matching runs are in a scatter plot and parallel coordinates; a range on an axis fades the others."""
+    """Matching runs are in a scatter plot and parallel coordinates; a range on an axis fades the others."""
     page = opened.page
     opened.go("explore?sx=hparams.lr&sy=summary.loss")
     opened.until("() => document.querySelector('#scatter').data?.[0].x.length === 4")

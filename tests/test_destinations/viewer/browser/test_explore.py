@@ -37,7 +37,7 @@ def points(opened, count):
 
 
 def test_values_that_look_alike_stay_apart(kinds):
-    """A number, its text, and texts with the same beginning differ; equal numbers are one value; ticks tell them apart."""
+    """A number, its text, and texts with equal beginnings differ; equal numbers are one value."""
     kinds.go("explore?sx=hparams.size&sy=summary.loss")
     points(kinds, 9)
     # At once: the plot may be redrawn with the values in another order.
@@ -80,7 +80,7 @@ def test_runs_are_coloured_by_a_number(kinds):
 
 
 def test_runs_are_coloured_by_words(kinds):
-    """Up to eight values have a colour each, in the order of the table; runs without a value are grey and counted."""
+    """Up to eight values have a colour each, in the table's order; runs without one are grey and counted."""
     page = kinds.page
     kinds.go("explore?sx=hparams.width&sy=summary.loss&sc=hparams.size")
     page.wait_for_selector("#colors li")

@@ -127,7 +127,7 @@ def test_back_and_forward_go_through_all_pages(opened):
 
 
 def test_the_url_has_the_last_of_many_changes(opened):
-    """A slider that moves faster than browsers take views leaves its last place in the URL, and in the history."""
+    """A fast slider leaves its last position in the URL and in the history."""
     page = opened.page
     opened.go(f"charts?run={opened.id_of('alpha')}")
     opened.drawn("loss")

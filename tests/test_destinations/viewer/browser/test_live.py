@@ -29,7 +29,7 @@ sys.stdin.read()
 
 
 def test_a_live_run_grows_by_its_new_rows(tmp_path, new_page):
-    """New rows appear in the chart, and answers have only new rows; a new metric gets a chart, and a new image appears."""
+    """Answers have only new rows; a new metric gets a chart, and a new image appears."""
     server = pytest.importorskip("destinations.viewer.server")
     root = tmp_path / "runs"
     with Written(root / "live") as run:

@@ -31,7 +31,7 @@ def pixel(opened, selector, x, y):
 
 
 def test_images_step_together(opened):
-    """The slider steps through the images of all runs; a run without an image at the step shows its previous one."""
+    """The slider steps through the images of all runs; without an image at the step, the previous one stays."""
     page = opened.page
     alpha, beta = show(opened, "alpha", "beta", more="&kind=images")
     image = f'.of-run[data-run="{alpha}"] img'

@@ -53,7 +53,7 @@ def settle(page):
 
 
 def test_the_table_is_shown_in_whatever_order_answers_arrive(run_root, tmp_path, new_page):
-    """A change is announced while the table is loading: a newer answer that arrives first doesn't empty it."""
+    """A change is announced during loading: a newer answer that arrives first doesn't empty the table."""
     server = pytest.importorskip("destinations.viewer.server")
     with open_runs(run_root, cache=tmp_path / "index") as runs, server.Viewer(runs, port=0) as viewer:
         page = new_page()

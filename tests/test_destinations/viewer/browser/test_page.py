@@ -68,7 +68,7 @@ def test_a_run_page_begins_with_its_curves(opened):
 
 
 def test_compare_shows_differences_and_the_first_different_step(opened):
-    """Compare shows differing hyperparameters, the best value, each difference from the first run, and the step."""
+    """Compare shows differing hyperparameters, best values, differences from the first run, and the step."""
     page = opened.page
     show(opened, "compare")
     rows = page.locator('[data-panel="Hyperparameters"] tr:not(.section)')
@@ -96,7 +96,7 @@ def test_compare_shows_the_values_at_a_step(opened):
 
 
 def test_dark_and_light(new_page, viewer):
-    """The theme follows the system until the reader switches it; the page remembers the switch, and charts follow."""
+    """The theme follows the system until you switch it; the page remembers that, and charts follow."""
     opened = Opened(new_page(color_scheme="dark"), viewer)
     page = opened.page
     show(opened, "charts")

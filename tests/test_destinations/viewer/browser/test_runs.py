@@ -147,7 +147,7 @@ def test_columns_without_a_dot(opened):
 
 
 def test_groups(opened):
-    """Groups start folded, with mean and deviation; an open one stays open after a reload, and its box selects it."""
+    """Groups start folded, with mean and deviation; an open one survives a reload, and its box selects it."""
     page = opened.page
     page.click("#group")
     page.get_by_label("hparams.lr").check()

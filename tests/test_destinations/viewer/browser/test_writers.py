@@ -25,7 +25,7 @@ def lines_of(opened, metric, count):
 
 
 def test_each_writer_has_a_line_that_grows(tmp_path, new_page):
-    """A line has the colour of its run, and the writer's name if several writers have the metric; a new writer gets one."""
+    """A line has its run's colour, and the writer's name if needed; a new writer gets a line."""
     server = pytest.importorskip("destinations.viewer.server")
     root = tmp_path / "runs"
     with (
