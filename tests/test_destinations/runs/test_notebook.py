@@ -34,7 +34,7 @@ def cells(shown):
 
 
 def test_a_run_shows_its_hyperparameters_and_metrics(tmp_path):
-    """It shows each metric's last, smallest and largest value, count and sparkline, and a hint to the page."""
+    """It shows each metric's last, smallest and largest value, count and sparkline, and how to view it."""
     shown = Run.open(write(tmp_path / "mine", lr=0.25))._repr_html_()
 
     assert cells(shown) == [

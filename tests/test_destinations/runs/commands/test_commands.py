@@ -143,7 +143,7 @@ def run_in(session, *arguments):
 
 
 def test_ls_lists_the_newest_first(root):
-    """Each line has name, status, age, duration, tags, the hyperparameters that vary, and the main metrics."""
+    """A line has name, status, age, duration, tags, varying hyperparameters, and the main metrics."""
     session = session_of(NOW + 3660)
 
     assert run_in(session, "ls") == 0
@@ -248,7 +248,7 @@ def test_a_table_fits_the_terminal(runs, monkeypatch):
 
 
 def test_show_prints_everything_known_about_a_run(root):
-    """The output has hyperparameters, final and best values, records, environment, and the cost of logging."""
+    """It has hyperparameters, final and best values, records, environment, and the cost of logging."""
     session = session_of(NOW + 3600)
 
     assert run_in(session, "show", "alpha") == 0

@@ -50,7 +50,7 @@ def rows_of(folder):
 
 
 def test_imported_run_has_the_facts_of_its_source(tmp_path):
-    """Id, times, tags, notes, hyperparameters, status and environment come from the source, not this process."""
+    """Id, times, tags, notes, hyperparameters, status and environment are the source's."""
     (tmp_path / "{run_name}").write_bytes(b"weights")
     run = source_run(
         Values({"loss": 0.5}, 3, NOW + 3, epoch=1.0),

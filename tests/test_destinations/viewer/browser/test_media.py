@@ -31,7 +31,7 @@ def pixel(opened, selector, x, y):
 
 
 def test_images_step_together(opened):
-    """The slider steps through the images of all runs; without an image at the step, the previous one stays."""
+    """The slider steps through all runs' images; without one at the step, the previous image stays."""
     page = opened.page
     alpha, beta = show(opened, "alpha", "beta", more="&kind=images")
     image = f'.of-run[data-run="{alpha}"] img'
