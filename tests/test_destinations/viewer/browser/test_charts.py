@@ -183,7 +183,7 @@ def test_runs_that_differ_only_in_the_seed_are_a_band(opened):
 
 @pytest.mark.parametrize(("first", "last"), [("loss", "acc"), ("acc", "loss")])
 def test_the_colour_of_a_band_is_the_same_in_all_charts(tmp_path, new_page, first, last):
-    """Colours and legend follow the values, whichever chart comes first and whichever runs it has."""
+    """Colours and legend follow the values, whichever chart comes first and whichever runs it shows."""
     server = pytest.importorskip("destinations.viewer.server")
     for lr in (2, 10):
         with Written(tmp_path / "runs" / f"lr{lr}") as run:
