@@ -99,7 +99,7 @@ test-pythons:
 coverage: $(READY)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --cov --cov-report=term \
 		--deselect tests/hostile/test_one_process.py::test_a_signal_handler_that_logs_and_uploads_neither_hangs_nor_loses \
-		--deselect tests/test_destinations/viewer/test_command.py::test_view_prints_a_working_address_and_ends_with_ctrl_c
+		--deselect tests/test_destinations/viewer/test_command.py::test_it_prints_an_address_that_opens_and_ends_with_ctrl_c
 
 mutants: $(VENV)/mutants/.ready
 	PYTHONPATH=$(VENV)/mutants $(BIN)/python -m tests.mutants $(MUTANTS)

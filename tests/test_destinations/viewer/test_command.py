@@ -59,7 +59,7 @@ def status_of(url, host="127.0.0.1"):
     return status
 
 
-def test_view_prints_a_working_address_and_ends_with_ctrl_c(root):
+def test_it_prints_an_address_that_opens_and_ends_with_ctrl_c(root):
     """The default folder is `./runs`."""
     process, (count, url) = start(root, "--port", "0")
     try:
