@@ -48,7 +48,7 @@ _factories: dict[str, Callable[..., LoggerDestination]] = {}
 
 
 def register_destination(name: str, factory: Callable[..., LoggerDestination]) -> None:
-    """Adds a destination to the table, for this process.
+    """Registers a destination under a name, for this process.
 
     ```python
     register_destination("memory", lambda: InMemory(max_records=1000))
@@ -70,7 +70,7 @@ def register_destination(name: str, factory: Callable[..., LoggerDestination]) -
 
 
 def create_destination(name: str = "", /, **arguments: Any) -> LoggerDestination:
-    """Returns a new destination.
+    """Creates a destination by its name, with arguments from a configuration.
 
     ```python
     destination = create_destination("TextFile", filename="logs/{run_name}.txt")

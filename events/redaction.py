@@ -59,7 +59,7 @@ def redact_text(text: str, *, only_literals: bool = False) -> str:
 
 
 def redact_arguments(arguments: Sequence[str]) -> list[str]:
-    """Returns a command line without secrets, as in `--api-key VALUE`, `--api-key=VALUE` and `-p VALUE`.
+    """Returns a command line with its secrets replaced, such as those after `--api-key` and `-p`.
 
     ```python
     print(redact_arguments(["train.py", "--api-key", "abc123", "--lr=0.1"]))

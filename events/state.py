@@ -19,7 +19,7 @@ __all__ = ["Device", "Phase", "Precision", "RunStatus", "State", "as_tuple", "le
 
 
 class Phase(StrEnum):
-    """What the loop is doing.
+    """The phase of the training loop: train, eval or predict.
 
     ```python
     class Prints(Callback):
@@ -34,7 +34,7 @@ class Phase(StrEnum):
 
 
 class RunStatus(StrEnum):
-    """Whether a run is running, or how it ended.
+    """The status of a run: running, or how it ended.
 
     ```python
     print([status.value for status in RunStatus])

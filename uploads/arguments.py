@@ -48,7 +48,7 @@ def _limit(name: str, seconds: float) -> Any:
 
 @attrs.frozen
 class Timeouts:
-    """How long a queue waits, in seconds from 0 to inf.
+    """The timeouts of an upload queue, in seconds from 0 to inf.
 
     ```python
     queue = UploadQueue("store", timeouts=Timeouts(exit_seconds=120))

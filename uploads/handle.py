@@ -28,7 +28,7 @@ _IDENTIFIER = re.compile(r"[0-9a-f]{1,16}")
 
 
 class UploadState(enum.StrEnum):
-    """The states of an entry.
+    """The states of an upload.
 
     ```python
     print([state.value for state in UploadState])
@@ -69,7 +69,7 @@ class UploadState(enum.StrEnum):
 
 @attrs.frozen
 class Outcome:
-    """How one entry ended.
+    """The result of one upload.
 
     ```python
     with UploadQueue("store") as queue:
@@ -129,7 +129,7 @@ _NAMES_SHOWN = 20
 
 @attrs.frozen
 class Backlog:
-    """Uploads that are not delivered.
+    """Counts of the uploads that aren't delivered yet.
 
     ```python
     queue = UploadQueue("store")

@@ -449,7 +449,7 @@ def redact(value: Any) -> Any:
 
 
 def redact_text(text: str, *, only_literals: bool = False) -> str:
-    """Returns a text without anything that looks like a secret: keys, passwords, `token=…`.
+    """Returns a text with its likely secrets replaced: keys, passwords, `token=…`.
 
     ```python
     print(redact_text("https://me:secret@example.org"))
@@ -497,7 +497,7 @@ def redact_table(columns: Sequence[Any], rows: Iterable[Sequence[Any]]) -> tuple
 
 
 def redact_arguments(arguments: Sequence[str]) -> list[str]:
-    """Returns a command line without its secrets, as in `--api-key VALUE`, `--api-key=VALUE`, `-p VALUE`.
+    """Returns a command line with its secrets replaced: `--api-key VALUE`, `--api-key=VALUE`, `-p VALUE`.
 
     ```python
     print(redact_arguments(["train.py", "--api-key", "abc123", "--lr=0.1"]))

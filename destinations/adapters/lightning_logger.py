@@ -67,8 +67,9 @@ class LightningEvents(_CallbackBase):
     trainer = Trainer(logger=logger, callbacks=[LightningEvents(logger)])
     ```
 
-    Made by `LightningLogger.callback()`; docs/adapters.md maps hooks to events. Made without arguments, as
-    from a configuration file of `LightningCLI`, it joins the first `LightningLogger` of the trainer.
+    `LightningLogger.callback()` creates it; the page "Adapters for other trainers" maps hooks to events. If
+    it is created without arguments, as from a configuration file of `LightningCLI`, it joins the first
+    `LightningLogger` of the trainer.
 
     With gradient accumulation, a batch of ours is one optimizer step, so that `timestamp.batch` is the step
     that Lightning logs; a batch of Lightning is a microbatch.

@@ -1,11 +1,11 @@
 """A closed part: rows of metrics in Parquet, written once, with an index in its metadata.
 
 `pack` makes the bytes of a part, and `ParquetRows` reads them. Nothing here knows about run folders. A column
-is int64 if all of its cells are integers, and float64 otherwise. docs/format.md describes the file; pandas,
-DuckDB, and Polars read it too.
+is int64 if all of its cells are integers, and float64 otherwise. The page "The format on disk" describes the
+file; pandas, DuckDB, and Polars read it too.
 
-Damage loses the row group that it is in. pyarrow compares the checksums of pages. The checksum of the footer
-precedes it, and is compared first, because pyarrow trusts a footer.
+Damage loses only the row group that it is in. pyarrow compares the checksums of pages. The checksum of the
+footer precedes the footer, and is compared first, because pyarrow trusts a footer.
 """
 
 import base64

@@ -2,11 +2,11 @@
 
 A field is declared once, as an attribute of `RunRecord`. The parser of the sidecar, the columns of the index,
 the filter language, the columns of the command line, `compare`, `to_dicts`, DataFrames and exports are
-derived from `FIELDS`. To add a field, add an attribute; increase `index.VERSION`, and name the field in
-docs/runs.md.
+derived from `FIELDS`. To add a field, add an attribute, increase `index.VERSION`, and name the field in the
+page "Reading runs back".
 
-What is shown of some fields is computed from stored ones, and from the time. SQLite calls the same functions,
-so that what is filtered and sorted by is what is shown.
+Some fields are shown as computed from stored fields and the time. SQLite calls the same functions, so filters
+and sorts use the shown values.
 """
 
 import inspect

@@ -1,7 +1,7 @@
 """`TextFile`: appends logged records to a file, as text or as JSON Lines.
 
-A call in the training thread puts a record into a queue; one background thread formats and appends. See
-`docs/destinations.md` for the format of the lines.
+A call in the training thread puts a record into a queue; one background thread formats and appends. The page
+"Destinations" describes the format of the lines.
 """
 
 import itertools

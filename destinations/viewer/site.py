@@ -1,7 +1,7 @@
 """The exported site: the page of some runs as static files, which open from a folder or any web server.
 
 Browsers refuse modules and `fetch` for files. So the modules of the page become one classic script, and each
-answer of the API becomes a script of its own. docs/viewer-api.md lists the keys.
+answer of the API becomes a script of its own. The page "The viewer's API" lists the keys.
 """
 
 import contextlib

@@ -1,7 +1,7 @@
 """`read_time`: reads how all sessions of a run spent their time; `write_trace`: writes its trace.
 
-docs/format.md describes the files of `TimeLedger`. They are untrusted: a line that isn't as described is left
-out. Importing this module imports neither torch nor numpy.
+The page "The format on disk" describes the files of `TimeLedger`. They are untrusted: a line that isn't as
+described is left out. Importing this module imports neither torch nor numpy.
 """
 
 import csv

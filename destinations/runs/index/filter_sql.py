@@ -1,13 +1,13 @@
 """Compiles filters to SQL. What users write is never part of a statement, only a bound value.
 
-A statement selects the values to sort by; `destinations.runs.order` has their order. What is shown of
-a status, an age or a duration is computed by the functions of `destinations.runs.record`, which SQLite calls.
+A statement selects the values to sort by; `destinations.runs.order` has their order. SQLite calls the
+functions of `destinations.runs.record` that compute the shown status, age or duration.
 
 Hyperparameters and metrics of a run are one JSON array, `cells`; the table `places` has the path of a name in
 it. SQLite reads the array once per run and statement, whatever the number of fields: a filter of two fields
-and a sort by a third take 0.4 s of processor time for 100,000 runs of 80 values (docs/runs.md). A cell is a
-number, a text, or a blob for what SQLite has no type for (true, false, none, NaN). SQLite orders numbers
-before texts before blobs: `value < ''` selects numbers.
+and a sort by a third take 0.4 s of processor time for 100,000 runs of 80 values. A cell is a number, a text,
+or a blob for a value without a type in SQLite (true, false, none, NaN). SQLite orders numbers before texts
+before blobs: `value < ''` selects numbers.
 """
 
 # ruff: noqa: S608  # Statements are built from names of our own columns, numbers and question marks only.

@@ -15,7 +15,7 @@ value      = number | text | true | false | none | nan | inf | date | now | now-
 ```
 
 Every test is true or false. A test of a field that a run does not have is false, also `!=` and `not in`;
-`not` inverts it. See docs/runs.md.
+`not` inverts it.
 """
 
 import datetime as dt
