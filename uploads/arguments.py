@@ -72,7 +72,7 @@ class Timeouts:
 
 @attrs.frozen
 class Fence:
-    """Protects what a successor wrote from a process that was wrongly taken for dead.
+    """Protects a successor's files from this process, in case it was wrongly taken for dead.
 
     ```python
     fence = Fence(unless="live/0004/successor.json", prefix="live/0004/")
