@@ -50,7 +50,7 @@ class Artifacts(LoggerDestination):
     that ending downloads the target.
 
     **Threading.** `upload_file` blocks for as long as the copy takes, never for the network. A file that may
-    be linked, such as those of `CheckpointSaver`, is not copied if the spool is on its file system. `fit_end`
+    be linked, such as `CheckpointSaver`'s, is not copied if the spool is on its file system. `fit_end`
     waits for the network only with `wait="uploaded"`, and then up to `wait_seconds`.
 
     **Ranks.** Rank 0 opens its queue at `init`, another rank with its first file; each has a spool of its

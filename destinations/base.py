@@ -433,13 +433,13 @@ class RecordDestination(LoggerDestination):
 
         Args:
             kind: the method without its "log_": "table", "images", "text", …
-            arguments: those of the method, by name; keyword-only ones only where they were given.
+            arguments: the method's arguments by name; keyword-only ones only if given.
         """
         raise NotImplementedError
 
 
 def closed_state(destination: Any) -> "dict[str, Any]":
-    """Returns what is pickled of a destination: a copy is closed, and another process may open it.
+    """Returns the state to pickle: a copy of a destination is closed, and another process may open it.
 
     Args:
         destination: one with a method `_forget`, which resets it to the closed state.

@@ -1,4 +1,4 @@
-"""Destinations by name, for configuration files: ours, those of installed packages, and registered ones.
+"""Destinations by name, for configuration files: from this package, from others, and registered ones.
 
 A package adds a destination with an entry point in the group `training_destinations.destinations`. Its value
 is a class or another factory. Destinations are imported on first use.
@@ -91,9 +91,9 @@ def create_destination(name: str = "", /, **arguments: Any) -> LoggerDestination
 
 
 def trackers() -> dict[str, type[Tracker]]:
-    """Returns all tracker classes by their names in lower case: ours, registered ones, and those of packages.
+    """Returns all tracker classes by lower-case name: from this package, from others, and registered ones.
 
-    Imports them, but not the packages that they log with.
+    Imports the classes, but not the packages that they log with.
     """
     from .trackers.tracker import Tracker
 

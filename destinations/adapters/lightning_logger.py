@@ -459,7 +459,7 @@ class LightningLogger(WandbMedia, SessionContext, _LoggerBase):
         self._is_watch_due = False
         self._events: LightningEvents | None = None
         self._is_requeued = False
-        # What is known without a callback: whether a trainer is at work; whether a `fit` has completed, and
+        # Known without a callback: whether a trainer is at work; whether a `fit` has completed, and
         # the next may go on from it; and the trainer of a `fit` that has logged nothing yet.
         self._is_in_stage = False
         self._has_fitted = False

@@ -357,7 +357,7 @@ class MlLogger(SessionMixin):
         return last is None or self._clock() - last >= seconds
 
     def write(self, step: Any, phase: str | None = None) -> None:
-        """Writes what was logged since the last call, if the phase is due; else it waits.
+        """Writes the records since the last call if the phase is due; otherwise they wait.
 
         Args:
             step: the step; or a state of `ml`, which has `num_steps` and `phase`.

@@ -415,7 +415,7 @@ class ParquetRows:
         self.count = len(self._places)
 
     def _entry(self, names: list[str], start: int) -> Floats:
-        """Computes the entry of an index for rows of which not all count."""
+        """Computes the entry of an index for rows if some of them don't count."""
         places = {name: place for place, name in enumerate(self._columns)}
         end = min(start + ENTRY_ROWS, self.count)
         nothing = np.full(end - start, np.nan), np.zeros(end - start, np.bool_)

@@ -41,7 +41,7 @@ def write_text(stream: TextIO | None, text: str) -> None:
 
     Characters that the encoding of the stream lacks are escaped. If the stream has been wrapped since it was
     passed in, the text goes through the wrapper, so that it is captured. tqdm bars on the stream,
-    even those of other code, stay below the text.
+    even from other code, stay below the text.
     """
     target: Any = default_stream() if stream is None else stream
     for current in (sys.stderr, sys.stdout):

@@ -273,7 +273,7 @@ class Alerts:
     |---|---|
     | "uploads_away" | files wait, and none was uploaded for `away_seconds` |
     | "uploads_back" | an upload has succeeded since, or no file waits |
-    | "spool_nearly_full" | the waiting files fill `full_share` of the spool, by its limit or by the room on its disk |
+    | "spool_nearly_full" | waiting files fill `full_share` of the spool's limit or of the room on its disk |
     | "run_silent" | no batch has ended for `silent_seconds` |
 
     A process that was killed reports nothing: `destinations view --webhook-file` reports it.

@@ -41,14 +41,14 @@ class Curve:
 
 @attrs.frozen(eq=False)
 class Spans:
-    """Values that stand for several consecutive ones, of which a y is the mean.
+    """Spans of consecutive values; each y is the mean of its span.
 
     Attributes:
-        count: how many, int64 `(n,)`, at least 1.
-        finite: how many of them are finite.
-        low: their min, float64 `(n,)`; NaN where none is finite.
+        count: the number of values in each span, int64 `(n,)`, at least 1.
+        finite: the number of finite values.
+        low: their min, float64 `(n,)`; NaN if none is finite.
         high: their max.
-        until: x of the last of them `(n,)`; where a y is a value itself, its x.
+        until: the x of the last value `(n,)`; for a span of a single value, its x.
     """
 
     count: Array
@@ -93,7 +93,7 @@ def downsample(x: Array, y: Array, points: int, spans: Spans | None = None) -> C
 
 
 def _downsampled_spans(x: Array, y: Array, points: int, spans: Spans) -> Curve:
-    """Returns a curve of which each point stands for as many values; one span stays in one point."""
+    """Returns a curve whose points stand for about the same number of values; spans are never split."""
     nan = x[spans.finite < spans.count][:_MAX_MARKS]
     before = np.cumsum(spans.count) - spans.count
     merged = math.ceil((before[-1] + spans.count[-1]) / points) if len(x) else 1

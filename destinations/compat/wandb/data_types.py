@@ -368,7 +368,7 @@ class Artifact:
                 self.files[(PurePath(name or "") / path.relative_to(local_path)).as_posix()] = path
 
     def add_reference(self, uri: str, name: str | None = None, **more: Any) -> None:
-        """Keeps the address of what is elsewhere."""
+        """Keeps the address of a file stored elsewhere."""
         self.references.append(str(uri))
 
     def add(self, obj: Any, name: str, **more: Any) -> None:
