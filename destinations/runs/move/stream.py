@@ -95,7 +95,7 @@ class Bytes:
 class SourceRun:
     """A run of a source.
 
-    `facts` and `read` fill in what they learn, such as how the run ended and what was left out.
+    `facts` and `read` fill in the fields, such as how the run ended and which records were left out.
 
     Attributes:
         run_id: its id.
@@ -250,7 +250,7 @@ def move(
     Args:
         runs: objects with a `run_id`.
         take: writes one run and adds it to the report.
-        report: counts what was moved.
+        report: counts the moved records.
         progress: called before and after each run, and while records are written.
 
     Raises:
