@@ -1,4 +1,4 @@
-"""Redacts secrets in what is logged, before any destination gets it, by the rules of `uploads`.
+"""Redacts secrets in records, before any destination gets them, by the rules of `uploads`.
 
 `uploads` is imported on first use, so that `import events` stays fast. A `Logger` uses it once in its
 constructor, so that errors can be redacted also when no file can be opened any more.

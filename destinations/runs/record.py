@@ -118,8 +118,8 @@ def is_alive(status: str, heartbeat_at: float | None, now: float) -> bool:
 def shown_status(status: str, heartbeat_at: float | None, now: float) -> str:
     """Returns the shown status for a stored one.
 
-    A run that says "running" without a fresh heartbeat was "killed". A run that says nothing, as those of
-    Lightning, is "running" with one. Every other status is shown as it is.
+    A run with the status "running" but without a fresh heartbeat was "killed". A run without a status, such
+    as Lightning's, is "running" if its heartbeat is fresh. Every other status is shown unchanged.
     """
     if status == "running":
         return status if is_alive(status, heartbeat_at, now) else "killed"

@@ -48,7 +48,7 @@ BUCKETS = (
 _START, _RESTORE, _DATA, _BATCH, _FORWARD, _BACKWARD, _OPTIMIZER, _EVALUATION = range(8)
 _CHECKPOINT, _LOGGING, _CALLBACKS, _WAITING, _GARBAGE, _IDLE, _CLOSING, _STOPPED = range(8, 16)
 
-# An undivided batch; its time is divided like that of other batches.
+# An undivided batch; its time is divided as in other batches.
 _WHOLE = len(BUCKETS)
 _PARTS = (_BATCH, _FORWARD, _BACKWARD, _OPTIMIZER)
 
@@ -418,7 +418,7 @@ class TimeLedger(Callback):
     def wait_after_backward(self, loss: Any) -> None:
         """Charges the time after a rank's own part of a backward pass to `waiting`.
 
-        Autograd calls queued callbacks at the end of a pass, in order: this one before that of
+        Autograd calls queued callbacks at the end of a pass, in order: this one before the callback of
         `DistributedDataParallel`, which waits for the gradients of the other ranks.
 
         Args:

@@ -22,7 +22,7 @@ def object_store_location(uri: str | Path, **options: Any) -> tuple[str, dict[st
 
     Args:
         uri: as `open_store` takes it: a path, `file://`, `s3://`, `gs://` or `az://`.
-        options: as `open_store` takes them; they override those of the URI.
+        options: as `open_store` takes them; they override the URI's options.
 
     Raises:
         ValueError: the scheme is another.

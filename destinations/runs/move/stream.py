@@ -116,8 +116,8 @@ class SourceRun:
             before `read`.
         names: returns the metric names of the trainer.
         writers: the contribution of each named writer, as a run of its own.
-        left_out: counts of what the target can't hold, by description.
-        lost: counts of what could not be read, by description ("unreadable images"); each is a failure.
+        left_out: counts of records that the target can't hold, by description.
+        lost: counts of unreadable records, by description ("unreadable images"); each is a failure.
         problems: messages about anything else that could not be read; each is a failure.
         seen: bytes there and bytes read, if the source counts them.
     """
