@@ -1,8 +1,8 @@
 """The index: the results of scans in SQLite, one file per root and machine, which may be deleted at any time.
 
 The file is in the user's cache folder, never among the runs, whose folder may be shared or on a file system
-that SQLite does not support. A corrupt file, or one of another version, is deleted and rebuilt. If no file can
-be written, the index is in memory and ends with the process; `Database.warnings` has a warning.
+that SQLite does not support. A corrupt file, or one of another version, is deleted and rebuilt. If no file
+can be written, the index is in memory and ends with the process; `Database.warnings` has a warning.
 
 **Threads and processes.** An index belongs to one thread at a time; `Runs` holds a lock. Any number of
 processes may scan at once. The last one to read a run wins, and the next scan corrects it.
