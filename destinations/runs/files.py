@@ -1,4 +1,4 @@
-"""Reads untrusted files of JSON: one object, or one object per line; lines may be torn or damaged."""
+"""Reads untrusted JSON files: one object, or one object per line. Lines may be torn or damaged."""
 
 import contextlib
 import errno
@@ -38,14 +38,14 @@ __all__ = [
 ]
 
 _TOO_LARGE = 1 << 63
-# A record takes some times the memory of its line.
+# A parsed record takes several times the memory of its line.
 _RECORD_FACTOR = 4
 _BACKSLASH = ord("\\")
 _dumps = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 def _integer(digits: str) -> float:
-    """Returns an integer; the nearest float beyond 64 bits."""
+    """Returns an integer, or beyond 64 bits the nearest float."""
     number = float(digits)
     return int(digits) if abs(number) < _TOO_LARGE else number
 
@@ -57,7 +57,7 @@ def read_object(raw: bytes) -> dict[str, Any]:
     """Parses a JSON object; accepts `NaN` and `Infinity`, which stable-pretraining writes.
 
     Raises:
-        ValueError: it is not a JSON object; the message says why.
+        ValueError: the content is no JSON object; the message says why.
     """
     try:
         try:
@@ -69,13 +69,13 @@ def read_object(raw: bytes) -> dict[str, Any]:
         raise ValueError("it is nested too deeply") from None
     if not isinstance(data, dict):
         raise ValueError(f"it is not an object but {type(data).__name__}")  # noqa: TRY004  # bad content
-    # Only an escape can be a lone surrogate, which SQLite and terminals reject. Searching for one byte is ten
-    # times faster than for several.
+    # Only an escape can be a lone surrogate, which SQLite and terminals reject. The search for one byte comes
+    # first, because it is ten times faster than for several.
     return _cleaned(data) if _BACKSLASH in raw and (b"\\ud" in raw or b"\\uD" in raw) else data
 
 
 def write_json(value: Any) -> str:
-    """Returns compact JSON; numbers that are not finite are mostly `null`."""
+    """Returns compact JSON; NaN and infinities become `null`, unless an integer exceeds 64 bits."""
     try:
         return orjson.dumps(value).decode()
     except TypeError:  # An integer beyond 64 bits.
@@ -83,7 +83,7 @@ def write_json(value: Any) -> str:
 
 
 def clean_text(text: str) -> str:
-    """Returns a text that can be encoded as UTF-8: lone surrogates are escaped."""
+    """Returns the text with lone surrogates escaped, so that UTF-8 can encode it."""
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
@@ -96,15 +96,14 @@ def _cleaned(value: Any) -> Any:
 
 
 def json_lines(path: Path, *, with_torn: bool = False) -> Iterator[dict[str, Any] | None]:
-    """Yields the JSON objects of a file, one per line; None for a line that is not one, or exceeds 32 MiB.
+    """Yields the JSON objects of a file, one per line; None for a damaged line, or one above 32 MiB.
 
     Args:
         path: the file; a missing one has no lines.
-        with_torn: whether to yield a last line without a line feed if it is an object; otherwise it is
-            skipped.
+        with_torn: whether to yield a last line without a line feed if it is an object.
 
     Raises:
-        OSError: the file cannot be read.
+        OSError: the file is unreadable.
     """
     try:
         fd = open_regular(path)
@@ -137,11 +136,11 @@ def _object(raw: bytes) -> dict[str, Any] | None:
 
 
 def read_object_file(path: Path) -> dict[str, Any]:
-    """Reads a file of one JSON object; returns an empty one if there is no file.
+    """Returns the JSON object in a file; an empty one if there is no file.
 
     Raises:
-        UnreadableError: it is damaged.
-        OSError: it cannot be read.
+        UnreadableError: the file is damaged.
+        OSError: the file is unreadable.
     """
     try:
         found = _object(read_regular(path))
@@ -154,14 +153,14 @@ def read_object_file(path: Path) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def written_beside(path: Path, *, overwrite: bool) -> Iterator[Path]:
-    """Gives a file to write, which takes its place at the end; it is removed after an exception.
+    """Yields a temporary file to write, which moves to `path` at the end; an exception removes it.
 
     Args:
-        path: its place.
-        overwrite: whether it replaces existing content.
+        path: the final path.
+        overwrite: whether to replace an existing file.
 
     Raises:
-        FileExistsError: there is something.
+        FileExistsError: the path exists.
     """
     # A unique name: the folder may be shared, and two exports may run at once.
     fd, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
@@ -175,7 +174,7 @@ def written_beside(path: Path, *, overwrite: bool) -> Iterator[Path]:
         if overwrite:
             temporary.replace(path)
         else:
-            # What was written there meanwhile stays.
+            # A file that another process wrote there meanwhile stays.
             rename_new(name, os.fspath(path))
     finally:
         temporary.unlink(missing_ok=True)

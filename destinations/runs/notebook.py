@@ -1,6 +1,6 @@
-"""Runs as they show themselves in a notebook: HTML tables with sparklines, and figures of matplotlib.
+"""Runs in a notebook: HTML tables with sparklines, and matplotlib figures.
 
-What comes from a run is text: it is escaped. Nothing is read from elsewhere, and no script is run.
+Names and texts of runs are escaped. The HTML loads nothing and has no scripts.
 """
 
 import html
@@ -34,7 +34,7 @@ _MAX_ROWS = 20
 _MAX_METRICS = 40
 _MAX_HPARAMS = 100
 _MAX_CELL = 200
-# A run of more is shown without sparklines, which need all of its rows.
+# Larger runs have no sparklines, because these need all rows.
 _MAX_SPARK_BYTES = 64 << 20
 _WIDTH, _HEIGHT = 160, 24
 _SIZE_INCHES = (8.0, 4.5)
@@ -44,9 +44,9 @@ def runs_html(records: Sequence[RunRecord], total: int, roots: Iterable[str], no
     """Returns the newest runs as a table.
 
     Args:
-        records: of the runs to show.
-        total: how many runs there are.
-        roots: the folders that contain them.
+        records: the records of the runs to show.
+        total: the number of all runs.
+        roots: their folders.
         now: seconds since 1970.
     """
     metrics = list(dict.fromkeys(name for record in records for name in record.summary))[:4]
@@ -74,7 +74,7 @@ def run_html(record: RunRecord, status: str, summary: Mapping[str, Any], sparks:
     """Returns a run as tables of hyperparameters and metrics.
 
     Args:
-        record: of the run.
+        record: the run's record.
         status: `RecordedRun.shown_status`.
         summary: statistics by metric, as `RecordedRun.summary`.
         sparks: SVG by metric.
@@ -103,7 +103,7 @@ def series_html(name: str, values: Any) -> str:
     """Returns a series as a sparkline.
 
     Args:
-        name: of the metric.
+        name: the metric.
         values: float64 `(n,)`.
     """
     last = value_text(float(values[-1])) if len(values) else ""
@@ -112,12 +112,12 @@ def series_html(name: str, values: Any) -> str:
 
 
 def sparks_of(folders: Iterable[Path], blocks: Iterable[Any], names: Iterable[str]) -> dict[str, str]:
-    """Returns a sparkline of each metric as SVG; none for a run of more than 64 MiB.
+    """Returns a sparkline of each metric as SVG; none for a run above 64 MiB.
 
     Args:
-        folders: the folders of the run and of its writers.
+        folders: the folders of the run and its writers.
         blocks: its rows, as `RecordedRun.blocks`.
-        names: of the metrics.
+        names: the metrics.
     """
     import numpy as np
 
@@ -151,7 +151,7 @@ def sparkline_svg(values: Any) -> str:
     starts = np.arange(0, len(finite), math.ceil(len(finite) / _WIDTH))
     low, high = np.minimum.reduceat(finite, starts), np.maximum.reduceat(finite, starts)
     x = np.linspace(1, _WIDTH - 1, len(starts))
-    # The difference of two values may be more than a float holds.
+    # The difference of two values may overflow a float.
     scale = max(abs(float(low.min())), abs(float(high.max()))) or 1.0
     low, high = low / scale, high / scale
     least, span = float(low.min()), float(high.max()) - float(low.min())
@@ -189,10 +189,10 @@ def _text(text: str) -> str:
 
 
 def require_matplotlib() -> None:
-    """Checks that matplotlib is there, before anything is read.
+    """Checks that matplotlib is installed, before any file is read.
 
     Raises:
-        ImportError: it is not.
+        ImportError: matplotlib is missing.
     """
     try:
         import matplotlib.figure  # noqa: F401  # checked only
@@ -206,10 +206,11 @@ def require_matplotlib() -> None:
 def draw(
     charts: Mapping[str, Sequence[tuple[str, Any, Any]]], *, x: str = "step", is_logarithmic: bool = False
 ) -> Any:
-    """Returns a matplotlib figure with charts below each other, which a notebook shows.
+    """Returns a matplotlib figure with charts below each other, which a notebook displays.
 
     Args:
-        charts: by the label of its y axis, the series of each: (label, x, y) with x and y of shape `(N,)`.
+        charts: the series of each chart, by the label of its y axis: (label, x, y) with x and y of shape
+            `(N,)`.
         x: "step", or "time" for seconds since the start of the run.
         is_logarithmic: use a logarithmic y axis.
     """
@@ -218,7 +219,7 @@ def draw(
     from matplotlib.figure import Figure
 
     class Shown(Figure):
-        """A figure that a notebook shows, also where pyplot was never imported, which has it shown."""
+        """A figure that a notebook displays even if pyplot was never imported."""
 
         def _repr_png_(self) -> bytes:
             content = io.BytesIO()
@@ -247,7 +248,7 @@ def axis_of(record: RunRecord, series: Any, x: str) -> Any:
     """Returns the x axis of a `Series`: its steps, or for "time" seconds since the start of the run.
 
     Raises:
-        ValueError: there is no such axis.
+        ValueError: `x` is no such axis.
     """
     if x == "step":
         return series.step
@@ -257,12 +258,12 @@ def axis_of(record: RunRecord, series: Any, x: str) -> Any:
 
 
 def lines_of(record: RunRecord, series: Any, x: str, label: str = "") -> list[tuple[str, Any, Any]]:
-    """Returns the lines of a `Series` for `draw`: one, or one for each of several writers, with its name.
+    """Returns the lines of a `Series` for `draw`: one, or one per writer with the writer's name.
 
     Args:
-        record: of the run.
-        series: its values.
-        x: as of `axis_of`.
+        record: the run's record.
+        series: the values.
+        x: as for `axis_of`.
         label: the label of the line; "" for the run's own.
     """
     label = label or label_of(record)
@@ -280,7 +281,7 @@ def plot_run(
     x: str = "step",
     is_logarithmic: bool = False,
 ) -> Any:
-    """Returns a figure of metrics of a run, see `RecordedRun.plot`; `read` returns the `Series` of a name."""
+    """Returns a figure of a run's metrics, see `RecordedRun.plot`; `read` returns the `Series` of a name."""
     require_matplotlib()
     label = label_of(record)
     lines: list[tuple[str, Any, Any]] = []
@@ -290,10 +291,10 @@ def plot_run(
 
 
 def label_of(record: RunRecord) -> str:
-    """Returns the name of a run, with its id if the id differs from the name."""
+    """Returns the name of a run, followed by its id if that differs."""
     return record.run_id if record.name == record.run_id else f"{record.name} ({record.run_id})"
 
 
 def _plain(text: str) -> str:
-    """Returns the text escaped for matplotlib: no formulas, no control characters."""
+    """Returns the text escaped for matplotlib, without formulas and control characters."""
     return one_line(text).replace("$", r"\$")

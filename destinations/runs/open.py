@@ -1,4 +1,4 @@
-"""`open_runs`: opens the runs below folders, or of a dataset."""
+"""`open_runs`: opens the runs below folders, in a store, or in a dataset."""
 
 import os
 import time
@@ -24,7 +24,7 @@ def open_runs(
     version: int | None = None,
     clock: Callable[[], float] = time.time,
 ) -> Runs:
-    """Opens the runs below some folders, and scans for changes since the last time.
+    """Opens the runs below folders, and scans for changes since the last time.
 
     ```python
     with open_runs("runs") as runs:
@@ -33,19 +33,19 @@ def open_runs(
     ```
 
     Args:
-        roots: folders that are runs, or contain runs at any depth; or URIs of such folders in a store
-            (`s3://bucket/runs`). The cache folder keeps a copy of a store: documents at once, rows and media
-            when they are read. Or one dataset written by `compact`, as a path or URI; it opens as `Dataset`.
+        roots: folders that are runs, or contain runs at any depth. Or their URIs in a store
+            (`s3://bucket/runs`): documents are copied to the cache folder at once, rows and media when you
+            read them. Or one dataset written by `compact`, as a path or URI; it opens as `Dataset`.
         cache: the folder of the index. Default: `training-destinations/runs` in `$XDG_CACHE_HOME` or
-            `~/.cache`. It may be deleted at any time. If it is not writable, the index is in memory, and
-            `report.warnings` says so.
-        scan: whether to scan; otherwise queries answer from the last scan.
-        version: of a dataset, an earlier one.
-        clock: returns the time in seconds since 1970, which heartbeats are compared with.
+            `~/.cache`. You may delete it at any time. If it is not writable, the index is in memory, and
+            `report.warnings` has a warning.
+        scan: whether to scan; if False, queries use the last scan.
+        version: an earlier version of a dataset.
+        clock: returns the time in seconds since 1970, to compare heartbeats with.
 
     Raises:
-        DatasetError: the dataset cannot be read, or has no such version.
-        RootError: a root is missing or not a folder, or no root is given; a store cannot be read.
+        DatasetError: the dataset is unreadable, or has no such version.
+        RootError: no root is given, a root is missing or not a folder, or a store is unreadable.
     """
     stores = {os.fspath(root): _store_of(root) for root in roots if "://" in os.fspath(root)}
     if len(roots) == 1 and _is_dataset(roots[0], stores):
@@ -72,8 +72,8 @@ def open_runs(
 
 
 def _root_of(store: "Store", place: Path | None) -> Root:
-    """Returns the root of a copy of a store."""
-    # Who reads folders needs no store.
+    """Returns the root of the local copy of a store."""
+    # Imported here, because readers of folders need no store.
     from .index.bucket import BucketCopy, bucket_folder
 
     given = bucket_folder(store.uri())
@@ -92,7 +92,7 @@ def _store_of(root: str | os.PathLike[str]) -> "Store":
 
 
 def _is_dataset(root: str | os.PathLike[str], stores: "Mapping[str, Store]") -> bool:
-    """Returns whether this is a dataset: a folder or a store with its tables."""
+    """Returns whether the folder or store has the tables of a dataset."""
     text = os.fspath(root)
     if text not in stores:
         return Path(text, "runs", "_delta_log").is_dir()

@@ -1,12 +1,11 @@
-"""The one rule by which values of runs are told apart, ordered and grouped.
+"""The one rule by which values of runs are compared, sorted and grouped.
 
 Values of different kinds are different, and the kinds have an order: numbers, texts, other values, true and
-false, none, NaN, and at last `MISSING`, which stands for a run without a value. A direction turns the order
-within a kind, never the order of kinds, so that the best values are first in either direction. Numbers are
-equal by their value: 1 and 1.0 are one, and NaN equals NaN.
+false, none, NaN, and last `MISSING`, for a run without a value. Descending order reverses the values within a
+kind, never the kinds, so the best values come first in both directions. 1 equals 1.0, and NaN equals NaN.
 
-The index selects values and leaves their order to `sort_rows`; the page and the exported site show the order
-and the groups that were computed here.
+The index selects values, and `sort_rows` sorts them. The page and the exported site show the order and the
+groups that are computed here.
 """
 
 import enum
@@ -43,7 +42,7 @@ class Kind(enum.IntEnum):
 
 Row = TypeVar("Row", bound=Sequence[Any])
 Key = tuple[Kind, Any]
-"""Keys are equal for equal values; within a kind they have an order."""
+"""Equal values have equal keys; keys of one kind can be sorted."""
 
 _MAX_INT = 1 << 63
 _WORDS = {"true", "false", "none", MISSING.value}
@@ -55,7 +54,7 @@ def _float_key(value: float) -> Key:
 
 _KEYS: Mapping[type, Callable[[Any], Key]] = {
     float: _float_key,
-    # SQLite has no integers beyond 64 bits: they count as the nearest float.
+    # SQLite has no integers beyond 64 bits, so these count as the nearest float.
     int: lambda value: (Kind.NUMBER, number_of(value)),
     str: lambda value: (Kind.TEXT, value),
     bool: lambda value: (Kind.BOOL, value),
@@ -65,15 +64,15 @@ _KEYS: Mapping[type, Callable[[Any], Key]] = {
 
 
 def key_of(value: Any) -> Key:
-    """Returns the key of a value; values that are no scalars are compared by type and text."""
+    """Returns the key of a value; the key of a non-scalar is its type and text."""
     make = _KEYS.get(type(value))
     return (Kind.OTHER, (type(value).__name__, str(value))) if make is None else make(value)
 
 
 def label_of(value: Any) -> str:
-    """Returns a text for a scalar; equal values have the same label, and different ones another.
+    """Returns a label for a scalar; values have the same label only if they are equal.
 
-    A text stands for itself, unless it reads like the label of a value of another kind: then it is quoted.
+    A text is its own label. If it reads like a value of another kind, it is quoted.
     """
     kind, key = key_of(value)
     if kind is Kind.NUMBER:
@@ -98,22 +97,22 @@ def _is_ambiguous(text: str) -> bool:
 
 
 def same_values(values: Iterable[Any]) -> bool:
-    """Returns whether all of some values are equal; True for none."""
+    """Returns whether all values are equal; True without any."""
     return len({key_of(value) for value in values}) <= 1
 
 
 def sort_rows(rows: Iterable[Row], *, descending: bool) -> list[Row]:
-    """Returns rows in the order of their first items; rows of equal values stay as they are.
+    """Returns rows sorted by their first items; rows with equal values keep their order.
 
     Args:
         rows: each begins with a value.
-        descending: whether the order within each kind is from max to min.
+        descending: whether to sort each kind from max to min.
     """
     numbers: list[tuple[Any, Row]] = []
     of_kind = {Kind.NUMBER: numbers}
     for row in rows:
         value = row[0]
-        # Most values are floats, and a hundred thousand calls of `key_of` take a tenth of a second.
+        # Most values are floats, and 100,000 calls of `key_of` would take a tenth of a second.
         if type(value) is float and value == value:  # noqa: PLR0124  # the test for NaN
             numbers.append((value, row))
         else:
@@ -127,7 +126,7 @@ def sort_rows(rows: Iterable[Row], *, descending: bool) -> list[Row]:
 
 
 def orders_of(values: Iterable[Any]) -> dict[str, list[int]]:
-    """Returns the places of values in their order from min to max, `up`, and from max to min, `down`."""
+    """Returns the positions of sorted values: `up` from min to max, `down` from max to min."""
     rows = [(value, place) for place, value in enumerate(values)]
     return {
         name: [place for _, place in sort_rows(rows, descending=descending)]

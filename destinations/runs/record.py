@@ -5,8 +5,8 @@ the filter language, the columns of the command line, `compare`, `to_dicts`, Dat
 derived from `FIELDS`. To add a field, add an attribute, increase `index.VERSION`, and name the field in the
 page "Reading runs back".
 
-Some fields are shown as computed from stored fields and the time. SQLite calls the same functions, so filters
-and sorts use the shown values.
+Some fields are computed from stored ones and the time. SQLite calls the same functions, so filters and
+sorting use the values that are shown.
 """
 
 import inspect
@@ -66,14 +66,14 @@ class RecordField:
     """A field of a run, other than its hyperparameters and metrics.
 
     Attributes:
-        name: of the attribute of `RunRecord`.
-        type: of its values.
+        name: the attribute of `RunRecord`.
+        type: the type of its values.
         is_stored: whether the index has a column for it; other fields are computed when they are queried.
         is_in_sidecar: whether `sidecar.json` has it, by the same name.
         is_compared: whether `Runs.compare` reports it; False if it differs between any two runs.
-        default: the value for a run without it.
-        compute: returns the shown value; None if the stored value is shown. Its arguments are stored fields,
-            and at last the time in seconds since 1970.
+        default: its value for a run without it.
+        compute: returns the value that is shown; None if the stored value is shown. Its arguments are stored
+            fields, followed by the time in seconds since 1970.
     """
 
     name: str
@@ -91,12 +91,12 @@ class RecordField:
 
     @property
     def is_recorded(self) -> bool:
-        """Whether a record has it; other fields depend on the time, or on how runs are shown."""
+        """Whether `RunRecord` has it; other fields depend on the time, or on how runs are shown."""
         return self.compute is None or self.is_stored
 
 
 def is_terminal(status: str) -> bool:
-    """Returns whether a run of this status has ended."""
+    """Returns whether a run with this status has ended."""
     return status in _TERMINAL
 
 
@@ -108,7 +108,7 @@ def is_alive(status: str, heartbeat_at: float | None, now: float) -> bool:
     ```
 
     Args:
-        status: of the run.
+        status: the stored status.
         heartbeat_at: the last heartbeat, see `run_directory.layout.trusted_heartbeat`.
         now: seconds since 1970.
     """
@@ -116,10 +116,10 @@ def is_alive(status: str, heartbeat_at: float | None, now: float) -> bool:
 
 
 def shown_status(status: str, heartbeat_at: float | None, now: float) -> str:
-    """Returns the shown status for a stored one.
+    """Returns the status to show for a stored one.
 
-    A run with the status "running" but without a fresh heartbeat was "killed". A run without a status, such
-    as Lightning's, is "running" if its heartbeat is fresh. Every other status is shown unchanged.
+    "running" without a fresh heartbeat becomes "killed". "unknown", as for Lightning's runs, becomes
+    "running" with a fresh heartbeat. Every other status is shown unchanged.
     """
     if status == "running":
         return status if is_alive(status, heartbeat_at, now) else "killed"
@@ -128,7 +128,7 @@ def shown_status(status: str, heartbeat_at: float | None, now: float) -> str:
     return status
 
 
-def _run(kind: str, run_id: str, name: str, now: float) -> str:  # noqa: ARG001  # as all of them
+def _run(kind: str, run_id: str, name: str, now: float) -> str:  # noqa: ARG001  # all take the time
     # Lightning names all its folders version_N.
     return run_id if kind == "lightning-csv" else name
 
@@ -167,13 +167,13 @@ class RunRecord:
     print(record.status, record.hparams["lr"], record.summary["loss"])  # completed 0.1 0.25
     ```
 
-    Times are in seconds since 1970. If something could not be read, `problem` says what, and the record has
-    everything else; the status is "unknown" if that could not be read.
+    Times are in seconds since 1970. If something could not be read, `problem` says what, and the record
+    has everything else. An unreadable status is "unknown".
 
     Args:
         run_id: the id that the run gave itself; for a folder without one, its path below the root.
-        status: as written; a run that was killed says "running" forever, see `shown_status`.
-        kind: the writer: `RunDirectory`, stable-pretraining's `RegistryLogger`, or Lightning's `CSVLogger`.
+        status: as stored; a killed run keeps "running", see `shown_status`.
+        kind: the logger: `RunDirectory`, stable-pretraining's `RegistryLogger`, or Lightning's `CSVLogger`.
         created_at: when the run began.
         ended_at: when the run ended.
         updated_at: when its metadata was last written.
@@ -247,7 +247,7 @@ def flat_record(record: RunRecord, now: float) -> dict[str, Any]:
     """Returns the fields of a run as they are shown, then `hparams.…`, then `summary.…`.
 
     Args:
-        record: of the run.
+        record: the run's record.
         now: seconds since 1970.
     """
     values = {name: value_of(record, name, now) for name, field in FIELDS.items() if field.is_recorded}
@@ -259,10 +259,10 @@ def flat_record(record: RunRecord, now: float) -> dict[str, Any]:
 
 
 def value_of(record: RunRecord, name: str, now: float) -> Any:
-    """Returns the value that is shown of a field, hyperparameter or metric; `MISSING` for a run without it.
+    """Returns the value to show for a field, hyperparameter or metric; `MISSING` if the run has none.
 
     Args:
-        record: of the run.
+        record: the run's record.
         name: such as `status`, `hparams.optim.lr` or `summary.loss`.
         now: seconds since 1970.
     """
@@ -279,7 +279,7 @@ def value_of(record: RunRecord, name: str, now: float) -> Any:
 
 
 def status_of(record: RunRecord, now: float) -> str:
-    """Returns the shown status of a run; see `shown_status`."""
+    """Returns the status to show for a run; see `shown_status`."""
     return shown_status(record.status, record.heartbeat_at, now)
 
 
@@ -289,15 +289,15 @@ def status_of(record: RunRecord, now: float) -> str:
 def read_sidecar(raw: bytes, read_summary: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
     """Parses a sidecar of `RunDirectory` or stable-pretraining; returns arguments of `RunRecord`.
 
-    Not a record: to make one, with a path, takes a tenth of the time of a first scan, which needs none.
+    It returns no record, because a first scan needs none and making them takes a tenth of its time.
 
     Args:
         raw: the content of the file.
-        read_summary: returns the `metrics` of `summary.json`, which tells what a null in the summary stands
-            for; called only if there is one.
+        read_summary: returns the `metrics` of `summary.json`, which has the value behind a null in the
+            summary; called only if there is a null.
 
     Raises:
-        ValueError: it is not a sidecar; the message says why.
+        ValueError: the content is no sidecar; the message says why.
     """
     try:
         return _parsed(read_object(raw), raw, read_summary)
@@ -337,7 +337,7 @@ def _read_time(value: Any, default: float | None) -> float | None:
     return float(value) if (kind is float or kind is int) and -_MAX_TIME < value < _MAX_TIME else default
 
 
-def _read_bool(value: Any, default: bool) -> bool:  # as the other readers
+def _read_bool(value: Any, default: bool) -> bool:  # called like the other readers
     return value if isinstance(value, bool) else default
 
 
@@ -350,7 +350,7 @@ _READER_OF: Mapping[FieldType, Callable[[Any, Any], Any]] = {
 
 
 def sound_value(name: str, value: Any) -> Any:
-    """Returns a value of a field, or the default of the field if the value is of another type."""
+    """Returns the value, or the field's default if the value has another type."""
     field = FIELDS[name]
     return _READER_OF[field.type](value, field.default)
 
@@ -361,7 +361,7 @@ _READERS = [
 
 
 def _has_non_finite(raw: bytes) -> bool:
-    # Searching for one byte is ten times faster than for several, and for a number half as long as for bytes.
+    # Searching for one byte is ten times faster than for several, and twice as fast for an int as for bytes.
     return (_N in raw and b"NaN" in raw) or (_I in raw and b"Infinity" in raw)
 
 
@@ -370,7 +370,7 @@ def sound_hparams(hparams: dict[str, Any], *, is_finite: bool = False) -> Mappin
 
     Args:
         hparams: by dotted name.
-        is_finite: whether there is certainly no such text.
+        is_finite: whether the caller knows that there is no such text.
     """
     if is_finite and _SCALARS.issuperset(map(type, hparams.values())):
         return hparams
@@ -396,7 +396,7 @@ def sound_summary(
 
 def _scalar(value: Any) -> Scalar:
     if isinstance(value, str):
-        # Strict JSON writes numbers that are not finite as texts.
+        # Strict JSON writes NaN and infinities as texts.
         number = number_of(value)
         return value if number is None else number
     return value if value is None or isinstance(value, bool | int | float) else str(value)

@@ -1,8 +1,8 @@
-"""Views of runs: which runs are shown, and how; saved by name in `views.json` beside the runs.
+"""Views of runs: which runs to show, and how; saved by name in `views.json` beside the runs.
 
 A view has the fields of the page's address: `where`, `q`, `without`, `archived`, `sort`, `group`, `column`,
 `run`, `off`, and others that only the page uses, such as its colours.
-The page writes the file; `--view NAME` of a command reads it.
+The page writes the file, and commands with `--view NAME` read it.
 """
 
 import os
@@ -32,18 +32,18 @@ _SEARCHED = ("name", "run_id", "tags", "notes")
 
 @attrs.frozen
 class RunView:
-    """Which runs are shown, in which order and groups.
+    """Which runs to show, in which order and groups.
 
     Attributes:
-        where: a filter, as in `destinations runs list --where`.
-        q: a text in name, id, tags or note.
-        without: statuses that are left out.
-        archived: only archived runs, or only others; None for both.
-        sort: a column, after a minus from max to min; "" for the newest first.
-        group: columns; runs with the same values stand together.
-        column: the columns that are shown; none for the usual ones.
-        run: the ids (`run_id`) of the chosen runs; none for all that match.
-        off: the ids of the runs that are hidden.
+        where: a filter; see docs/runs.md.
+        q: a text to find in name, id, tags or notes.
+        without: statuses to leave out.
+        archived: True for archived runs only, False for the others, None for both.
+        sort: a column, with a leading minus for max to min; "" for the newest first.
+        group: columns; runs with the same values are grouped.
+        column: the columns to show; empty for the usual ones.
+        run: the ids (`run_id`) of the chosen runs; empty for all that match.
+        off: the ids of hidden runs.
     """
 
     where: str = ""
@@ -58,7 +58,7 @@ class RunView:
 
     @classmethod
     def parse(cls, fields: Mapping[str, Any]) -> "RunView":
-        """Returns the view with the fields of a saved one; fields of a wrong type are left out."""
+        """Returns a view from saved fields; fields of a wrong type are left out."""
 
         def text(name: str) -> str:
             return value if isinstance(value := fields.get(name), str) else ""
@@ -81,12 +81,12 @@ class RunView:
 
     @property
     def sort_by(self) -> str:
-        """The column of the order."""
+        """The column to sort by."""
         return self.sort.removeprefix("-")
 
     @property
     def descending(self) -> bool:
-        """Whether the order is from max to min."""
+        """Whether to sort from max to min."""
         return self.sort.startswith("-")
 
     def filter(self, more: str = "") -> str | None:
@@ -96,7 +96,7 @@ class RunView:
             more: a further filter.
 
         Raises:
-            ValueError: the search is too long, or has characters that no filter can.
+            ValueError: the search is too long, or has characters that a filter cannot contain.
         """
         query = self.q.strip()
         if len(query) > _MAX_QUERY:
@@ -127,10 +127,10 @@ def _quoted(text: str) -> str:
 
 
 def read_views(root: Path) -> dict[str, dict[str, Any]]:
-    """Returns the views that are saved beside the runs, by name.
+    """Returns the views saved beside the runs, by name.
 
     Raises:
-        OSError: the file cannot be read, or is damaged.
+        OSError: the file is unreadable or damaged.
     """
     views = read_object_file(root / VIEWS).get("views")
     if not isinstance(views, dict):
@@ -139,11 +139,11 @@ def read_views(root: Path) -> dict[str, dict[str, Any]]:
 
 
 def save_view(root: Path, name: str, fields: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
-    """Saves a view by its name, in place of the one that has it, or removes it; returns all views.
+    """Saves a view, replacing one of the same name, or removes it; returns all views.
 
     Args:
         root: the folder of the runs.
-        name: of the view.
+        name: the name of the view.
         fields: texts and lists of texts, by the names of the page's address; None removes the view.
 
     Raises:

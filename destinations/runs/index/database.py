@@ -1,4 +1,4 @@
-"""An SQLite file that may be deleted at any time: rebuilt if corrupt, in memory if it cannot be a file."""
+"""An SQLite file that may be deleted at any time: rebuilt if corrupt, in memory if it cannot be written."""
 
 import contextlib
 import logging
@@ -14,10 +14,10 @@ __all__ = ["CorruptIndexError", "Database"]
 
 _log = logging.getLogger("destinations")
 
-# "runs": no database of another program is mistaken for an index and deleted.
+# "runs". Keeps a database of another program from being mistaken for an index and deleted.
 _APPLICATION_ID = 0x72756E73
 _BUSY_SECONDS = 10.0
-# Of the virtual machine of SQLite, between two looks at the budget: half a millisecond.
+# Steps of SQLite's virtual machine between two checks of the budget: half a millisecond.
 _STEPS = 10_000
 
 
@@ -27,8 +27,8 @@ class Database:
     Args:
         path: the file; None for memory.
         tables: creates the tables in an open database.
-        version: of the tables.
-        busy_seconds: how long to wait for a lock of another process before the index is kept in memory.
+        version: the version of the tables.
+        busy_seconds: how long to wait for another process's lock before the index is kept in memory.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Database:
 
     @property
     def has_file(self) -> bool:
-        """Whether the database is in a file, and not in memory."""
+        """Whether the database is in a file rather than in memory."""
         return self._path is not None
 
     def is_sound(self) -> bool:
@@ -76,7 +76,7 @@ class Database:
             return False
 
     def rescue(self, error: sqlite3.Error) -> None:
-        """Recovers from an error: in a new file if the old one is corrupt or gone, else in memory."""
+        """Recovers from an error with a new file if the old one is corrupt or gone, else in memory."""
         if self._path is None:
             raise error
         if _is_damage(error):
@@ -117,14 +117,14 @@ class Database:
             check_same_thread=False,
         )
         try:
-            # Half of a run's row is one long text, and a page of 4 KB holds two or three of these.
+            # Half of a run's row is one long text, and a page of 4 KB would have room for two or three.
             db.execute("PRAGMA page_size = 16384")
-            # Not WAL: it leaves files behind, and does not work on every file system.
+            # WAL leaves files behind, and does not work on every file system.
             db.execute("PRAGMA journal_mode = TRUNCATE")
             db.execute("PRAGMA synchronous = OFF")
             db.execute("PRAGMA cache_size = -65536")
             db.execute("PRAGMA temp_store = MEMORY")
-            # Within a budget, see `destinations.runs.budget`: all filters and scans of one request together.
+            # All filters and scans of one request share a budget, see `destinations.runs.budget`.
             db.set_progress_handler(_is_over, _STEPS)
             for name, (count, function) in FUNCTIONS.items():
                 db.create_function(name, count, function, deterministic=True)
@@ -172,12 +172,12 @@ class CorruptIndexError(sqlite3.DatabaseError):
 
 
 class _OtherVersionError(CorruptIndexError):
-    """A file is an index of another version, or of another program."""
+    """The file is an index of another version, or belongs to another program."""
 
 
 @contextlib.contextmanager
 def _transaction(db: sqlite3.Connection) -> Iterator[None]:
-    # Lock at once: a transaction that begins by reading cannot wait for the lock later.
+    # Lock at once, because a transaction that begins by reading cannot wait for the lock later.
     db.execute("BEGIN IMMEDIATE")
     try:
         yield
@@ -189,7 +189,7 @@ def _transaction(db: sqlite3.Connection) -> Iterator[None]:
 
 
 def _is_damage(error: sqlite3.Error) -> bool:
-    """Returns whether the content of the file caused an error, and not the access to it."""
+    """Returns whether the error comes from the file's content rather than from access to it."""
     if isinstance(error, CorruptIndexError):
         return True
     code = getattr(error, "sqlite_errorcode", None)
@@ -202,5 +202,5 @@ def _is_damage(error: sqlite3.Error) -> bool:
 
 
 def _is_over() -> bool:
-    """Returns whether SQLite is to stop, as the budget of the context is used up."""
+    """Returns whether SQLite must stop because the context's budget is used up."""
     return seconds_left() < 0

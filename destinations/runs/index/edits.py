@@ -1,8 +1,8 @@
-"""`edits.json`: the edits of the user to a run, in a file that the writer of the run never touches.
+"""`edits.json`: the user's edits to a run, in a file that the run's writer never touches.
 
-The file is in the folder of the run and moves with it. It keeps added and removed tags, so that a tag which
-the run gives itself later appears too. Concurrent edits wait for each other if the file system supports
-flock(2); the last one wins, unless an edit says what it was based on.
+The file is in the run's folder and moves with it. It records added and removed tags, so tags that the run
+adds later appear too. Concurrent edits wait for each other if the file system supports flock(2). The last one
+wins, unless it gives `based_on`.
 """
 
 import contextlib
@@ -23,10 +23,10 @@ _FORMAT_VERSION = 1
 
 
 def apply_edits(fields: dict[str, Any], raw: bytes) -> dict[str, Any]:
-    """Returns the fields of a run with the edits in a file applied; edits of a wrong type are ignored.
+    """Returns the fields of a run with a file's edits applied; edits of a wrong type are ignored.
 
     Raises:
-        ValueError: the file is not a JSON object.
+        ValueError: the content is no JSON object.
     """
     data = read_object(raw)
     changes: dict[str, Any] = {"tags": _edited_tags(fields.get("tags", ()), data)}
@@ -55,7 +55,7 @@ def edit_run(
         changes: the other arguments of `edited`.
 
     Raises:
-        EditError: the folder is not writable, or a text of `based_on` was changed by another edit since.
+        EditError: the folder is not writable, or another edit has changed a text of `based_on`.
     """
     try:
         with _locked(run_dir):
@@ -77,24 +77,24 @@ def edited(
     archived: bool | None = None,
     based_on: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Returns edits with those that are not None added; the others stay.
+    """Returns the present edits updated with the arguments that are not None.
 
     Args:
-        data: the edits that are there.
+        data: the present edits.
         own_tags: the tags that the run gave itself.
         tags: all tags of the run.
         notes: the notes; "" for none.
         display_name: the name of the run; "" for the name of its folder.
         archived: whether the run is archived.
-        based_on: what the fields were when the edit was begun, by the names of the arguments. Tags that were
-            added or removed since stay so.
+        based_on: the fields when the edit began, by argument name. Tags that were added or removed since
+            stay added or removed.
 
     Raises:
-        EditError: a text of `based_on` was changed by another edit since.
+        EditError: another edit has changed a text of `based_on`.
     """
     found, texts, based_on = dict(data), {"notes": notes, "display_name": display_name}, based_on or {}
     for key, text in texts.items():
-        # What the run itself says of it changes with the run, and is no edit.
+        # Only edits conflict; a text that the run itself changed is not in `found`.
         if text is not None and key in based_on and found.get(key, text) not in {text, based_on[key]}:
             raise EditError(f"the {key} of this run were changed meanwhile, to {found[key]!r:.200}.")
     if tags is not None:
@@ -113,7 +113,7 @@ def edited(
 
 
 def _content(path: Path) -> dict[str, Any]:
-    """Returns the content of the file, with fields of later versions; empty if it is missing or corrupt."""
+    """Returns the content of the file, including fields of later versions; empty if missing or corrupt."""
     try:
         return read_object(read_regular(path))
     except (FileNotFoundError, ValueError):
@@ -122,7 +122,7 @@ def _content(path: Path) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _locked(run_dir: Path) -> Iterator[None]:
-    # Locks the folder itself, which needs no other file, and which the writer of the run does not lock.
+    # Locks the folder itself: that needs no further file, and the run's writer doesn't lock it.
     fd = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY)
     try:
         with contextlib.suppress(OSError):

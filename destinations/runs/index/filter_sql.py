@@ -1,13 +1,13 @@
-"""Compiles filters to SQL. What users write is never part of a statement, only a bound value.
+"""Compiles filters to SQL. User input is only ever a bound value, never part of a statement.
 
-A statement selects the values to sort by; `destinations.runs.order` has their order. SQLite calls the
-functions of `destinations.runs.record` that compute the shown status, age or duration.
+A statement selects the values to sort by, and `destinations.runs.order` sorts them. SQLite calls the
+functions of `destinations.runs.record` for the status, age and duration that are shown.
 
-Hyperparameters and metrics of a run are one JSON array, `cells`; the table `places` has the path of a name in
-it. SQLite reads the array once per run and statement, whatever the number of fields: a filter of two fields
-and a sort by a third take 0.4 s of processor time for 100,000 runs of 80 values. A cell is a number, a text,
-or a blob for a value without a type in SQLite (true, false, none, NaN). SQLite orders numbers before texts
-before blobs: `value < ''` selects numbers.
+The hyperparameters and metrics of a run are one JSON array, `cells`; the table `places` has the path of each
+name in it. SQLite reads the array once per run and statement, however many fields there are: a filter of two
+fields and a sort by a third take 0.4 s of processor time for 100,000 runs of 80 values (docs/runs.md). A cell
+is a number, a text, or a blob for values that SQLite has no type for (true, false, none, NaN). SQLite sorts
+numbers before texts before blobs, so `value < ''` selects numbers.
 """
 
 # ruff: noqa: S608  # Statements are built from names of our own columns, numbers and question marks only.
@@ -43,7 +43,7 @@ FUNCTIONS: Mapping[str, tuple[int, Callable[..., Any]]] = {
     for name, field in FIELDS.items()
     if field.compute is not None
 }
-"""The functions that SQLite calls for computed fields, with their number of arguments."""
+"""The functions that SQLite calls for computed fields, each with its number of arguments."""
 
 _BLOBS = {"true": "true", "false": "false", "null": "none", "array": "nan"}
 _OF_BLOB: Mapping[bytes, Scalar] = {b"true": True, b"false": False, b"none": None, b"nan": math.nan}
@@ -66,13 +66,13 @@ class Order:
 
     @property
     def is_newest_first(self) -> bool:
-        """Whether this is the order in which a statement selects runs."""
+        """Whether statements select runs in this order already."""
         return self.descending and self.field == Field("run", "created_at")
 
 
 @attrs.frozen
 class Query:
-    """A statement and its values; it selects value to sort by, time of creation, and id, newest run first."""
+    """A statement and its values. It selects value to sort by, creation time and id, newest run first."""
 
     statement: str
     values: tuple[Any, ...]
@@ -86,7 +86,7 @@ class Query:
         return [(unescape_nul(value), number) for value, number in found]
 
     def rows(self, selected: Iterable[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-        """Returns selected rows in order, with what their values stand for; `MISSING` if a run has none."""
+        """Returns selected rows in order, with decoded values; `MISSING` if a run has none."""
         kind = self.order.field.type
 
         def meant(value: Any) -> Any:
@@ -98,13 +98,13 @@ class Query:
                 return unescape_nul(value) if isinstance(value, str) else _OF_BLOB.get(value, value)
             return value
 
-        # Most values are floats, and a hundred thousand calls take a tenth of a second.
+        # Most values are floats, and 100,000 calls of `meant` would take a tenth of a second.
         found = [row if type(row[0]) is float else (meant(row[0]), *row[1:]) for row in selected]
         return found if self.order.is_newest_first else sort_rows(found, descending=self.order.descending)
 
 
 def with_found(node: Node, texts_of: Callable[[Field], Sequence[tuple[str, int]]]) -> Node:
-    """Returns a filter with the runs that each regular expression matches in its place.
+    """Returns the filter with each regular expression replaced by the runs that it matches.
 
     Args:
         node: the filter.
@@ -139,11 +139,11 @@ def compile_query(
     Args:
         node: the filter without regular expressions, see `with_found`; None for all runs.
         order: the field to sort by.
-        cells: the numbers of hyperparameters and metrics that the filter and the order name; no run has the
-            others.
+        cells: the numbers of the hyperparameters and metrics in the filter and the order; no run has a
+            field that is missing here.
         root: the folder that paths are relative to.
-        now: the time that heartbeats are compared with.
-        archived: only archived runs, or only others; None for both.
+        now: the time to compare heartbeats with.
+        archived: True for archived runs only, False for the others, None for both.
     """
     compiler = _Compiler(cells, root, now)
     condition, values = compiler.node(node) if node is not None else ("1", [])
@@ -153,7 +153,7 @@ def compile_query(
     join = " LEFT JOIN cells c ON c.run = r.id" if compiler.uses_cells else ""
     for number in compiler.joined:
         join += f" LEFT JOIN places p{number} ON p{number}.name = {number} AND p{number}.layout = c.layout"
-    # The index of SQL gives the first runs at once; to read all runs by it takes twice the time.
+    # The SQL index gives the first runs at once, but takes twice the time to read all runs.
     newest = "r.created_at" if order.is_newest_first else "+r.created_at"
     statement = (
         f"SELECT {column}, r.created_at, r.id AS id FROM runs r{join} WHERE {condition} "
@@ -168,11 +168,11 @@ class _Compiler:
         self._root = root
         self._now = now
         self.uses_cells = False
-        # The numbers of the names with a place that is joined to the row.
+        # The numbers of names with a joined place.
         self.joined: set[int] = set()
 
     def column(self, field: Field) -> Sql:
-        """Returns the expression of a field; NULL where a run does not have it."""
+        """Returns the expression of a field; NULL if a run lacks it."""
         if field.group != "run":
             number = self._cells.get(field)
             if number is None:
@@ -223,7 +223,7 @@ def _texts_test(node: Test) -> Sql:
 
 
 def _test(node: Test, column: str, more: list[Any]) -> Sql:
-    """Returns a condition on a column that isn't NULL; `more` are the values that the column needs."""
+    """Returns a condition on a column that is not NULL; `more` are the column's values."""
     kind = node.field.type
     match node:
         case In():
@@ -238,7 +238,7 @@ def _test(node: Test, column: str, more: list[Any]) -> Sql:
 
 
 def _same_kind(node: Compare, column: str) -> str:
-    """Returns the condition that a value has the kind that it is compared with, if it may have any kind."""
+    """Returns the condition that a cell has the kind of the compared value; "" for other fields."""
     if node.field.type != "cell":
         return ""
     bounds = {Kind.NUMBER: f"{column} < ''", Kind.TEXT: f"{column} >= '' AND {column} < x''"}
@@ -247,20 +247,20 @@ def _same_kind(node: Compare, column: str) -> str:
 
 
 def _bound(value: Scalar, kind: str) -> tuple[str, Any]:
-    """Returns the placeholder of a value in a statement, and the value in the form of this kind's column."""
+    """Returns the mark for a value in a statement, and the value as a column of this type stores it."""
     if kind == "bool":
         return "?", int(value is True)
     if kind != "cell":
         return "?", value
     stored = _stored(value)
     if isinstance(stored, float) and math.isfinite(stored):
-        # SQLite does not always read the nearest float of a decimal text: the value goes the way of the cell.
+        # SQLite does not always parse a decimal to the nearest float, so parse it like a cell.
         return "json_extract(?, '$[0]')", json.dumps([value])
     return "?", stored
 
 
 def _stored(value: Scalar) -> Any:
-    """Returns a value as `_CELL` has it."""
+    """Returns a value as `_CELL` selects it."""
     kind, key = key_of(value)
     if kind is Kind.TEXT:
         return escape_nul(key)
@@ -270,10 +270,10 @@ def _stored(value: Scalar) -> Any:
 
 
 def escape_nul(text: str) -> str:
-    """Returns a text without NUL, at which the JSON functions of SQLite end a text."""
+    """Returns the text with NUL escaped, because SQLite's JSON functions end a text at NUL."""
     return text.replace(ESCAPE, f"{ESCAPE}1").replace("\0", f"{ESCAPE}0")
 
 
 def unescape_nul(text: str) -> str:
-    """Returns the text that `escape_nul` was given."""
+    """Reverses `escape_nul`."""
     return text.replace(f"{ESCAPE}0", "\0").replace(f"{ESCAPE}1", ESCAPE)

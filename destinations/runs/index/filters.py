@@ -9,13 +9,13 @@ test       = field comparison value                    == != < <= > >=
            | text ["not"] "in" "tags"
            | field "~" text                            a regular expression that matches anywhere
            | "exists" "(" field ")"
-           | field                                     is it true?
+           | field                                     the field is true
 field      = status | run_id | name | … | "hparams." name | "summary." name | name
 value      = number | text | true | false | none | nan | inf | date | now | now-2d
 ```
 
-Every test is true or false. A test of a field that a run does not have is false, also `!=` and `not in`;
-`not` inverts it.
+Every test is true or false. If a run lacks the field, the test is false, even with `!=` and `not in`; `not`
+inverts it. See docs/runs.md.
 """
 
 import datetime as dt
@@ -87,7 +87,7 @@ class In:
 
 @attrs.frozen
 class Match:
-    """A regular expression matches somewhere in the text."""
+    """A regular expression matches anywhere in the text."""
 
     field: Field
     pattern: str
@@ -95,7 +95,7 @@ class Match:
 
 @attrs.frozen
 class Found:
-    """Tests that the run is one of these; a `Match` becomes this once its texts were searched.
+    """The run is one of these; replaces a `Match` after its texts were searched.
 
     Attributes:
         runs: their ids in the index.
@@ -120,7 +120,7 @@ class Not:
 
 @attrs.frozen
 class Chain:
-    """Several tests; all of them must hold ("and"), or at least one ("or")."""
+    """Several tests: all must hold ("and"), or one ("or")."""
 
     word: Literal["and", "or"]
     nodes: tuple["Node", ...]
@@ -146,7 +146,7 @@ class Filter:
         """Yields the fields of its tests.
 
         Args:
-            with_exists: whether to include fields that are only tested for existence.
+            with_exists: whether to include fields that only `exists` tests.
         """
         pending: list[Node] = [self.node]
         while pending:
@@ -174,7 +174,7 @@ _CONSTANTS: dict[str, Scalar] = {
     "nan": math.nan,
     "inf": math.inf,
 }
-# What fields may be compared with; cells with anything.
+# The kind of value that each type of field may be compared with. Cells may be compared with any value.
 _WANTED: dict[str, tuple[Kind, str]] = {
     "text": (Kind.TEXT, "a text in quotes"),
     "texts": (Kind.TEXT, "a text in quotes"),
@@ -201,13 +201,13 @@ def parse_filter(text: str, now: float, names: Names | None = None) -> Filter:
     Args:
         text: the filter.
         now: the value of `now`, in seconds since 1970.
-        names: the names of hyperparameters and metrics, which may be written without their group; called
-            only for a name that is no field.
+        names: returns the names of hyperparameters and metrics, so that these need no group; called only for
+            a name that is no field.
 
     Raises:
-        FilterError: it does not parse; the message shows the position.
+        FilterError: the filter does not parse; the message shows the position.
     """
-    # As in the names of records: an argument of a command may hold bytes that are not UTF-8.
+    # As in names of records. A command's argument may have bytes that are not UTF-8.
     text = clean_text(text)
     return Filter(text, _Parser(text, now, names).parse())
 
@@ -227,7 +227,7 @@ def parse_field(text: str, names: Names | None = None) -> Field:
     if dot and group in _GROUPS and name and name[0] not in "\"'":
         return Field(group, name)
     if names is not None and text not in FIELDS:
-        # A name with odd characters, such as a space, is no word of a filter.
+        # The lexer would split a name with odd characters, such as a space.
         return _field(_Token("word", text, 0), text, names)
     tokens = list(_tokens(text))
     if len(tokens) == 1 and tokens[0].kind == "word":
@@ -311,7 +311,7 @@ def _quoted(text: str, start: int) -> tuple[str, int]:
 
 def _number(text: str) -> float:
     if re.fullmatch(r"[-+]?\d[\d_]*", text) and not text.endswith("_"):
-        # First as a float: Python refuses to parse integers of thousands of digits.
+        # Parse as a float first: Python refuses integers of thousands of digits.
         number = float(text.replace("_", ""))
         return int(text.replace("_", "")) if abs(number) < _MAX_INT else number
     return float(text.replace("_", ""))
@@ -319,7 +319,7 @@ def _number(text: str) -> float:
 
 def _date(found: str, text: str, start: int) -> float:
     try:
-        # Without a zone: local time.
+        # Without a zone, it's local time.
         return dt.datetime.fromisoformat(found).timestamp()
     except (ValueError, OverflowError, OSError) as error:
         raise FilterError(f"invalid date {found!r}: {error}", text, start) from None
@@ -537,13 +537,13 @@ class _Parser:
         return _field(token, self._text, self._names)
 
     def _value(self, field: Field) -> Scalar:
-        """Parses a value of the type of the field."""
+        """Parses a value of the field's type."""
         value = self._checked(self._token, field)
         self._next()
         return value
 
     def _checked(self, token: _Token, field: Field) -> Scalar:
-        """Returns the value of a token, which must be of the type of the field."""
+        """Returns the value of a token, which must have the field's type."""
         value: Scalar
         if token.kind in {"text", "number"}:
             value = token.value

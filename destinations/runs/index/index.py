@@ -1,11 +1,11 @@
 """The index: the results of scans in SQLite, one file per root and machine, which may be deleted at any time.
 
-The file is in the cache folder of the user, never in the folder of the runs, which may be shared or on a file
-system that SQLite does not support. A corrupt file, or one of another version, is deleted and rebuilt. Where
-no file can be written, the index is in memory and ends with the process; `Database.warnings` says so.
+The file is in the user's cache folder, never among the runs, whose folder may be shared or on a file system
+that SQLite does not support. A corrupt file, or one of another version, is deleted and rebuilt. If no file
+can be written, the index is in memory and ends with the process; `Database.warnings` has a warning.
 
 **Threads and processes.** An index belongs to one thread at a time; `Runs` holds a lock. Any number of
-processes may scan at once: the last one to read a run wins, and the next scan corrects it.
+processes may scan at once. The last one to read a run wins, and the next scan corrects it.
 """
 
 # ruff: noqa: S608  # Statements are built from names of our own columns, numbers and question marks only.
@@ -42,7 +42,7 @@ _BATCH = 1000
 _Layout = tuple[tuple[str, ...], tuple[str, ...]]
 
 _SQL_TYPES: Mapping[FieldType, str] = {"text": "TEXT", "texts": "TEXT", "time": "REAL", "bool": "INTEGER"}
-# What a scan finds without reading the record, or apart from it.
+# Columns that a scan fills without reading the sidecar.
 _FROM_SCAN = ("name", "heartbeat_at", "problem")
 _FROM_RECORD = [field for field in stored_fields() if field.name not in _FROM_SCAN]
 _RECORD_COLUMNS = [field for field in stored_fields() if field.name != "name"]
@@ -94,7 +94,7 @@ def cache_folder() -> Path:
 
 def index_name(root: str) -> str:
     """Returns the name of the index file of a root on this machine."""
-    # Several machines may share the home of a user.
+    # Several machines may share a home directory.
     digest = hashlib.sha256(os.fsencode(f"{os.uname().nodename}\0{root}")).hexdigest()[:16]
     name = "".join(char if char.isascii() and char.isalnum() else "-" for char in Path(root).name)[:40]
     return f"{name or 'root'}-{digest}.sqlite"
@@ -103,23 +103,23 @@ def index_name(root: str) -> str:
 class Index:
     """The index of one root: runs in the table `runs`, their hyperparameters and metrics in `cells`.
 
-    The values of a run are one JSON array, and the names of these values a row of `layouts`, which runs of
-    the same names share: without the names, a run is written and read in half the time. `places` says where a
-    value is: the JSON path of a name in a layout.
+    A run's values are one JSON array. Their names are a row of `layouts`, which runs with the same names
+    share: without the names, a run is written and read in half the time. `places` has the JSON path of each
+    name in a layout.
 
-    `extremes` has the smallest and largest value of metrics that were asked for, from `summary.json`. A row
-    counts while the folder, the files and the heartbeat of its run are those that it was read at.
+    `extremes` has the smallest and largest value of each requested metric, from `summary.json`. A row is
+    valid as long as the folder, the files and the heartbeat of its run don't change.
 
     Args:
         root: the folder, absolute and without links.
         folder: the folder of the file; None for an index in memory.
-        options: the options of `Database`.
+        options: arguments of `Database`.
     """
 
     def __init__(self, root: str, folder: Path | None, **options: Any) -> None:
         self.root = root
-        # What `add` was given since the last transaction: columns, place of the layout in `_layouts`, and
-        # values, by path; layouts, each with its place; and runs that were not read.
+        # Additions since the last transaction: columns, place of the layout in `_layouts`, and values, by
+        # path; layouts, each with its place; and runs that were not read.
         self._read: dict[str, tuple[tuple[Any, ...], int, str]] = {}
         self._layouts: dict[_Layout, int] = {}
         self._last_layout: tuple[_Layout | None, int] = None, 0
@@ -167,9 +167,9 @@ class Index:
         return state
 
     def add(self, change: ScanChange) -> None:
-        """Adds a change that a scan found to the next transaction; every thousandth is followed by one.
+        """Adds a scan's change to the next transaction, which every thousandth change starts.
 
-        Makes rows of the record at once: to keep a thousand records until then takes a fifth more time.
+        It converts the record to rows at once: keeping a thousand records until then takes a fifth more time.
         """
         fields = change.fields
         if fields is None:
@@ -177,7 +177,7 @@ class Index:
         else:
             hparams, summary = fields.get("hparams", _NO_VALUES), fields.get("summary", _NO_VALUES)
             layout = tuple(hparams), tuple(summary)
-            # Most runs have the layout of the run before them, and to compare is cheaper than to hash.
+            # Most runs have the layout of the previous run, and comparing is cheaper than hashing.
             if layout != self._last_layout[0]:
                 self._last_layout = layout, self._layouts.setdefault(layout, len(self._layouts))
             cells = encode_cells([*hparams.values(), *summary.values()])
@@ -187,7 +187,7 @@ class Index:
 
     @property
     def has_changes(self) -> bool:
-        """Whether changes were added that are not written yet."""
+        """Whether there are changes that are not written yet."""
         return bool(self._read or self._touched)
 
     def write(
@@ -198,7 +198,7 @@ class Index:
         gone_runs: Iterable[str] = (),
         gone_folders: Iterable[str] = (),
     ) -> None:
-        """Writes changes, with those that were added, in one transaction."""
+        """Writes these changes and all added ones in one transaction."""
         for change in changes:
             self.add(change)
         with self._db.transaction():
@@ -238,7 +238,7 @@ class Index:
         self._touch(self._touched)
 
     def _columns(self, change: ScanChange, fields: Mapping[str, Any]) -> tuple[Any, ...]:
-        """Returns the columns of a run, but for its number."""
+        """Returns the columns of a run except its number."""
         path = _storable(change.path)
         folder = change.path.rpartition("/")[2] or os.path.basename(self.root)  # noqa: PTH119  # of a text
         row: list[Any] = [
@@ -259,7 +259,7 @@ class Index:
         return (*row, *values)
 
     def _touch(self, changes: Sequence[ScanChange]) -> None:
-        """Updates runs without reading their files."""
+        """Updates runs that were not read again."""
         self._db.executemany(
             "UPDATE runs SET mtime_ns = ?, inode = ?, flags = ?, files = ?, heartbeat_at = ? WHERE path = ?",
             (
@@ -294,10 +294,10 @@ class Index:
             yield from self._db.execute(f"{statement} ({', '.join('?' * len(chunk))})", chunk)
 
     def make_indexes(self) -> None:
-        """Creates the indexes of SQL that are missing; to call after a scan.
+        """Creates missing SQL indexes; call it after a scan.
 
-        A first scan without them writes half as many bytes: each of its transactions would change, and write
-        to the journal, pages all over them.
+        A first scan without them writes half as many bytes. With them, each transaction would change pages
+        all over the indexes, and write these to the journal.
         """
         for index in _INDEXES:
             self._db.execute(f"CREATE INDEX IF NOT EXISTS {index}")
@@ -305,10 +305,10 @@ class Index:
     # For the report.
 
     def counts(self, now: float) -> tuple[int, int, int, int]:
-        """Returns how many runs there are, are alive, have a problem, and have no sidecar."""
+        """Returns the number of all runs, live ones, ones with a problem, and ones without a sidecar."""
         (runs,) = self._db.execute("SELECT count(*) FROM runs").fetchone()
         (alive,) = self._db.execute(
-            # By the index of these; few are open.
+            # The condition on flags uses the index `runs_open`; few runs are open.
             "SELECT count(*) FROM runs WHERE flags != 0 AND run_alive(status, heartbeat_at, ?)",
             (now,),
         ).fetchone()
@@ -318,7 +318,7 @@ class Index:
         return runs, alive, damaged, orphans
 
     def problems(self, limit: int) -> list[tuple[Path, str]]:
-        """Returns the folders that have a problem, each with its problem."""
+        """Returns folders with a problem, each with its problem."""
         rows = self._db.execute("SELECT path, problem FROM runs WHERE problem IS NOT NULL LIMIT ?", (limit,))
         return [(self.full_path(path), problem) for path, problem in rows]
 
@@ -346,12 +346,12 @@ class Index:
         return Path(self.root, path) if path else Path(self.root)
 
     def names(self, group: str) -> list[str]:
-        """Returns the names of all hyperparameters or metrics that any run has, or had."""
+        """Returns the names of hyperparameters or metrics that any run has, or had."""
         rows = self._db.execute("SELECT name FROM names WHERE grp = ? ORDER BY id", (group,))
         return [name for (name,) in rows]
 
     def numbers(self, fields: Iterable[Field]) -> dict[Field, int]:
-        """Returns the numbers of hyperparameters and metrics; those that no run has are left out."""
+        """Returns the numbers of hyperparameters and metrics, leaving out names that no run has."""
         found: dict[Field, int] = {}
         for field in fields:
             if field.group != "run":
@@ -362,12 +362,12 @@ class Index:
         return found
 
     def select(self, query: Query, limit: int | None) -> list[tuple[Any, float | None, int]]:
-        """Returns runs in order: value to sort by, time of creation, id; of equal values, newest first."""
+        """Returns runs in order: value to sort by, creation time, id; the newest first among equal values."""
         most = limit if limit is not None and query.order.is_newest_first else -1
         return query.rows(self._db.execute(f"{query.statement} LIMIT ?", (*query.values, most)))[:limit]
 
     def compile(self, node: Node | None, order: Order, *, now: float, archived: bool | None) -> Query:
-        """Returns the query of a filter; searches the texts of its regular expressions.
+        """Returns the query of a filter, after searching the texts of its regular expressions.
 
         Raises:
             BudgetError: an expression takes too long.
@@ -386,14 +386,14 @@ class Index:
     def best(
         self, metric: str, query: Query, read: Callable[[str], Extremes | None], *, is_max: bool
     ) -> list[tuple[float, int | None, float | None, int]]:
-        """Returns best value of a metric, its step, time of creation, and id of each run that has a value.
+        """Returns the best value of a metric, its step, creation time and id for each run that has a value.
 
-        Reads unknown and outdated runs. The runs are in no particular order.
+        Reads values that are unknown or out of date. The runs are in no particular order.
 
         Args:
-            metric: its name.
-            query: of the runs.
-            read: returns the extremes of the run in a folder; None if it cannot be read.
+            metric: the name of the metric.
+            query: selects the runs.
+            read: returns the extremes of the run in a folder; None if the run is unreadable.
             is_max: whether the largest value is the best one.
         """
         column = "max" if is_max else "min"
@@ -411,9 +411,9 @@ class Index:
             [row[3] for row in rows if row[4]],
         )
         new = []
-        # All rows first: nothing is locked while files are read.
+        # Fetch all rows first, so that nothing is locked while files are read.
         for created_at, number, path, *state in list(unread):
-            values = read(os.path.join(self.root, _path(path)))  # noqa: PTH118  # a Path takes longer
+            values = read(os.path.join(self.root, _path(path)))  # noqa: PTH118  # Path is slower
             if values is not None:
                 value, step = values[2:] if is_max else values[:2]
                 if value is not None:
@@ -426,17 +426,17 @@ class Index:
         return found
 
     def count(self) -> int:
-        """Returns how many runs there are."""
+        """Returns the number of runs."""
         (count,) = self._db.execute("SELECT count(*) FROM runs").fetchone()
         return int(count)
 
     def ids_where(self, condition: str, values: Sequence[Any]) -> list[int]:
-        """Returns the runs that meet a condition written by this package."""
+        """Returns the ids of runs that meet a condition, which must come from this package."""
         rows = self._db.execute(f"SELECT id FROM runs r WHERE {condition} ORDER BY path", values)
         return [number for (number,) in rows]
 
     def names_of_runs(self) -> Iterator[str]:
-        """Yields ids and names of runs, newest first, of at most ten thousand runs."""
+        """Yields the id and the name of up to ten thousand runs, newest first."""
         for run_id, name in self._db.execute(
             "SELECT run_id, name FROM runs ORDER BY created_at DESC LIMIT 10000"
         ):
@@ -444,7 +444,7 @@ class Index:
             yield name
 
     def ids_at(self, path: str) -> list[int]:
-        """Returns the run of a path, if there is one."""
+        """Returns the id of the run at a path, if there is one."""
         return list(self._ids([path]).values())
 
     def all_ids(self) -> Iterator[tuple[str, Path]]:
@@ -453,7 +453,7 @@ class Index:
             yield run_id, self.full_path(path)
 
     def records(self, ids: Sequence[int]) -> list[tuple[int, RunRecord]]:
-        """Returns runs with their ids; one that was removed meanwhile is left out.
+        """Returns runs with their ids, leaving out runs that were removed meanwhile.
 
         Raises:
             CorruptIndexError: a column has values of a wrong type.
@@ -487,9 +487,9 @@ class Index:
 
 
 class _Layouts:
-    """Numbers of the layouts of runs; a new one gets the next number, and each of its names a place.
+    """Numbers of layouts; a new layout gets the next number, and each of its names a place.
 
-    Made for each transaction: another process may have added layouts since the last.
+    Create one for each transaction, because another process may have added layouts since the last.
     """
 
     def __init__(self, database: Database) -> None:
@@ -522,7 +522,7 @@ class _Layouts:
 def encode_cells(values: Sequence[Scalar]) -> str:
     """Returns values as JSON that SQLite reads: NaN is `[]`, infinities are 9e999."""
     text = write_json(values)
-    # Few texts have a backslash, or "NaN", "Infinity" or "null"; searching for one letter takes no time.
+    # Few texts have a backslash, "NaN", "Infinity" or "null", and searching for one letter is fast.
     if "\\" in text or ESCAPE in text or "N" in text or "I" in text or ("n" in text and "null" in text):
         finite = all(math.isfinite(value) for value in values if isinstance(value, float))
         if not finite or "\\u0000" in text or ESCAPE in text:
@@ -537,7 +537,7 @@ def _encode_cell(value: Scalar) -> str:
 
 
 def decode_cells(text: str) -> list[Scalar]:
-    """Returns the values that `encode_cells` wrote."""
+    """Reverses `encode_cells`."""
     values: list[Any] = json.loads(text)
     if "[]" in text or ESCAPE in text:
         return [
@@ -577,7 +577,7 @@ _NO_VALUES: Mapping[str, Any] = {}
 
 
 def _storable(path: str) -> Any:
-    """Returns a path as SQLite takes it; a name that is not UTF-8 as bytes."""
+    """Returns a path as SQLite accepts it: as bytes if it is not UTF-8."""
     try:
         path.encode()
     except UnicodeEncodeError:

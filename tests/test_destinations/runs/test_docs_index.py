@@ -68,7 +68,7 @@ def test_the_fields_of_a_record_and_a_report_are_listed():
 def test_the_page_has_the_threshold_and_statuses_of_the_code():
     """The page has one threshold and one list of statuses."""
     text = section("Alive or not")
-    ends = codes(next(line for line in text.splitlines() if line.startswith("Ended are")))
+    ends = codes(next(line for line in text.splitlines() if line.startswith("A run has ended if")))
 
     assert f"the last {HEARTBEAT_SECONDS:.0f} seconds" in text
     assert len(ends) == 9
