@@ -1,4 +1,4 @@
-"""Taking a file's bytes: what is copied, what is refused, what changes meanwhile."""
+"""Staging a file's bytes: what is copied, what is refused, and changes meanwhile."""
 
 import errno
 import fcntl
@@ -52,7 +52,7 @@ def test_a_copy_has_the_bytes_and_their_checksum(make_file, tmp_path, content):
 
 @pytest.mark.parametrize("mode", [0o400, 0o640, 0o755])
 def test_a_copy_has_the_permissions_of_its_source(make_file, tmp_path, mode):
-    """A store of files gives them to the object."""
+    """A store in a folder gives them to the object."""
     source = make_file()
     source.chmod(mode)
 
@@ -62,7 +62,7 @@ def test_a_copy_has_the_permissions_of_its_source(make_file, tmp_path, mode):
 
 
 def test_a_link_shares_the_file_and_knows_its_checksum(make_file, tmp_path):
-    """With link=True no bytes are copied, but they are read to be known again."""
+    """With link=True no bytes are copied, but they're read for the checksum."""
     source = make_file(content=b"shared")
 
     staged = stage_link(source, tmp_path / "data")
@@ -87,7 +87,7 @@ def test_a_hole_in_a_sparse_file_is_copied_as_zeros(tmp_path):
     "take", [stage_copy, stage_link, lambda source, _: measure_to_move(source)], ids=["copy", "link", "move"]
 )
 def test_anything_but_a_readable_file_is_refused(tmp_path, take):
-    """A folder, a FIFO, a device, a missing or NUL path are refused at once, without hanging."""
+    """A folder, a FIFO, a device, and a missing or NUL path are refused at once, without hanging."""
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "fifo")
 
@@ -108,7 +108,7 @@ def test_an_unreadable_file_is_refused(make_file, tmp_path):
 
 
 def test_a_symlink_is_followed_by_a_copy_and_refused_by_a_move(make_file, tmp_path):
-    """A copy takes the bytes behind a link; a move of a link would take only the link."""
+    """A copy takes the target's bytes; a move would take only the link."""
     link = tmp_path / "link"
     link.symlink_to(make_file(content=b"behind"))
 
@@ -121,9 +121,9 @@ def test_a_symlink_is_followed_by_a_copy_and_refused_by_a_move(make_file, tmp_pa
 
 @pytest.fixture
 def written_while_read(monkeypatch):
-    """Has a file written by another process just after it was read from, so many times.
+    """Has another process write to a file just after it was read, the given number of times.
 
-    Returns what does so.
+    Returns the function that does it.
     """
 
     def start(path, times):
@@ -150,7 +150,7 @@ def _no_reflink(*arguments):
 
 @pytest.mark.parametrize("content", [b"small", LARGE], ids=["small", "large"])
 def test_a_file_that_keeps_changing_is_refused(make_file, tmp_path, written_while_read, content):
-    """A source that is written while it is copied is never a silent mix."""
+    """A source written during the copy is never mixed silently."""
     source = make_file(content=content)
     written_while_read(source, times=2)
 
@@ -159,11 +159,11 @@ def test_a_file_that_keeps_changing_is_refused(make_file, tmp_path, written_whil
 
 
 def test_a_small_file_that_changes_through_a_memory_map_is_refused(make_file, tmp_path, monkeypatch):
-    """Its times need not change: what was copied is compared with what is there."""
+    """Its times may not change, so the copy is compared with the file."""
     source = make_file(content=b"small")
     real = os.preadv
     with source.open("r+b") as stream, mmap.mmap(stream.fileno(), 0) as mapped:
-        mapped[0] = 0  # From here on the kernel may let it change without a note.
+        mapped[0] = 0  # From here on the kernel may let it change without updating its times.
 
         def preadv(*arguments):
             count = real(*arguments)
@@ -178,7 +178,7 @@ def test_a_small_file_that_changes_through_a_memory_map_is_refused(make_file, tm
 
 
 def test_a_file_that_stops_changing_is_accepted(make_file, tmp_path, written_while_read):
-    """A source that changed during the first copy is copied once more, as it is then."""
+    """A source that changed during the first copy is copied again."""
     source = make_file(content=b"old")
     written_while_read(source, times=1)
 
@@ -188,8 +188,8 @@ def test_a_file_that_stops_changing_is_accepted(make_file, tmp_path, written_whi
     assert staged.crc32 == zlib.crc32(b"0ld")
 
 
-def test_a_file_that_is_cut_while_it_is_copied_is_taken_as_it_is_then(make_file, tmp_path, monkeypatch):
-    """Nothing of the first, longer copy is left behind the second."""
+def test_a_file_truncated_during_its_copy_is_copied_again(make_file, tmp_path, monkeypatch):
+    """Nothing of the longer first copy is left."""
     source = make_file(content=b"long content")
     real = os.preadv
 
@@ -209,7 +209,7 @@ def test_a_file_that_is_cut_while_it_is_copied_is_taken_as_it_is_then(make_file,
 
 
 def test_an_unchanging_file_is_copied_without_waiting(make_file, tmp_path, monkeypatch):
-    """What was written before the present tick of the file system's clock is taken at once."""
+    """Files written before the current tick of the file system's clock are copied at once."""
     source = make_file()
     stage_copy(source, tmp_path / "first")  # Waits for the next tick.
     waits = []
