@@ -78,7 +78,7 @@ def test_a_first_failure_has_a_meaning(error, action):
     ],
 )
 def test_an_unexplained_failure_becomes_final(error, tries, state):
-    """Corruption on the wire five times, unknown failures ten times, while others get through."""
+    """Five corruptions on the wire or ten unknown failures are final, while other entries succeed."""
     attempts = FailureCounts()
 
     verdicts = [classify_failure(error, attempts, LONGEST, successes=count) for count in range(1, tries + 1)]
@@ -119,7 +119,7 @@ def test_a_denial_concerns_the_name_only_while_others_succeed():
     "error", [StoreError("a proxy's answer"), RemoteNotFoundError("404"), KeyError("a bug")], ids=repr
 )
 def test_nothing_fails_while_nothing_succeeds(error):
-    """It does not matter how often: it may be the network, a proxy or a bug that a restart mends."""
+    """The number of failures doesn't matter: the network, a proxy or a bug may cause them."""
     attempts = FailureCounts()
 
     actions = {classify_failure(error, attempts, LONGEST, successes=0).action for _ in range(1000)}

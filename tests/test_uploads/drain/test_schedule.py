@@ -139,7 +139,7 @@ def test_a_parked_store_is_probed_with_one_entry_at_a_time(schedule, clock):
 
 
 def test_a_denied_name_makes_way_for_another_probe(schedule, clock):
-    """Of two that are due the next probe is not the one that was denied: it may be about its name, and the other would wait for ever."""
+    """The next probe is another due entry, because the denial may concern only the first name."""
     schedule.add([_folder(1, "denied"), _folder(2, "b")])
     for _ in range(2):
         denied = schedule.next(0)

@@ -182,7 +182,7 @@ def test_a_folder_called_uploads_in_the_working_directory_is_not_run(make_file, 
 
 
 def test_the_worker_runs_the_package_that_training_imported(make_file, moto, prefix, tmp_path):
-    """A copy that is on `sys.path` alone, neither installed nor in the working directory, runs in both processes."""
+    """A copy on `sys.path`, neither installed nor in the working directory, runs in both processes."""
     copy = shutil.copytree(Path(uploads.__file__).parent, tmp_path / "code" / "uploads")
     pids = tmp_path / "pids"
     with (copy / "drain" / "__init__.py").open("a", encoding="utf-8") as file:

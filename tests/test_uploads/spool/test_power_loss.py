@@ -95,7 +95,7 @@ def _drained(disk, folder, crash, last_name, turn):
 
 
 def _moments(disk):
-    """Every moment after the spool was made, in turn with the most and the least of the names that may be missing, and all the fates of the bytes."""
+    """Yields every moment of the spool, with the most and fewest names missing and all fates of its bytes."""
     for crash in range(16, len(disk.operations) + 1):
         yield crash, (0 if crash // 4 % 2 else crash), crash
 

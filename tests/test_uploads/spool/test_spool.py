@@ -206,7 +206,7 @@ def test_a_folders_name_matches_its_manifest():
 def test_an_entry_whose_name_cannot_be_synced_is_refused_unless_in_flight(
     spool, monkeypatch, caplog, is_claimed
 ):
-    """With durability="power": it is staged as before, and raises; or it can no longer be refused, which is said."""
+    """With durability="power" `submit` raises, or logs that the entry can no longer be refused."""
     entry, staged = _entry(), spool.new_folder()
     (staged / "data").write_bytes(b"x")
     spool.write_manifest(staged, entry)
@@ -245,7 +245,7 @@ def test_a_failed_entry_keeps_its_bytes_and_its_reason(spool):
 
 
 def test_a_retried_failed_entry_is_not_logged_as_failed(spool, monkeypatch):
-    """That holds where the process is killed during the retry, and the next one after the upload, before its line."""
+    """The process may be killed during the retry, and the next one after the upload, before its log line."""
     folder = _publish(spool, _entry())
     spool.claim(folder)
     spool.settle(folder, Outcome("0000000000000001", "a", UploadState.CONFLICT, reason="taken"))

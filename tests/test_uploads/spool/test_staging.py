@@ -37,7 +37,7 @@ def measure_to_move(source):
 
 @pytest.mark.parametrize("content", [b"", b"x", LARGE], ids=["empty", "small", "large"])
 def test_a_copy_has_the_bytes_and_their_checksum(make_file, tmp_path, content):
-    """A file of any size, also none, is copied whole; a large one is read for its checksum only if it is asked for."""
+    """A file of any size, even an empty one, is copied whole; a large one has a checksum only on request."""
     source = make_file(content=content)
 
     staged = stage_copy(source, tmp_path / "data")
@@ -220,8 +220,8 @@ def test_an_unchanging_file_is_copied_without_waiting(make_file, tmp_path, monke
     assert waits == []
 
 
-def test_files_of_a_folder_are_named_relative_to_it(make_file, tmp_path):
-    """A folder's files are found at any depth, in the order of their names."""
+def test_files_of_a_folder_have_names_relative_to_it(make_file, tmp_path):
+    """Files are found at any depth, sorted by name."""
     make_file("folder/b")
     make_file("folder/a/c")
 
@@ -231,7 +231,7 @@ def test_files_of_a_folder_are_named_relative_to_it(make_file, tmp_path):
 
 
 def test_symlinks_within_a_folder_are_followed(make_file, tmp_path):
-    """A linked sub-folder, and a linked file, have the names of the links; the folder may be a link itself."""
+    """A linked sub-folder or file has the link's name; the folder itself may be a link."""
     make_file("folder/a/c")
     (tmp_path / "folder/linked").symlink_to("a")
     (tmp_path / "folder/file").symlink_to(tmp_path / "folder/a/c")
@@ -245,7 +245,7 @@ def test_symlinks_within_a_folder_are_followed(make_file, tmp_path):
 
 @pytest.mark.parametrize("target", ["outside", "outside/file", "nowhere", "folder/link", "folder"])
 def test_other_symlinks_in_a_folder_are_refused(make_file, tmp_path, target):
-    """One that leads out of the folder, nowhere, to itself or to a folder above it is named in an error."""
+    """The error names a link that leaves the folder, dangles, or leads to itself or a parent folder."""
     make_file("folder/a")
     make_file("outside/file")
     (tmp_path / "folder/link").symlink_to(tmp_path / target)
@@ -254,8 +254,8 @@ def test_other_symlinks_in_a_folder_are_refused(make_file, tmp_path, target):
         files_of(tmp_path / "folder")
 
 
-def test_a_folder_whose_path_begins_as_the_submitted_one_is_outside(make_file, tmp_path):
-    """`run2` is not in `run`."""
+def test_a_folder_with_a_common_prefix_is_outside(make_file, tmp_path):
+    """`run2` isn't in `run`."""
     make_file("run/a")
     make_file("run2/b")
     (tmp_path / "run/link").symlink_to(tmp_path / "run2")
@@ -264,7 +264,7 @@ def test_a_folder_whose_path_begins_as_the_submitted_one_is_outside(make_file, t
         files_of(tmp_path / "run")
 
 
-def test_a_circle_over_two_symlinks_is_found(make_file, tmp_path):
+def test_a_cycle_of_two_symlinks_is_found(make_file, tmp_path):
     """Each of two folders has a link to the other."""
     make_file("folder/a/file")
     make_file("folder/b/file")
@@ -276,7 +276,7 @@ def test_a_circle_over_two_symlinks_is_found(make_file, tmp_path):
 
 
 def test_symlinks_that_multiply_are_bounded(tmp_path, monkeypatch):
-    """Forty folders with two links each to the next have more paths than anybody waits for."""
+    """Forty folders with two links each to the next have too many paths to visit."""
     monkeypatch.setattr(staging, "_MAX_ITEMS", 1000)
     for number in range(40):
         (tmp_path / f"folder/{number}").mkdir(parents=True)
@@ -289,7 +289,7 @@ def test_symlinks_that_multiply_are_bounded(tmp_path, monkeypatch):
 
 
 def test_a_deep_folder_is_refused_by_the_limit_of_a_name(tmp_path):
-    """1,500 folders in one another make a name that no store takes; they end no Python with a RecursionError."""
+    """1,500 nested folders make a name that no store accepts; there's no RecursionError."""
     place = os.open(tmp_path, os.O_RDONLY)
     for _ in range(1500):
         os.mkdir("d", dir_fd=place)
