@@ -12,7 +12,7 @@ LIMIT_SECONDS = 120
 
 @pytest.fixture
 def full(make_queue, make_file, gate):
-    """Returns a queue with room for three files of 100 bytes, whose store takes none, and a function that submits one."""
+    """Returns a queue with room for three files of 100 bytes and a blocked store, and a submit function."""
     queue = make_queue(StoreThatWaits(gate), spool_bytes=330, workers=1)
 
     def submit(name, fill=b"x", **options):
