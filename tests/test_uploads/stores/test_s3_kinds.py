@@ -542,7 +542,7 @@ class CountedMd5:
 def test_each_byte_is_summed_once_by_each_sum(rclone, prefix, make_file, monkeypatch, kind, known):
     """Of a file of which nothing is known, CRC-32 and MD5 come from one pass before the parts are sent."""
     store = open_store(f"{plain_uri(rclone.endpoint_url, prefix)}{SMALL_PARTS}&checksum={kind}")
-    put(store, make_file, "before", b"content")  # Nothing is summed again.
+    put(store, make_file, "before", b"content")  # Does the one-time work first.
     crc32 = zlib.crc32(LARGE) if known else None
     sums = CountedSums(monkeypatch)
 

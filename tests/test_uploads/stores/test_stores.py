@@ -462,7 +462,7 @@ def _store_in(kind, scheme, prefix, **options):
 
 @pytest.mark.parametrize("read_back_bytes", [0, 100])
 def test_small_files_are_read_back(make_file, prefix, read_back_bytes):
-    """Bytes that are others on the server's disk are noticed before the name appears, where files of that size are read back."""
+    """If files are read back, bytes changed on the server are noticed before the name appears."""
     store = _store_in(DiskThatLies, "memory", prefix, read_back_bytes=read_back_bytes)
 
     with Body(make_file(content=b"content"), "id") as body:
