@@ -93,7 +93,7 @@ TESTS = {
     "events/trainer/checkpoint/writing.py": _CHECKPOINTS,
     "uploads/download.py": [
         "tests/test_uploads/test_download.py",
-        "tests/test_uploads/stores/test_store_secrets.py::test_a_pointer_leads_to_no_name_that_submit_refuses",
+        "tests/test_uploads/stores/test_store_secrets.py::test_a_pointer_cannot_lead_to_a_name_that_submit_refuses",
     ],
     "uploads/drain/retry.py": ["tests/test_uploads/drain/test_retry.py"],
     "uploads/drain/schedule.py": [

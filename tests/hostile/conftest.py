@@ -1,4 +1,4 @@
-"""Uploads of these tests have a home and credentials of their own."""
+"""The upload tests in this folder have their own home and credentials."""
 
 from tests.test_uploads.conftest import _credentials, _home
 

@@ -1,7 +1,7 @@
-"""What the fuzz tests share: how many examples are tried, within which limits, and what is put into files.
+"""What the fuzz tests share: the number of examples, their limits, and ways to damage a file.
 
-The examples are the same in each run of `make test`, and half of those of `make test-all`. `FUZZ_EXAMPLES=10000`
-tries as many of each test, and others each time; `make fuzz` repeats that for `FUZZ_MINUTES`.
+`make test` always tries the same examples, and `make test-all` tries twice as many. `FUZZ_EXAMPLES=10000`
+tries that many per test, different ones each time; `make fuzz` repeats that for `FUZZ_MINUTES`.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "0"))
 
 
 def fuzz(count):
-    """Returns the settings of a test: the same examples in each run, `count` in all, or as many as are asked for."""
+    """Returns the settings of a test: `count` fixed examples, or the number asked for in the environment."""
     return settings(
         max_examples=EXAMPLES or times(-(-count // 2), count),
         derandomize=not EXAMPLES,
@@ -37,7 +37,7 @@ def fuzz(count):
 
 @pytest.fixture(autouse=True)
 def limit():
-    """What waits for ever would stop the tests."""
+    """Ends a test that hangs."""
 
     def stop(*_):
         raise KeyboardInterrupt  # Not an Exception, which a reader might suppress.
@@ -61,7 +61,7 @@ def little_memory():
     assert peak < MEMORY_BYTES
 
 
-# What is put into files.
+# Ways to damage a file.
 
 TOKENS = [
     *(
@@ -116,7 +116,7 @@ ODD = st.one_of(
 
 @st.composite
 def damaged(draw, content):
-    """Some of the bytes are replaced, removed, repeated, or others are put among them."""
+    """Replaces, removes, repeats or inserts some bytes."""
     for _ in range(draw(st.integers(1, 4))):
         start = draw(st.integers(0, len(content)))
         end = min(len(content), start + draw(st.sampled_from([0, 1, 2, 8, 100, len(content)])))
@@ -126,18 +126,18 @@ def damaged(draw, content):
 
 
 def places(value, at=()):
-    """Returns where there are values in a document."""
+    """Returns the paths of all values in a document."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     return [at, *(place for key, item in items for place in places(item, (*at, key)))]
 
 
 @st.composite
 def changed(draw, document):
-    """Returns a JSON document with up to three odd values, or without some."""
+    """Returns a JSON document with up to three values replaced or removed."""
     document = copy.deepcopy(document)
     for _ in range(draw(st.integers(1, 3))):
         place = draw(st.sampled_from(places(document)))
-        value = copy.deepcopy(draw(ODD))  # It may be changed in its turn.
+        value = copy.deepcopy(draw(ODD))  # It may be changed again.
         if not place:
             continue
         inner = document
@@ -151,7 +151,7 @@ def changed(draw, document):
 
 
 def changed_text(content):
-    """Returns JSON with odd values: of a file of one object, or of the first line of several."""
+    """Returns JSON with odd values: a file of one object, or the first line of several."""
     lines = content.splitlines(keepends=True)
     try:
         document, rest = json.loads(content), b""

@@ -20,7 +20,7 @@ SIGNALS = 200
 
 
 def signals(isolation):
-    """Logs and uploads, and does so in a signal handler, too, until that came often enough."""
+    """Logs and uploads, in a signal handler too, until the handler has run often enough."""
     nowhere = Path(os.devnull).open("w")  # noqa: SIM115  # until the process ends
     source = FOLDER / "source"
     source.write_bytes(b"bytes")
@@ -75,7 +75,7 @@ def signals(isolation):
 
 
 def imported_by_calls():
-    """Returns the modules that the calls of a run import in the thread that makes them."""
+    """Returns the modules that a run's calls import in the calling thread."""
     thread, seen = threading.get_ident(), []
 
     class Watching:
@@ -104,7 +104,7 @@ def imported_by_calls():
 
 
 def until_told():
-    """Logs until standard input ends, and says which row was taken."""
+    """Logs until standard input ends, and prints each row that was accepted."""
     with Run(RunDirectory(FOLDER / "run", flush_seconds=0.01), run_name="mine") as run:
         step = 0
         os.set_blocking(0, False)
@@ -125,7 +125,7 @@ def _read():
 
 
 def notebook():
-    """Cells of a notebook, one of which is interrupted by SIGINT as a kernel's stop button does it."""
+    """Runs the cells of a notebook and interrupts one with SIGINT, as a kernel's stop button does."""
     from IPython.core.interactiveshell import InteractiveShell
 
     shell = InteractiveShell.instance()

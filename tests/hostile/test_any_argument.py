@@ -1,4 +1,4 @@
-"""Every record with any arguments: nothing but the documented errors reaches training, and good records are kept."""
+"""Every record with any arguments: training sees only documented errors, and good records are kept."""
 
 import functools
 import io
@@ -18,7 +18,7 @@ from events import Engine, Logger, State, WriteRate
 
 
 class Bad:
-    """An object whose every text and number raises."""
+    """An object that raises whenever it's converted to a text or a number."""
 
     def __repr__(self):
         raise ValueError("no repr")
@@ -34,7 +34,7 @@ def _cyclic():
 
 
 class Pick:
-    """One of `VALUES`; what hypothesis prints must have a text."""
+    """One of `VALUES`; hypothesis needs a text to print it."""
 
     def __init__(self, index):
         self.index = index
@@ -56,7 +56,7 @@ def _resolved(value):
 
 @functools.cache
 def _jagged():
-    """A tensor of rows of different lengths, for which torch imports its compiler: when a test wants one."""
+    """Returns a tensor of rows of different lengths; on demand, because torch imports its compiler for it."""
     return torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
 
 
@@ -88,7 +88,7 @@ RECORDS = {
     "log_point_cloud": st.tuples(ANY, ANY, ANY, ANY),
     "log_traces": st.tuples(ANY),
 }
-# What the docs of the logger name; TypeError is that of hyperparameters that are no config at all.
+# The errors that the logger's docs name; TypeError is for hyperparameters that aren't a config.
 CALLS = st.one_of(
     *(st.tuples(st.just(name), arguments) for name, arguments in RECORDS.items()),
 )
@@ -96,7 +96,7 @@ CALLS = st.one_of(
 
 @pytest.fixture(autouse=True)
 def _outside_of_any_repository(tmp_path_factory, monkeypatch):
-    """Spares each run, which describes where it takes place, three programs."""
+    """Spares each run the three programs that describe its environment."""
     monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
 
 
@@ -111,7 +111,7 @@ def _outside_of_any_repository(tmp_path_factory, monkeypatch):
     ],
 )
 @given(calls=st.lists(CALLS, min_size=1, max_size=12), is_paced=st.booleans())
-def test_any_argument_of_any_record_costs_at_most_that_record(calls, is_paced, tmp_path_factory):
+def test_bad_arguments_drop_only_their_own_record(calls, is_paced, tmp_path_factory):
     """Good metrics, texts and hyperparameters around it reach every destination."""
     folder = tmp_path_factory.mktemp("run")
     memory = InMemory()

@@ -1,4 +1,4 @@
-"""Hyperparameters of any kind: they are always kept, and the run ends."""
+"""Hyperparameters of any kind are kept, and the run ends."""
 
 import argparse
 import dataclasses
@@ -18,7 +18,7 @@ from events import Run
 
 
 class WithoutText:
-    """An object whose every text raises."""
+    """An object that raises whenever it's converted to a text."""
 
     def __repr__(self):
         raise RuntimeError("no text")
@@ -75,9 +75,9 @@ VALUES = {
 @pytest.mark.parametrize("is_alone", [False, True])
 @pytest.mark.parametrize("value", VALUES.values(), ids=VALUES)
 def test_hyperparameters_of_any_kind_are_kept(value, is_alone, tmp_path):
-    """`hparams.yaml` can be read, has the others of the call, and the run is completed."""
+    """`hparams.yaml` can be read and has the call's other values, and the run is completed."""
     with Run(RunDirectory(tmp_path / "run"), run_name="mine") as run:
-        # A function that is the whole argument is called for its value.
+        # If the whole argument is a function, it is called for its value.
         run.log_hyperparameters(value if is_alone and not callable(value) else {"value": value, "good": 1})
         run.log_hyperparameters({"later": 2})
 
@@ -89,7 +89,7 @@ def test_hyperparameters_of_any_kind_are_kept(value, is_alone, tmp_path):
 
 
 def test_hyperparameters_of_omegaconf_are_kept(tmp_path):
-    """With interpolations that lead nowhere, and values that are missing."""
+    """Interpolations may be broken, and values may be missing."""
     omegaconf = pytest.importorskip("omegaconf")
 
     with Run(RunDirectory(tmp_path / "run"), run_name="mine") as run:

@@ -1,4 +1,4 @@
-"""Runs that begin or end badly: nothing of an earlier session is put aside, nothing is held after the end."""
+"""Runs that begin or end badly: nothing of an earlier session is moved, and close releases everything."""
 
 import json
 import subprocess
@@ -17,7 +17,7 @@ from events import Engine, Logger, Run, State
 
 @pytest.fixture(autouse=True)
 def _outside_of_any_repository(tmp_path, monkeypatch):
-    """Spares each run, which describes where it takes place, three programs."""
+    """Spares each run the three programs that describe its environment."""
     monkeypatch.chdir(tmp_path)
 
 
@@ -39,8 +39,8 @@ def _evaluate(path, **options):
         run.eval_end()
 
 
-def test_a_run_opened_again_for_an_evaluation_keeps_what_training_logged(tmp_path):
-    """Rows are put aside only from where training begins again."""
+def test_reopening_a_run_for_evaluation_keeps_training_rows(tmp_path):
+    """Rows are moved aside only when training restarts."""
     _train(tmp_path / "run", 10)
 
     _evaluate(tmp_path / "run", if_exists="resume")
@@ -52,8 +52,8 @@ def test_a_run_opened_again_for_an_evaluation_keeps_what_training_logged(tmp_pat
     assert branches_of(tmp_path / "run") == []
 
 
-def test_an_evaluation_that_does_not_ask_for_the_completed_run_is_beside_it(tmp_path, caplog):
-    """The training keeps its rows; the warning says where the evaluation is, and how to add it to the run."""
+def test_an_evaluation_without_the_completed_run_gets_its_own_folder(tmp_path, caplog):
+    """The training keeps its rows; the warning names the evaluation's folder and how to add it to the run."""
     _train(tmp_path / "run", 3)
 
     _evaluate(tmp_path / "run")
@@ -66,7 +66,7 @@ def test_an_evaluation_that_does_not_ask_for_the_completed_run_is_beside_it(tmp_
     assert 'To continue the earlier run, pass if_exists="resume"' in message
 
 
-def test_a_run_that_trains_again_from_the_beginning_leaves_the_old_rows(tmp_path):
+def test_training_again_from_the_start_abandons_the_old_rows(tmp_path):
     """If the loop names its batch, each step appears once."""
     _train(tmp_path / "run", 10)
     _train(tmp_path / "run", 3, batch=0, if_exists="resume")
@@ -76,7 +76,7 @@ def test_a_run_that_trains_again_from_the_beginning_leaves_the_old_rows(tmp_path
 
 
 class InterruptsWait(float):
-    """Seconds to wait that raise Ctrl-C where a wait begins, at the n-th time."""
+    """Wait times that raise Ctrl-C at the start of the n-th wait."""
 
     def __new__(cls, nth):
         one = super().__new__(cls, 60.0)
@@ -99,7 +99,7 @@ def _join_threads_of(name):
 
 @pytest.mark.parametrize("nth", [1, 2], ids=["while media are written", "while rows are written"])
 def test_ctrl_c_during_close_releases_the_folder(nth, tmp_path):
-    """In a notebook the process continues: lock and threads are gone, rows are there, and the folder can be opened again."""
+    """In a notebook the process continues: lock and threads are gone, and the folder can be reopened."""
     destination = RunDirectory(tmp_path / "run", flush_seconds=1000, close_seconds=InterruptsWait(nth))
 
     def interrupted():
@@ -139,8 +139,8 @@ def test_a_clock_that_fails_at_close_keeps_no_lock(tmp_path):
         pass
 
 
-def test_a_folder_that_cannot_be_opened_is_refused_when_the_run_begins(tmp_path):
-    """Nothing stays open: the folder is free, and so is the destination."""
+def test_a_folder_that_cannot_be_opened_raises_when_the_run_begins(tmp_path):
+    """Nothing stays open, so the folder and the destination can be used again."""
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "journal").write_text("in the way")
     destination = RunDirectory(tmp_path / "run")
@@ -162,8 +162,8 @@ def test_a_folder_that_cannot_be_opened_is_refused_when_the_run_begins(tmp_path)
     "run_name", ["../elsewhere", "a/../../elsewhere", "/elsewhere", "a\\..\\..\\b", "C:\\b"]
 )
 @pytest.mark.parametrize("destination_type", [RunDirectory, TextFile, TensorBoard])
-def test_a_run_name_cannot_lead_out_of_its_folder(destination_type, run_name, tmp_path):
-    """It is refused at init, before anything is written."""
+def test_a_run_name_cannot_leave_its_folder(destination_type, run_name, tmp_path):
+    """`init` refuses it before anything is written."""
     destination = destination_type(f"{tmp_path}/runs/{{run_name}}")
 
     with pytest.raises(ValueError, match="leads out of the folder"), Run(destination, run_name=run_name):
@@ -172,7 +172,7 @@ def test_a_run_name_cannot_lead_out_of_its_folder(destination_type, run_name, tm
     assert list(tmp_path.rglob("*")) == []
 
 
-def test_a_run_without_init_never_raises_and_says_what_it_lost(tmp_path, caplog):
+def test_a_run_without_init_never_raises_and_reports_lost_records(tmp_path, caplog):
     """The first thousand records wait for `init`; later ones are counted."""
     logger = Logger(State("r"), RunDirectory(tmp_path / "run"))
     engine = Engine(logger.state, logger)
@@ -216,7 +216,7 @@ def test_a_record_that_fails_at_init_affects_only_itself(tmp_path, caplog):
     assert read_series(tmp_path / "run", "after") == [(1, 2.0)]
 
 
-def test_a_working_directory_that_is_gone_is_named(tmp_path, monkeypatch):
+def test_a_missing_working_directory_is_named(tmp_path, monkeypatch):
     """A relative folder is refused at once; an absolute one works."""
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
@@ -238,7 +238,7 @@ def test_a_working_directory_that_is_gone_is_named(tmp_path, monkeypatch):
         ("TensorBoard('mine')", "TensorBoard"),
     ],
 )
-def test_a_destination_that_is_used_without_a_run_is_an_error_at_exit(make, what, tmp_path):
+def test_a_destination_without_a_run_is_reported_at_exit(make, what, tmp_path):
     """The error says that its records are lost; a destination with a run logs nothing."""
     program = (
         "from destinations import RunDirectory, TensorBoard, TextFile\n"

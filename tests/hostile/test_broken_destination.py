@@ -1,4 +1,4 @@
-"""Destinations that raise anything, anywhere: training and the other destinations do not notice."""
+"""Destinations that raise anything, anywhere: training and the other destinations continue."""
 
 import os
 import signal
@@ -21,7 +21,7 @@ RECORDS = {
 
 
 class PanicException(BaseException):
-    """What pyo3 raises for a panic of Rust, which is no `Exception` either."""
+    """What pyo3 raises when Rust panics; it isn't an `Exception` either."""
 
 
 class Raises(LoggerDestination):
@@ -67,7 +67,7 @@ HOOKS = ["init", "fit_start", "batch_start", "batch_end", "fit_end", "close", "p
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 @pytest.mark.parametrize("method", [*HOOKS, "should_write", "can_upload_files", "state_dict"])
-def test_whatever_a_destination_raises_stays_there(method, error, tmp_path):
+def test_exceptions_of_a_destination_affect_no_other(method, error, tmp_path):
     """Training completes, the other destination gets every record, and both are closed."""
     broken, beside = Raises("init", error), Records()
     if method == "can_upload_files":
@@ -94,8 +94,8 @@ def test_whatever_a_destination_raises_stays_there(method, error, tmp_path):
 
 
 @pytest.mark.parametrize("error", [OSError("no server"), SystemExit(2)], ids=["Exception", "BaseException"])
-def test_records_that_a_failed_destination_missed_are_counted_and_logged(error, caplog):
-    """Only `close` and `post_close` are called again, not even files or hyperparameters arrive."""
+def test_records_missed_by_a_failed_destination_are_counted_and_logged(error, caplog):
+    """Only `close` and `post_close` are still called; files and hyperparameters don't arrive either."""
     broken, beside = Raises("init", error), Records()
     broken.log_metrics = broken.log_hyperparameters = lambda *_: pytest.fail("called without init")
 
@@ -111,8 +111,8 @@ def test_records_that_a_failed_destination_missed_are_counted_and_logged(error, 
     assert caplog.messages[-1] == f"Raises lost 1,201 records: it was not open, {why}"
 
 
-def test_a_file_that_cannot_be_opened_is_logged_in_one_line_with_lost_records(tmp_path, monkeypatch, caplog):
-    """A restarted script finds the text file of an earlier run, and writes nothing of this run."""
+def test_a_file_that_cannot_be_opened_is_one_log_line_with_lost_records(tmp_path, monkeypatch, caplog):
+    """A restarted script finds the text file of an earlier run and writes nothing."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "log.txt").write_text("of the first run")
     (tmp_path / "folder").mkdir()
@@ -138,7 +138,7 @@ def test_a_file_that_cannot_be_opened_is_logged_in_one_line_with_lost_records(tm
 
 
 def test_a_full_disk_at_the_end_is_logged_in_one_line(caplog):
-    """For a file or a store the message is enough; other errors have a traceback."""
+    """For a file or a store the message is enough; other errors come with a traceback."""
     full, broken = (
         Raises("close", OSError(28, "about 25 lines are lost")),
         Raises("close", KeyError("handle")),
@@ -152,8 +152,8 @@ def test_a_full_disk_at_the_end_is_logged_in_one_line(caplog):
     assert second.splitlines()[1].startswith("Traceback")
 
 
-def test_a_file_name_that_is_taken_or_refused_does_not_park_a_destination(tmp_path, caplog):
-    """After twenty bad names the next file is still kept."""
+def test_bad_file_names_do_not_park_a_destination(tmp_path, caplog):
+    """After twenty taken or refused names the next file is still kept."""
     (tmp_path / "model.pt").write_text("weights")
     places = [
         RunDirectory(tmp_path / "run", keep_files="copy"),
@@ -175,7 +175,7 @@ def test_a_file_name_that_is_taken_or_refused_does_not_park_a_destination(tmp_pa
     assert (tmp_path / "store/r/last.pt").read_text() == "weights"
 
 
-def test_a_required_destination_that_cannot_be_set_up_stops_the_run_before_training():
+def test_a_required_destination_that_fails_init_stops_the_run_before_training():
     """`init` may raise any exception, in a `Run` and a `Trainer`; an attribute or an argument requires it."""
     broken = Raises("init", OSError("no server"))
     broken.require = True
@@ -188,16 +188,16 @@ def test_a_required_destination_that_cannot_be_set_up_stops_the_run_before_train
     assert not LoggerDestination().require
 
 
-def test_a_destination_that_failed_to_open_is_reported_last_also_without_records(caplog):
-    """The last lines of the output must say so."""
+def test_a_destination_that_failed_to_open_is_reported_last(caplog):
+    """The last lines of the output report it, even if there were no records."""
     with Run(Raises("init", OSError("no server")), run_name="r"):
         pass
 
     assert caplog.messages[-1] == "Raises lost 0 records: it was not open, OSError: no server"
 
 
-def test_a_destination_that_was_set_up_wrong_says_so_when_the_run_begins():
-    """`RecordError` is for the caller, and comes before anything was trained; everything is closed."""
+def test_a_misconfigured_destination_raises_when_the_run_begins():
+    """The caller gets `RecordError` before training begins, and everything is closed."""
     broken, beside = Raises("init", RecordError("folder must be new.")), Raises("flush", OSError())
 
     with pytest.raises(RecordError, match="folder must be new"), Run([broken, beside], run_name="r"):
@@ -206,8 +206,8 @@ def test_a_destination_that_was_set_up_wrong_says_so_when_the_run_begins():
     assert broken.closed == beside.closed == ["close", "post_close"]
 
 
-def test_the_exit_that_a_signal_asked_for_is_not_kept_by_the_destination_it_arrives_in():
-    """SIGTERM from a scheduler ends training even if a destination is at work."""
+def test_an_exit_from_a_signal_handler_leaves_the_destination():
+    """SIGTERM from a scheduler ends training even if it arrives inside a destination."""
     before = signal.getsignal(signal.SIGTERM)
 
     def end(number, frame):
@@ -238,8 +238,8 @@ def test_the_exit_that_a_signal_asked_for_is_not_kept_by_the_destination_it_arri
     assert logger.faults.counts == {}
 
 
-def test_a_destination_that_logs_from_its_own_methods_does_not_take_training_with_it():
-    """Recursion loses the destination's own record, and no other."""
+def test_a_destination_that_logs_from_its_own_methods_does_not_stop_training():
+    """The recursion loses only the destination's own record."""
 
     class Recursive(LoggerDestination):
         def init(self, state, logger):
@@ -257,8 +257,8 @@ def test_a_destination_that_logs_from_its_own_methods_does_not_take_training_wit
     assert list(beside.get_timeseries("loss")["loss"]) == [1.0, 2.0]
 
 
-def test_a_destination_that_closes_the_logger_ends_no_training():
-    """Later records are reported as logged after close, and closing again does nothing."""
+def test_a_destination_that_closes_the_logger_does_not_stop_training():
+    """Later records are reported as logged after close, and a second close does nothing."""
 
     class Closes(LoggerDestination):
         def batch_end(self, state, logger):
@@ -278,7 +278,7 @@ def test_a_destination_that_closes_the_logger_ends_no_training():
 
 
 def test_one_destination_in_two_loggers_serves_the_first():
-    """The second engine is refused when it is made, and takes nothing from the first."""
+    """The second engine raises when it's made, and the first one loses nothing."""
     shared = InMemory()
 
     with Run([shared], run_name="first") as first:
@@ -289,8 +289,8 @@ def test_one_destination_in_two_loggers_serves_the_first():
     assert list(shared.get_timeseries("loss")["loss"]) == [1.0]
 
 
-def test_a_child_that_exits_in_a_destination_says_what_happened(tmp_path):
-    """A destination's `sys.exit` in a program of its own: the program ends as it would have without it."""
+def test_sys_exit_in_a_destination_of_a_child_process_is_reported(tmp_path):
+    """The program ends as it would have without the destination."""
     script = """
 import sys
 from destinations import LoggerDestination

@@ -1,6 +1,6 @@
-"""Whatever the server of the page is asked, it answers: with what was asked for, or with what is wrong.
+"""The page's server answers any request with data or with an error message.
 
-`fuzzing` says how many examples there are.
+`fuzzing` sets the number of examples.
 """
 
 import pytest
@@ -96,7 +96,7 @@ PATHS = [
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory):
-    """A client of a server with two runs."""
+    """Returns a client of a server with two runs."""
     root = tmp_path_factory.mktemp("page")
     for name in ("first", "second"):
         write_full_run(root / "runs" / name)
@@ -104,8 +104,8 @@ def client(tmp_path_factory):
         yield client
 
 
-def test_a_question_may_be_anything(client):
-    """No answer is an error of the server."""
+def test_any_query_is_answered(client):
+    """No response is a server error."""
     first, second = client.run_id("first"), client.run_id("second")
     values = st.sampled_from([*ODD, first, second]) | st.text(max_size=5)
     encoded = values.map(lambda one: one.encode(errors="surrogatepass"))
@@ -126,8 +126,8 @@ def test_a_question_may_be_anything(client):
     check()
 
 
-def test_an_edit_may_be_anything(client):
-    """It is refused, or the run can be shown with it."""
+def test_any_edit_is_answered(client):
+    """The edit is refused, or the run can be shown with it."""
     run_id = client.run_id("first")
     leaves = st.sampled_from([*ODD, None, True, 1, 1.5, 10**400]) | st.text(max_size=5)
     values = st.recursive(

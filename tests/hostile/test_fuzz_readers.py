@@ -1,6 +1,6 @@
-"""Whatever a file or a text holds, a reader returns or raises an error of its package: never another, never a hang.
+"""Readers of damaged files return or raise an error of their package; they never raise another error or hang.
 
-`fuzzing` says how many examples there are.
+`fuzzing` sets the number of examples.
 """
 
 import contextlib
@@ -87,7 +87,7 @@ class WrittenInParts(Written):
 
 
 def write_long_run(folder):
-    """Writes a run with a part, another of an earlier version, and rows after them."""
+    """Writes a run with two parts, one of them as CSV, and rows after them."""
     with WrittenInParts(folder) as run:
         for step in range(150):
             run.log({"loss": step / 7, "count": step, "mixed": 0 if step % 2 else 0.5}, step)
@@ -97,20 +97,20 @@ def write_long_run(folder):
 
 
 def ask(question):
-    """Asks a run something: it answers, or raises a documented error."""
+    """Queries a run, which answers or raises a documented error."""
     with contextlib.suppress(OSError, ValueError, RunsError):
         return question()
     return None
 
 
 def follow(run):
-    """Returns what one look at the run finds."""
+    """Follows the run once, and returns what was found."""
     with Follower(run.path) as follower:
         return list(follower.poll())
 
 
 def read_run(path):
-    """Reads all that a run has; what it names is within its folder."""
+    """Reads everything in a run, and asserts that each path is within its folder."""
     run = Run.open(path)
     for question in (
         *(lambda: repr(run), lambda: run.alive, lambda: run.hyperparameters, lambda: run.summary),
@@ -142,8 +142,8 @@ def read_run(path):
 @pytest.mark.parametrize(
     ("kind", "name"), [(kind, name) for kind, names in RUN_FILES.items() for name in names]
 )
-def test_a_file_of_a_run_may_hold_anything(originals, kind, name):
-    """Damaged bytes and JSON values of other types are read, or reported."""
+def test_a_damaged_file_of_a_run_is_read_or_reported(originals, kind, name):
+    """Bytes are damaged, and JSON values get other types."""
     path = originals / kind / name
     content = path.read_bytes()
     contents = damaged(content)
@@ -177,7 +177,7 @@ HEADS = st.sampled_from(
 @fuzz(200)
 @given(st.lists(st.tuples(HEADS, st.lists(VALUES, max_size=5)), max_size=5))
 @example([((0, 1, None), [(1,), (2.0,)]), ((0, 1 << 70, 1 << 70, 0.0), [(float("nan"),)])])
-def test_frames_with_a_right_checksum_may_hold_anything(originals, payloads):
+def test_frames_with_a_valid_checksum_and_any_content_are_read_or_skipped(originals, payloads):
     """Valid frames of any values, in any order, become rows or are skipped."""
     path = originals / "killed/journal/rank0/00000001.journal"
     content = path.read_bytes()
@@ -236,7 +236,7 @@ WORDS = st.sampled_from(
 @example("not " * 50_000 + "alive")
 @example("(" * 50_000)
 @example("summary.loss < 1 and " * 5000 + "alive")
-def test_a_filter_may_be_any_text(originals, text):
+def test_any_filter_is_parsed_or_raises(originals, text):
     """A filter is parsed and its query runs, or it raises FilterError."""
     try:
         parse_filter(text, 1e9)
@@ -247,7 +247,7 @@ def test_a_filter_may_be_any_text(originals, text):
         runs.query(where=text)
 
 
-# Texts of one line: hyperparameters, headers, paths of records.
+# Single-line texts: hyperparameters, headers, paths of records.
 
 
 @pytest.mark.parametrize(
@@ -264,8 +264,8 @@ def test_a_filter_may_be_any_text(originals, text):
     ],
     ids=lambda text: f"{text[:8]}-{len(text)}",
 )
-def test_hyperparameters_that_cost_more_than_they_are_worth(tmp_path, text):
-    """A few MiB of YAML cannot end the process or keep it busy: the run is listed, with what is wrong."""
+def test_expensive_hyperparameters_are_reported(tmp_path, text):
+    """A few MiB of YAML can't end the process or keep it busy: the run is listed with an error."""
     write_lightning_run(tmp_path / "run")
     (tmp_path / "run/hparams.yaml").write_text(text)
 
@@ -280,8 +280,8 @@ def test_hyperparameters_that_cost_more_than_they_are_worth(tmp_path, text):
     [b"step,epoch,time," + b"a" * 200_000 + b"\n1,2,3,4\n", b"step," + b"a" * 200_000 + b"\n1,2\n"],
     ids=["ours", "foreign"],
 )
-def test_a_column_with_a_name_that_csv_does_not_read(tmp_path, content):
-    """The rows of such a file cannot be read, which is an OSError as for other files."""
+def test_a_column_name_that_csv_cannot_read_raises(tmp_path, content):
+    """Reading the rows raises OSError, as for other unreadable files."""
     write_lightning_run(tmp_path / "run")
     (tmp_path / "run/metrics.csv").write_bytes(content)
     run = Run.open(tmp_path / "run")
@@ -296,16 +296,16 @@ def test_a_column_with_a_name_that_csv_does_not_read(tmp_path, content):
             question()
 
 
-def test_a_header_with_an_odd_quote_does_not_take_for_ever():
-    """Each of a million lines is looked at once to find that the header ends nowhere."""
+def test_an_odd_quote_in_a_header_takes_linear_time():
+    """The reader looks at each of a million lines once to find that the header has no end."""
     assert header_end(b'"step,loss\n' + b"1,2\n" * 1_000_000) == 0
 
 
 @pytest.mark.parametrize(
     "path", ["a" * 300 + "/x.png", "a/" * 3000 + "x.png", "../x.png", "/etc/passwd", "."]
 )
-def test_a_path_that_cannot_be_costs_its_own_record(originals, path):
-    """A record with a path that is too long, or outside, is a damaged line; the others are there."""
+def test_a_bad_path_affects_only_its_record(originals, path):
+    """A record whose path is too long or leaves the folder is a damaged line; the others are read."""
     index = originals / "full/media.jsonl"
     content = index.read_bytes()
     try:
@@ -347,8 +347,8 @@ DESCRIPTION = {
     damaged(ENTRY.to_text().encode())
     | changed(json.loads(ENTRY.to_text())).map(lambda one: json.dumps(one).encode())
 )
-def test_a_manifest_may_hold_anything(text):
-    """It is an entry that `submit` could have written, or an UploadError."""
+def test_a_manifest_with_any_content_is_an_entry_or_raises(text):
+    """It is an entry that `submit` could have written, or raises UploadError."""
     try:
         entry = Entry.parse(text)
     except UploadError:
@@ -356,15 +356,15 @@ def test_a_manifest_may_hold_anything(text):
 
     check_remote_name(entry.remote_name)
     assert Path("/spool/pending", entry.folder).parent == Path("/spool/pending")
-    # As it is written: a source may be a path that is not UTF-8.
+    # As `submit` writes it: a source may be a path that isn't UTF-8.
     assert Entry.parse(to_utf8(entry.to_text())) == entry
 
 
 @pytest.mark.parametrize(
     "name", ["spool.json", "status.json", "delivered.jsonl", "attempts.json", "reason.json", "queue.lock"]
 )
-def test_a_file_of_a_spool_may_hold_anything(tmp_path, name):
-    """The commands that read a spool say what is in it, or raise an UploadError or ValueError."""
+def test_a_damaged_spool_file_is_read_or_raises(tmp_path, name):
+    """The commands that read a spool print its content, or raise UploadError or ValueError."""
     spool = Spool(tmp_path / "spool")
     spool.create(DESCRIPTION["store"])
     document = {
@@ -467,8 +467,8 @@ URIS = st.one_of(
 @example("s3://b?location=1")
 @example("file://h")
 @example("s3://b?profile=none")
-def test_a_uri_may_be_any_text(uri):
-    """A store is opened, which asks no server, or it is a ValueError; so for objects and datasets."""
+def test_any_uri_is_opened_or_raises(uri):
+    """A store opens without asking a server, or raises ValueError; objects and datasets do the same."""
     identity_of(uri)
     options_of(uri)
     for question in (lambda: open_store(uri).uri("a"), lambda: open_object(uri)):
@@ -490,8 +490,8 @@ def test_a_uri_may_be_any_text(uri):
 )
 @example(b"../secret.pt")
 @example(b"a" * 300)
-def test_a_pointer_may_hold_anything(tmp_path_factory, content):
-    """What a pointer names is in its folder, or it is a CheckpointError or is not found."""
+def test_a_pointer_with_any_content_stays_in_its_folder_or_raises(tmp_path_factory, content):
+    """Reading returns a checkpoint in the folder, or raises CheckpointError or FileNotFoundError."""
     folder = tmp_path_factory.mktemp("outside") / "checkpoints"
     folder.mkdir()
     (folder.parent / "secret.pt").write_bytes(b"not ours")
@@ -508,7 +508,7 @@ def test_a_pointer_may_hold_anything(tmp_path_factory, content):
 
 @pytest.fixture(scope="module")
 def event_bytes(tmp_path_factory):
-    """An event file with two records."""
+    """Returns the bytes of an event file with two records."""
     path = tmp_path_factory.mktemp("events") / "events.out.tfevents.1"
     file = EventFile(os.open(path, os.O_WRONLY | os.O_CREAT))
     file.write(b"first")
@@ -519,8 +519,8 @@ def event_bytes(tmp_path_factory):
 
 @fuzz(100)
 @given(st.data())
-def test_an_event_file_may_hold_anything(tmp_path_factory, event_bytes, data):
-    """Its records are read as far as they go, in the memory of what is there."""
+def test_a_damaged_event_file_is_read_as_far_as_it_goes(tmp_path_factory, event_bytes, data):
+    """Reading takes no more memory than the file."""
     length = st.sampled_from([1 << 30, 1 << 62, (1 << 64) - 1]).map(
         lambda one: struct.pack("<QI", one, 0) + b"abc"
     )

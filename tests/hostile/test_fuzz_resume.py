@@ -1,6 +1,6 @@
-"""Whatever the files of a run hold, a session that resumes it writes its rows.
+"""A session resumes a run with damaged files and writes its rows.
 
-`fuzzing` says how many examples there are.
+`fuzzing` sets the number of examples.
 """
 
 import shutil
@@ -19,7 +19,7 @@ __all__ = ["limit"]
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
-    """A run of three rows, with hyperparameters, an image, a text and a table."""
+    """Writes a run of three rows, with hyperparameters, an image, a text and a table."""
     folder = tmp_path_factory.mktemp("written") / "run"
     with Run(RunDirectory(folder), run_name="written") as run:
         run.log_hyperparameters({"lr": 0.1})
@@ -35,8 +35,8 @@ def written(tmp_path_factory):
     "name",
     ["sidecar.json", "summary.json", "environment.json", "sessions.jsonl", "media.jsonl", "hparams.yaml"],
 )
-def test_a_run_is_resumed_whatever_a_file_of_it_holds(written, tmp_path, caplog, name):
-    """Rows of both sessions are in the CSV, and nothing says that the folder cannot be written."""
+def test_a_run_with_a_damaged_file_is_resumed(written, tmp_path, caplog, name):
+    """The CSV has the rows of both sessions, and no error says that the folder can't be written."""
     content = (written / name).read_bytes()
     contents = damaged(content)
     if not name.endswith(".yaml"):

@@ -1,7 +1,4 @@
-"""Whatever a checkpoint, a flight record or a duration holds: it is read, or an error of its package says what is wrong.
-
-`fuzzing` says how many examples there are.
-"""
+"""Damaged checkpoints, flight records and durations are read, or raise an error of their package."""
 
 import contextlib
 import json
@@ -31,7 +28,7 @@ __all__ = ["limit"]
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A folder with a checkpoint in one file, one in shards, and the record of a recorder that saw an exception."""
+    """Returns a folder with a single-file checkpoint, a sharded one, and a flight record of an exception."""
     folder = tmp_path_factory.mktemp("trained")
 
     def loss_fn(outputs, targets):
@@ -59,7 +56,7 @@ def trained(tmp_path_factory):
 
 
 def read(path):
-    """Reads a checkpoint, which its readers may refuse, with torch and without."""
+    """Reads a checkpoint with torch and without; the readers may refuse it."""
     with contextlib.suppress(CheckpointError, FileNotFoundError):
         assert read_checkpoint(path)["version"] == 1
     for one in list_checkpoints(
@@ -69,7 +66,7 @@ def read(path):
 
 
 class Content:
-    """Bytes of which hypothesis does not print all."""
+    """Bytes that hypothesis prints abbreviated."""
 
     def __init__(self, content):
         self.content = content
@@ -79,8 +76,8 @@ class Content:
 
 
 @pytest.mark.parametrize("kind", ["manifest.json", ".metadata", "rank-0.pt", "__0_0.distcp", "whole"])
-def test_a_checkpoint_may_hold_anything(trained, kind):
-    """Bytes of a file are damaged, and, where the manifest has a CRC-32 of it, that is made to fit."""
+def test_a_damaged_checkpoint_is_read_or_refused(trained, kind):
+    """The bytes of a file are damaged; a CRC-32 in the manifest is corrected to match."""
     if kind == "whole":
         (path,) = (trained / "whole").glob("*ba2.pt")
         manifest = path
@@ -110,8 +107,8 @@ def test_a_checkpoint_may_hold_anything(trained, kind):
         manifest.write_bytes(description)
 
 
-def test_a_flight_record_may_hold_anything(trained):
-    """It is described in lines of text, or left out."""
+def test_a_damaged_flight_record_is_described_or_left_out(trained):
+    """Its description is lines of text."""
     path = trained / FLIGHT_FOLDER / "rank-0.json"
     content = path.read_bytes()
     assert [one.reason for one in read_flights(path.parent)] == ["exception"]
@@ -142,8 +139,8 @@ PARTS = st.sampled_from(
 @given(st.text(max_size=8) | st.lists(PARTS, max_size=6).map("".join))
 @example("1e999999999ep")
 @example("9" * 400 + "h")
-def test_a_duration_may_be_any_text(text):
-    """It is a time that its own text gives again, or a TimeStringError; likewise an interval."""
+def test_any_duration_is_parsed_or_raises(text):
+    """A parsed time survives a round trip; other texts raise TimeStringError. Intervals do the same."""
     with contextlib.suppress(TimeStringError):
         time = Time.from_timestring(text)
         assert Time.from_timestring(str(time)) == time

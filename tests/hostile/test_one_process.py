@@ -1,4 +1,4 @@
-"""What a process may do to itself while it logs: threads, signals, stops, clocks, interrupts, one run after another."""
+"""What a process may do while it logs: threads, signals, stops, clock jumps, several runs in a row."""
 
 import io
 import json
@@ -25,7 +25,7 @@ LIMIT_SECONDS = 120
 
 @pytest.fixture
 def child(tmp_path):
-    """Starts a mode of the program in a process of its own, which is ended with the test."""
+    """Starts a mode of the program in its own process, which is killed after the test."""
     started = []
 
     def start(*arguments):
@@ -61,7 +61,7 @@ def logged(folder, name):
 
 
 @pytest.mark.parametrize("isolation", ["threads", "process"])
-def test_a_signal_handler_that_logs_and_uploads_neither_hangs_nor_loses(child, tmp_path, isolation):
+def test_a_signal_handler_may_log_and_upload(child, tmp_path, isolation):
     """A handler that saves a checkpoint before preemption may interrupt any call."""
     counts = answer(child("signals", isolation))
 
@@ -76,12 +76,12 @@ def test_a_signal_handler_that_logs_and_uploads_neither_hangs_nor_loses(child, t
     )
 
 
-def test_calls_of_an_open_run_import_nothing(child):
-    """A handler that interrupts an import would find half of a module."""
+def test_logging_to_an_open_run_imports_nothing(child):
+    """A handler that interrupts an import would find a half-loaded module."""
     assert answer(child("imported by calls")) == []
 
 
-def test_rows_of_several_threads_are_there_once_each(tmp_path):
+def test_rows_of_several_threads_are_written_once_each(tmp_path):
     """Four threads log with their own steps, beside the training thread."""
     memory = InMemory()
     begin = threading.Barrier(4)
@@ -120,8 +120,8 @@ def test_rows_of_several_threads_are_there_once_each(tmp_path):
     assert len(memory.get_timeseries("shared")["shared"]) == 1000
 
 
-def test_a_process_that_is_stopped_and_continued_loses_no_row(child, tmp_path):
-    """After SIGSTOP, as from a scheduler or a laptop's lid, logged rows stay readable."""
+def test_a_stopped_and_continued_process_loses_no_row(child, tmp_path):
+    """After SIGSTOP, sent by a scheduler or when a laptop's lid closes, logged rows stay readable."""
     process = child("until told")
     acknowledged = [int(process.stdout.readline()) for _ in range(100)]
     os.kill(process.pid, signal.SIGSTOP)
@@ -137,8 +137,8 @@ def test_a_process_that_is_stopped_and_continued_loses_no_row(child, tmp_path):
     assert FinishedRun.open(tmp_path / "run").status == "completed"
 
 
-def test_a_wall_clock_that_jumps_loses_and_delays_nothing(tmp_path):
-    """After a suspend or a clock that is set back, rows keep their order and a resume keeps its steps."""
+def test_a_jumping_wall_clock_loses_and_delays_nothing(tmp_path):
+    """After a suspend, or when the clock is set back, rows keep their order and a resume keeps its steps."""
     now = [1.7e9]
     memory = InMemory()
 
@@ -165,8 +165,8 @@ def test_a_wall_clock_that_jumps_loses_and_delays_nothing(tmp_path):
     assert FinishedRun.open(tmp_path / "run").status == "completed"
 
 
-def test_an_interrupted_cell_of_a_notebook_leaves_the_run_open_and_whole(child, tmp_path):
-    """The stop button sends SIGINT: rows of that cell are there, and the next cell logs on."""
+def test_an_interrupted_notebook_cell_leaves_the_run_open(child, tmp_path):
+    """The stop button sends SIGINT: that cell's rows are kept, and the next cell continues to log."""
     counts = answer(child("notebook"))
 
     assert counts["interrupted"] == "KeyboardInterrupt"
@@ -178,7 +178,7 @@ def test_an_interrupted_cell_of_a_notebook_leaves_the_run_open_and_whole(child, 
 
 
 def test_two_trainers_in_a_row_leave_nothing_behind(tmp_path):
-    """Each has destinations of its own, then those of the first; both runs are whole, no thread stays."""
+    """Each trainer has its own destinations, then reuses the first one's; both runs are complete."""
     data = [(torch.randn(3), torch.tensor(0)) for _ in range(4)]
 
     def destinations():
@@ -217,7 +217,7 @@ def test_two_trainers_in_a_row_leave_nothing_behind(tmp_path):
     fit("two", destinations())
     fit("three", first)
 
-    # The environment may be written later than close returns, on a busy machine.
+    # On a busy machine the environment may be written after close returns.
     until(lambda: {thread.name for thread in threading.enumerate()} <= threads)
     for name in ("one", "two", "three"):
         assert FinishedRun.open(tmp_path / name).status == "completed"
@@ -225,8 +225,8 @@ def test_two_trainers_in_a_row_leave_nothing_behind(tmp_path):
         assert (tmp_path / "store" / name / "note.txt").read_text() == name
 
 
-def test_logging_after_close_is_refused_by_name(tmp_path):
-    """The run refuses it, whatever its destinations; nothing is written, and nothing stays open."""
+def test_logging_after_close_is_reported_by_name(tmp_path):
+    """The run refuses it with any destination; nothing is written, and nothing stays open."""
     run = Run([RunDirectory(tmp_path / "run"), InMemory()], run_name="mine")
     run.log_metrics({"loss": 1.0})
     run.close()

@@ -1,4 +1,4 @@
-"""What macOS and Windows lack is taken away from a child process, which imports and runs all the same."""
+"""A child process without the functions that macOS and Windows lack imports everything and runs."""
 
 import os
 import signal
@@ -95,7 +95,7 @@ for package in (uploads, events, destinations):
 
 
 def run_python(code, *arguments):
-    """Runs a program, and returns its exit code and what it said."""
+    """Runs a program, and returns its exit code and output."""
     done = subprocess.run(
         [sys.executable, "-c", code, *map(str, arguments)],
         env=ENVIRONMENT,
@@ -113,7 +113,7 @@ def rows(folder):
 
 
 @pytest.mark.parametrize("missing", [WITHOUT_PROC, WITHOUT_FCNTL], ids=["proc", "fcntl"])
-def test_a_run_without_what_only_linux_has(tmp_path, missing):
+def test_a_run_works_without_linux_only_functions(tmp_path, missing):
     """Every row is written without /proc, fdatasync, fallocate and mmap flags, or without fcntl."""
     code, said = run_python(missing + RUN, tmp_path / "run")
 
@@ -122,7 +122,7 @@ def test_a_run_without_what_only_linux_has(tmp_path, missing):
     assert not (tmp_path / "run" / ".lock").exists()
 
 
-def test_an_upload_without_what_only_linux_has(tmp_path):
+def test_an_upload_works_without_linux_only_functions(tmp_path):
     """A file larger than one buffer is copied, checked and uploaded."""
     code, said = run_python(WITHOUT_PROC + UPLOAD, tmp_path / "x")
 
@@ -130,8 +130,8 @@ def test_an_upload_without_what_only_linux_has(tmp_path):
     assert (tmp_path / "x-store" / "big.txt").stat().st_size == 3 << 20
 
 
-def test_uploads_without_locks_say_so(tmp_path):
-    """They are refused when the queue is made, before anything is lost."""
+def test_uploads_without_file_locks_raise(tmp_path):
+    """The queue's constructor refuses them, before anything is lost."""
     code, said = run_python(WITHOUT_FCNTL + UPLOAD, tmp_path / "x")
 
     assert code == 1
@@ -139,7 +139,7 @@ def test_uploads_without_locks_say_so(tmp_path):
 
 
 def test_a_run_folder_without_locks_has_one_writer(tmp_path):
-    """A second process is refused while the first lives, and continues the run after it was killed."""
+    """A second process is refused while the first one lives, and continues the run after it was killed."""
     first = subprocess.Popen(
         [sys.executable, "-c", WITHOUT_FCNTL + HOLD, str(tmp_path / "run")],
         env=ENVIRONMENT,

@@ -1,4 +1,4 @@
-"""Secrets in unexpected places, and words that only sound like secrets."""
+"""Secrets in unexpected places, and words that only look like secrets."""
 
 import re
 import subprocess
@@ -12,13 +12,13 @@ from destinations.run_directory.environment import describe_environment
 from events import Logger, Run, State, redact, redact_arguments, redact_text
 from uploads import redaction
 
-# Invented, and put together from parts, so that no scanner takes them for real ones.
+# Invented, and assembled from parts, so that no scanner reports them as real ones.
 LOW, UP, MIX, HEX = "abcdefghij", "ABCDEFGHIJ", "aB3dE6gH9k", "0a1b2c3d4e"
 WORD = "hunter" + "2"
 
 
 def body(letters, length):
-    """Returns so many letters."""
+    """Returns that many letters."""
     return (letters * (length // len(letters) + 1))[:length]
 
 
@@ -177,7 +177,7 @@ PLACES = [
 
 
 def _secret_texts():
-    """Yields texts, and the secret in each."""
+    """Yields each text with the secret in it."""
     for number, secret in enumerate(BY_FORMAT):
         yield FRAMES[number % len(FRAMES)].format(secret), secret
     for number, name in enumerate(NAMES * 2):
@@ -332,14 +332,14 @@ HARMLESS_TEXTS = [
 ]
 
 
-def test_the_corpus_is_as_large_as_it_is_to_be():
-    """The corpus has at least two hundred of each, none of them twice."""
+def test_the_corpus_has_its_minimum_size():
+    """The corpus has at least two hundred of each, without duplicates."""
     assert len({text for text, _ in SECRET_TEXTS}) >= 200
     assert len(set(HARMLESS_TEXTS)) >= 200
 
 
-def test_secrets_in_texts_are_taken_out():
-    """At least 98 of 100 leave no part of eight letters behind."""
+def test_secrets_in_texts_are_redacted():
+    """At least 98 of 100 leave no fragment of eight letters."""
     missed = []
     for text, secret in SECRET_TEXTS:
         redacted = redact_text(text)
@@ -349,15 +349,15 @@ def test_secrets_in_texts_are_taken_out():
     assert len(missed) <= 0.02 * len(SECRET_TEXTS), missed
 
 
-def test_harmless_texts_are_left_as_they_are():
-    """At least 98 of 100 stay the same to the letter."""
+def test_harmless_texts_are_unchanged():
+    """At least 98 of 100 are unchanged."""
     destroyed = [(text, redact_text(text)) for text in HARMLESS_TEXTS if redact_text(text) != text]
 
     assert len(destroyed) <= 0.02 * len(HARMLESS_TEXTS), destroyed
 
 
-def test_secrets_in_structures_are_taken_out():
-    """The name of a key gives a secret away, however it is nested; in a command line, the option does."""
+def test_secrets_in_structures_are_redacted():
+    """A key's name identifies a secret at any depth; in a command line, the option's name does."""
     missed = [
         name
         for name in NAMES
@@ -368,13 +368,13 @@ def test_secrets_in_structures_are_taken_out():
     assert missed == []
 
 
-def test_harmless_names_in_structures_are_left_as_they_are():
-    """They stay, as they do in texts."""
+def test_harmless_names_in_structures_are_unchanged():
+    """They are kept, as in texts."""
     assert redact(HARMLESS_NAMES) == HARMLESS_NAMES
 
 
 def test_a_key_that_is_a_secret_is_hidden_and_its_value_is_kept():
-    """Two such keys are still two."""
+    """Two such keys stay two keys."""
     first, second = "hf" + "_" + body("aBcDeFgHiJ", 34), "hf" + "_" + body("KlMnOpQrSt", 34)
 
     assert redact({first: 1, second: {"x": 2}, "lr": 3}) == {
@@ -414,8 +414,8 @@ def test_a_key_that_is_a_secret_is_hidden_and_its_value_is_kept():
         ),
     ],
 )
-def test_a_short_option_hides_what_follows(arguments, expected):
-    """`-p` may be a password, and a number or a path is none."""
+def test_a_short_option_hides_its_value(arguments, expected):
+    """`-p` may be a password; a number or a path is kept."""
     assert redact_arguments(arguments) == expected
     assert redact({"argv": arguments}) == {"argv": expected}
 
@@ -442,7 +442,7 @@ def test_a_short_option_hides_what_follows(arguments, expected):
     ids=str,
 )
 def test_a_name_in_parts_hides_its_value(value):
-    """A name may be spread over levels, or stand beside its value in a pair or an entry."""
+    """A name may be split over levels, or be next to its value in a pair or an entry."""
     shown = redact(value)
 
     assert WORD not in str(shown)
@@ -470,13 +470,13 @@ def test_a_name_in_parts_hides_its_value(value):
     ],
     ids=str,
 )
-def test_parts_that_are_no_name_of_a_secret_hide_nothing(value):
-    """Keys of attention and of sorting, words of a text, and counts of tokens are shown."""
+def test_parts_of_harmless_names_hide_nothing(value):
+    """Attention keys, sort keys, words of a text and token counts are shown."""
     assert redact(value) == value
 
 
-def test_a_structure_that_contains_itself_ends():
-    """It is cut off where it is nested too deeply."""
+def test_a_structure_that_contains_itself_is_cut_off():
+    """Redaction stops at a maximum depth."""
     endless = {"password": WORD}
     endless["again"] = [endless]
 
@@ -486,7 +486,7 @@ def test_a_structure_that_contains_itself_ends():
     assert "[nested too deeply]" in str(redacted)
 
 
-# Each of these made a search begin again at each letter.
+# Each of these made a pattern restart at each letter.
 ADVERSARIAL = [
     *(
         "a",
@@ -532,7 +532,7 @@ ADVERSARIAL = [
 
 
 @pytest.mark.parametrize("seed", ADVERSARIAL)
-def test_a_long_text_is_searched_once(seed):
+def test_a_long_text_is_searched_in_linear_time(seed):
     """It takes a moment; a quadratic search would take minutes."""
     redacted = redact_text(seed * (200_000 // len(seed)))
 
@@ -540,7 +540,7 @@ def test_a_long_text_is_searched_once(seed):
 
 
 def _calls_of(text):
-    """Returns how many calls it takes, of Python's functions and of the C functions that these call."""
+    """Returns the number of calls of Python functions, and of the C functions that they call."""
     count = 0
 
     def note(frame, event, argument):
@@ -557,7 +557,7 @@ def _calls_of(text):
 
 
 @pytest.mark.parametrize("seed", ADVERSARIAL)
-def test_twice_the_text_takes_twice_the_calls(seed):
+def test_the_number_of_calls_is_linear_in_the_text(seed):
     """The work for each finding doesn't depend on their number."""
     once, twice = _calls_of(seed * 500), _calls_of(seed * 1000)
 
@@ -565,7 +565,7 @@ def test_twice_the_text_takes_twice_the_calls(seed):
 
 
 def _repetitions(parsed):
-    """Yields kind and upper bound of each repetition in a parsed pattern."""
+    """Yields the kind and upper bound of each repetition in a parsed pattern."""
     parser, constants = re._parser, re._constants
     for code, argument in parsed:
         if code in {constants.MAX_REPEAT, constants.MIN_REPEAT, constants.POSSESSIVE_REPEAT}:
@@ -576,15 +576,15 @@ def _repetitions(parsed):
                     yield from _repetitions(one)
 
 
-def test_no_pattern_repeats_without_a_bound_and_gives_back():
-    """Unbounded repetitions are possessive, so they are never retried in a shorter form."""
+def test_unbounded_repetitions_are_possessive():
+    """A possessive repetition is never retried in a shorter form."""
     module = vars(redaction)
     patterns = [value for value in module.values() if isinstance(value, re.Pattern)]
     patterns += [step[1] for step in (*module["_FORMAT_STEPS"], *module["_PLACE_STEPS"])] + list(
         module["_QUOTED"].values()
     )
 
-    # These are matched against texts of bounded length only, or end in one class of characters.
+    # These match only texts of bounded length, or end in a single character class.
     short = {"_PLACEHOLDER", "_CODE", "_NUMBER", "_SPECIAL_TOKEN", "_FILE_PATH", "_USER_NAME", "_WORD"}
     searched = [one for one in patterns if one not in [module[name] for name in short]]
     endless = [
@@ -623,7 +623,7 @@ def test_no_record_reaches_a_destination_with_a_secret():
 
 
 def test_no_file_of_a_run_has_a_secret(tmp_path):
-    """Tags, notes, captions, errors with their tracebacks, and what the program printed are redacted."""
+    """Tags, notes, captions, errors with their tracebacks, and the program's output are redacted."""
     run_dir = tmp_path / "run"
     destinations = [
         RunDirectory(run_dir, tags=[f"token={WORD}"], notes=f"see https://jo:{WORD}@host"),
@@ -645,8 +645,8 @@ def test_no_file_of_a_run_has_a_secret(tmp_path):
     assert [name for name, text in texts.items() if WORD in text or SECRET in text] == []
 
 
-def test_a_large_diff_is_measured_and_not_searched(tmp_path, monkeypatch):
-    """Its size is exact, because it is neither searched nor decoded."""
+def test_a_large_diff_is_measured_without_searching_it(tmp_path, monkeypatch):
+    """Its size is exact, because it's neither searched nor decoded."""
     monkeypatch.chdir(tmp_path)
     identity = ["-c", "user.name=a", "-c", "user.email=a@example.com"]
     for command in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "x"]):
@@ -661,8 +661,8 @@ def test_a_large_diff_is_measured_and_not_searched(tmp_path, monkeypatch):
     assert described["git"]["diff_bytes"] == len(diff)
 
 
-def test_an_environment_is_described_where_the_working_directory_is_gone(tmp_path, monkeypatch):
-    """What cannot be found out is None, and the rest is there."""
+def test_an_environment_without_a_working_directory_is_described(tmp_path, monkeypatch):
+    """Values that can't be determined are None; the others are there."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
@@ -674,8 +674,8 @@ def test_an_environment_is_described_where_the_working_directory_is_gone(tmp_pat
     assert described["host"]
 
 
-def test_an_error_is_reported_without_secrets_where_no_file_can_be_opened():
-    """The rules are imported when a logger is made: a failure of a destination comes later, and finds no file free."""
+def test_errors_are_redacted_without_a_free_file_descriptor():
+    """The logger's constructor imports the rules; when a destination fails, no file can be opened."""
     program = """
         import resource, sys
         from events import Logger, State

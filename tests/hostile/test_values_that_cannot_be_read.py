@@ -1,6 +1,6 @@
-"""Values that raise, never end or contain themselves: an error at the call, or a text in their place.
+"""Values that raise, never end or contain themselves raise at the call, or are replaced by a text.
 
-Siblings are kept.
+Their siblings are kept.
 """
 
 import contextlib
@@ -20,12 +20,12 @@ from events import RecordError, Run, plain_config
 
 @pytest.fixture(autouse=True)
 def _outside_of_any_repository(tmp_path, monkeypatch):
-    """Spares each run, which describes where it takes place, three programs."""
+    """Spares each run the three programs that describe its environment."""
     monkeypatch.chdir(tmp_path)
 
 
 class Bad:
-    """An object whose every text raises."""
+    """An object that raises whenever it's converted to a text."""
 
     def __repr__(self):
         raise ValueError("no repr")
@@ -34,14 +34,14 @@ class Bad:
 
 
 class BadAttributes:
-    """An object whose every attribute raises something that is no AttributeError."""
+    """An object whose attributes raise something other than AttributeError."""
 
     def __getattr__(self, name):
         raise ValueError(f"no {name}")
 
 
 class BadMapping(dict):
-    """A dict that cannot be gone through."""
+    """A dict that can't be iterated over."""
 
     def items(self):
         raise OSError("no items")
@@ -101,7 +101,7 @@ CALLS = {
 
 @pytest.mark.parametrize("value", UNREADABLE.values(), ids=UNREADABLE)
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
-def test_a_value_that_cannot_be_read_is_an_error_at_the_call_and_none_later(call, value):
+def test_an_unreadable_value_raises_at_the_call_only(call, value):
     """The loop continues, `strict` raises RecordError, and the next record is accepted."""
     for strict in (False, True):
         memory = InMemory()
@@ -128,7 +128,7 @@ def test_an_unreadable_metric_affects_only_itself(value, tmp_path):
 
 
 @pytest.mark.parametrize("bins", [10**9, 10**30, np.arange(200_000)], ids=["1e9", "1e30", "edges"])
-def test_a_histogram_of_too_many_bins_is_refused(bins):
+def test_a_histogram_of_too_many_bins_raises(bins):
     """Its counts alone would fill memory and disk."""
     with (
         Run(InMemory(), run_name="r", strict=True) as run,
@@ -138,7 +138,7 @@ def test_a_histogram_of_too_many_bins_is_refused(bins):
 
 
 @pytest.mark.parametrize("kind", ["pipe", "device", "folder"])
-def test_a_file_that_may_never_end_is_refused(kind, tmp_path):
+def test_an_endless_file_raises(kind, tmp_path):
     """A pipe without a writer would block the loop forever, and /dev/zero would fill memory."""
     path = {"pipe": tmp_path / "pipe", "device": "/dev/zero", "folder": tmp_path}[kind]
     if kind == "pipe":
@@ -170,8 +170,8 @@ NO_FILES = [
 
 
 @pytest.mark.parametrize(("name", "path"), [*NO_FILES, ("n", "x" * 5000)], ids=lambda _: "")
-def test_a_file_without_a_name_or_a_path_is_refused_at_the_call(name, path, tmp_path):
-    """Up and down; the next file is taken."""
+def test_a_file_without_a_name_or_a_path_raises_at_the_call(name, path, tmp_path):
+    """Uploads and downloads refuse it; the next file is accepted."""
     (tmp_path / "f").write_text("x")
 
     with Run(RunDirectory(tmp_path / "run"), run_name="r", strict=True) as run:
@@ -208,7 +208,7 @@ HYPERPARAMETERS = {
 
 @pytest.mark.parametrize("value", HYPERPARAMETERS.values(), ids=HYPERPARAMETERS)
 def test_hyperparameters_of_any_kind_are_written_with_their_siblings(value, tmp_path, caplog):
-    """Whatever is among them, `hparams.yaml` and the sidecar have the others, and the run ends as completed."""
+    """`hparams.yaml` and the sidecar have the other hyperparameters, and the run is completed."""
     with Run(RunDirectory(tmp_path / "run"), run_name="r", strict=True) as run:
         run.log_hyperparameters({"before": 1, "odd": value, "lists": [value], "after": {"lr": 0.1}})
         run.log_metrics({"loss": 1.0})
@@ -221,13 +221,13 @@ def test_hyperparameters_of_any_kind_are_written_with_their_siblings(value, tmp_
     assert [record for record in caplog.records if record.levelname == "ERROR"] == []
 
 
-def test_hyperparameters_that_contain_themselves_say_so_where_they_do():
-    """The rest of them is as it was."""
+def test_hyperparameters_that_contain_themselves_are_marked():
+    """The others are unchanged."""
     assert plain_config(_cyclic()) == {"a": 1, "again": "<dict that contains itself>"}
 
 
-def test_hyperparameters_given_to_the_destination_itself_are_made_plain_too(tmp_path):
-    """A logger of Composer's gives them so."""
+def test_hyperparameters_given_to_the_destination_itself_are_made_plain(tmp_path):
+    """Composer's logger passes them that way."""
     destination = RunDirectory(tmp_path / "run")
     with Run(destination, run_name="r", strict=True):
         destination.log_hyperparameters({"odd": np.complex64(1j), "lr": 0.1})

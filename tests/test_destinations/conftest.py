@@ -1,4 +1,4 @@
-"""Shared by the tests of destinations: a terminal, and what is said where there is no browser."""
+"""Shared by the tests of destinations: a terminal, and a summary line if there's no browser."""
 
 import fcntl
 import os
@@ -16,7 +16,7 @@ NO_BROWSER = "needs a browser"
 
 
 def pytest_terminal_summary(terminalreporter):
-    """Says in the last lines that the tests of the page were skipped, and how to have them."""
+    """Reports in the last lines that the page's tests were skipped, and how to run them."""
     skipped = [one for one in terminalreporter.stats.get("skipped", []) if NO_BROWSER in str(one.longrepr)]
     if skipped:
         terminalreporter.section("no browser")
@@ -27,7 +27,7 @@ def pytest_terminal_summary(terminalreporter):
 
 @pytest.fixture
 def terminal():
-    """Returns a function that runs Python code on a pseudo-terminal and returns the lines that stand on its screen."""
+    """Returns a function that runs Python code on a pseudo-terminal and returns the lines on its screen."""
     return _run_on_terminal
 
 
@@ -55,12 +55,12 @@ def _read(descriptor):
     try:
         return os.read(descriptor, 1 << 16)
     except OSError:
-        # Linux says EIO when the other side is closed.
+        # Linux raises EIO when the other side is closed.
         return b""
 
 
 def _screen(text):
-    """Returns the lines of a screen that knows carriage return, newline and cursor up, and refuses anything else."""
+    """Returns the lines of a screen that supports only carriage return, newline and cursor up."""
     rows, row, column = [""], 0, 0
     for token in re.findall(r"\x1b\[[0-9;]*[A-Za-z]|[\r\n]|[^\x1b\r\n]+", text):
         if token == "\r":

@@ -1,4 +1,4 @@
-"""Artifacts: files of a run in a store, in the order that pointers need, and back again."""
+"""Artifacts: a run's files in a store, uploaded before their pointers, and downloaded again."""
 
 import math
 import os
@@ -27,15 +27,14 @@ def files_in(folder):
 
 @pytest.fixture
 def make_artifacts(tmp_path):
-    """Makes destinations with a store and a spool in the test's folder."""
+    """Creates destinations with a store and a spool in the test's folder."""
 
     def make(store=None, **options):
         defaults = {
             "spool": tmp_path / "spool",
             "progress_bar": False,
             "free_bytes": 0,
-            # However slow the machine is: what is to be uploaded is, and threads that were told to end have
-            # ended.
+            # Even on a slow machine, pending uploads finish and stopped threads end.
             "close_seconds": 300.0,
             "timeouts": Timeouts(give_back_seconds=300.0),
         }
@@ -56,7 +55,7 @@ def moto():
 class TestArtifacts(DestinationContract):
     @pytest.fixture
     def destination(self, make_artifacts):
-        """Returns one with a local store."""
+        """Returns a destination with a local store."""
         return make_artifacts()
 
 
@@ -89,7 +88,7 @@ def train(loggers, folder, **arguments):
 
 
 def test_checkpoints_arrive_with_a_pointer_to_the_newest(make_artifacts, tmp_path):
-    """What a training run saves is in the store when it is closed, byte for byte."""
+    """The store has everything that a training run saved once it's closed, byte for byte."""
     train(make_artifacts(str(tmp_path / "store" / "{run_name}")), tmp_path / "saved")
 
     store = files_in(tmp_path / "store" / "digits")
@@ -103,7 +102,7 @@ def test_checkpoints_arrive_with_a_pointer_to_the_newest(make_artifacts, tmp_pat
 
 
 def test_a_run_continues_from_the_store_alone(make_artifacts, tmp_path):
-    """On a machine that has nothing, autoresume follows the pointer in the store."""
+    """On an empty machine, autoresume follows the pointer in the store."""
     train(make_artifacts(), tmp_path / "old")
     records = RecordingDestination()
 
@@ -113,8 +112,8 @@ def test_a_run_continues_from_the_store_alone(make_artifacts, tmp_path):
     assert [step for step, values in records.metrics if "loss/train/total" in values] == []
 
 
-def test_names_in_the_store_may_be_placed_elsewhere(make_artifacts, tmp_path):
-    """`remote_file_name` holds for uploads, for what pointers point to, and for downloads."""
+def test_remote_file_name_places_objects_elsewhere(make_artifacts, tmp_path):
+    """`remote_file_name` applies to uploads, pointer targets and downloads."""
     artifacts = make_artifacts(remote_file_name="{run_name}-files/{remote_file_name}")
     (tmp_path / "file").write_bytes(b"content")
     (tmp_path / "pointer").write_text("one.bin")
@@ -134,7 +133,7 @@ def test_names_in_the_store_may_be_placed_elsewhere(make_artifacts, tmp_path):
     assert (tmp_path / "back").read_bytes() == b"content"
 
 
-def test_the_end_of_fit_means_uploaded_where_that_is_asked(make_artifacts, tmp_path):
+def test_fit_waits_for_uploads_on_request(make_artifacts, tmp_path):
     """With wait="uploaded" files are in the store when `fit` returns."""
     artifacts = make_artifacts(wait="uploaded")
     (tmp_path / "file").write_bytes(b"content")
@@ -148,8 +147,8 @@ def test_the_end_of_fit_means_uploaded_where_that_is_asked(make_artifacts, tmp_p
     run.close()
 
 
-def test_what_is_not_out_when_the_run_is_closed_is_named_and_kept(make_artifacts, tmp_path, caplog):
-    """The message has the names and the command that finishes them; the command does."""
+def test_unfinished_uploads_are_named_and_kept_at_close(make_artifacts, tmp_path, caplog):
+    """The message has the names and the command that finishes them, and the command does."""
     store = Down(tmp_path / "store")
     (tmp_path / "file").write_bytes(b"content")
     run = DryRun(make_artifacts(store, close_seconds=0.1))
@@ -166,8 +165,8 @@ def test_what_is_not_out_when_the_run_is_closed_is_named_and_kept(make_artifacts
     assert files_in(tmp_path / "store") == {"dry-run/one.bin": b"content"}
 
 
-def test_other_destinations_files_find_it_wherever_it_stands(make_artifacts, tmp_path):
-    """A file handed over in the `close` of a destination listed later still arrives."""
+def test_files_of_later_destinations_arrive(make_artifacts, tmp_path):
+    """A file uploaded in the `close` of a destination listed later still arrives."""
 
     class UploadsAtClose(LoggerDestination):
         def close(self, state: State, logger: Logger) -> None:
@@ -183,8 +182,8 @@ def test_other_destinations_files_find_it_wherever_it_stands(make_artifacts, tmp
 
 
 @pytest.mark.parametrize(("interval", "steps"), [("2ba", [2, 4]), ("1ep", [5])])
-def test_counts_are_logged_where_that_is_asked(make_artifacts, tmp_path, interval, steps):
-    """Files, bytes and what waits are logged at an interval."""
+def test_counts_are_logged_on_request(make_artifacts, tmp_path, interval, steps):
+    """Files, bytes and pending uploads are logged at an interval."""
     records = RecordingDestination()
     (tmp_path / "file").write_bytes(b"content")
     run = DryRun(make_artifacts(log_interval=interval), records, max_duration="1ep", batches_per_epoch=5)
@@ -199,7 +198,7 @@ def test_counts_are_logged_where_that_is_asked(make_artifacts, tmp_path, interva
     assert {(values["uploads/files"], values["uploads/bytes"]) for _, values in counts} == {(1, 7)}
 
 
-def test_another_rank_has_a_queue_when_it_has_a_file(make_artifacts, tmp_path, monkeypatch):
+def test_another_rank_starts_a_queue_with_its_first_file(make_artifacts, tmp_path, monkeypatch):
     """A rank that uploads nothing starts nothing."""
     monkeypatch.setenv("RANK", "1")
     artifacts = make_artifacts()
@@ -217,8 +216,8 @@ def test_another_rank_has_a_queue_when_it_has_a_file(make_artifacts, tmp_path, m
 @pytest.mark.parametrize(
     "name", ["sweep#1", "a?region=elsewhere", "50%2F", "a b+ü", "group/run", "{rank}&c=d"]
 )
-def test_a_run_name_is_part_of_the_prefix_whatever_it_holds(moto, make_artifacts, tmp_path, name):
-    """The options of the URI stay what they are: it still leads to the endpoint that it names."""
+def test_any_run_name_is_part_of_the_prefix(moto, make_artifacts, tmp_path, name):
+    """The URI keeps its options and still leads to its endpoint."""
     (tmp_path / "file").write_bytes(b"content")
     uri = (
         f"s3://bucket/names/{{run_name}}/{{rank:02d}}?endpoint_url={moto.endpoint_url}&addressing_style=path"
@@ -236,8 +235,8 @@ def test_a_run_name_is_part_of_the_prefix_whatever_it_holds(moto, make_artifacts
 @pytest.mark.parametrize(
     "template", ["store/{run_name}", "s3://bucket/{run_name}", "file:///store/{run_name}"]
 )
-def test_a_run_name_that_leaves_its_folder_is_refused(make_artifacts, template, tmp_path, monkeypatch):
-    """When the run begins, not with the first file."""
+def test_a_run_name_that_leaves_its_folder_raises(make_artifacts, template, tmp_path, monkeypatch):
+    """The error comes when the run begins, not with the first file."""
     monkeypatch.chdir(tmp_path)
     artifacts = make_artifacts(template)
     state = State(run_name="../../x")
@@ -247,7 +246,7 @@ def test_a_run_name_that_leaves_its_folder_is_refused(make_artifacts, template, 
 
 
 def test_files_arrive_at_an_s3_server(moto, make_artifacts, tmp_path):
-    """Through the worker process that URIs of remote stores have by default, and back."""
+    """They go through the worker process, the default for URIs of remote stores, and come back."""
     uri = moto.uri("artifacts")
     artifacts = make_artifacts(uri.replace("artifacts", "{run_name}"), isolation=None)
     (tmp_path / "file").write_bytes(b"content")
@@ -265,7 +264,7 @@ def test_files_arrive_at_an_s3_server(moto, make_artifacts, tmp_path):
 
 
 def test_files_arrive_at_a_server_that_ignores_create_only(make_artifacts, tmp_path, caplog, monkeypatch):
-    """The URI has nothing but the bucket and the server; one warning says what is not guaranteed."""
+    """The URI has only the bucket and the server; one warning says what isn't guaranteed."""
     for name, value in s3_servers.ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
     contents = {f"ep{number}.pt": b"%d" % number for number in range(5)}
@@ -287,8 +286,8 @@ def test_files_arrive_at_a_server_that_ignores_create_only(make_artifacts, tmp_p
     assert "ignores If-None-Match" in warnings[0]
 
 
-def test_a_script_that_closes_nothing_still_delivers(tmp_path):
-    """At the interpreter's end the engine closes destinations first, then uploads, although close was not called."""
+def test_a_script_without_close_delivers_its_files(tmp_path):
+    """At interpreter exit the engine closes destinations first, then uploads."""
     code = f"""
 from pathlib import Path
 from destinations import Artifacts, TextFile
@@ -307,7 +306,7 @@ run.logger.log_metrics({{"loss": 0.5}})
 
 
 def test_a_file_without_a_destination_is_not_found(make_artifacts, tmp_path):
-    """The caller learns which file was asked for."""
+    """The error names the file."""
     run = DryRun(make_artifacts())
     run.init()
 
@@ -326,8 +325,8 @@ def test_a_file_without_a_destination_is_not_found(make_artifacts, tmp_path):
         ("store", {"log_interval": "10"}, "time must be a number with a unit"),
     ],
 )
-def test_mistakes_are_found_in_the_constructor(make_artifacts, store, options, message):
-    """The error does not wait until the first checkpoint is due."""
+def test_mistakes_raise_in_the_constructor(make_artifacts, store, options, message):
+    """The error doesn't wait for the first checkpoint."""
     with pytest.raises(ValueError, match=message):
         make_artifacts(store, **options)
 
@@ -335,8 +334,8 @@ def test_mistakes_are_found_in_the_constructor(make_artifacts, store, options, m
 @pytest.mark.parametrize(
     ("files", "size", "is_shown"), [(2, 1 << 20, False), (3, 7, False), (3, 1 << 20, True)]
 )
-def test_a_bar_of_uploads_is_for_many_files_and_bytes(tmp_path, capsys, monkeypatch, files, size, is_shown):
-    """Two files, or seven bytes, have no bar, however long they take."""
+def test_the_upload_bar_needs_many_files_or_bytes(tmp_path, capsys, monkeypatch, files, size, is_shown):
+    """Two files, or seven bytes, show no bar, however long they take."""
     monkeypatch.setattr("destinations.artifacts._SECONDS_BEFORE_A_BAR", 0.0)
     unreachable = "s3://bucket/prefix?endpoint_url=http://127.0.0.1:9"
     queue = {"spool": tmp_path / "spool", "isolation": "threads", "timeouts": Timeouts(give_back_seconds=0.0)}
@@ -351,8 +350,8 @@ def test_a_bar_of_uploads_is_for_many_files_and_bytes(tmp_path, capsys, monkeypa
     assert ("Uploads:" in capsys.readouterr().err) == is_shown
 
 
-def test_files_of_runs_in_one_store_do_not_meet(tmp_path):
-    """Each run has its files below its name, as its checkpoints are; one reads those of another by that name."""
+def test_runs_in_one_store_keep_their_files_apart(tmp_path):
+    """Each run's files and checkpoints are below its name; one run reads another's by that name."""
     for name in ("first", "second"):
         (tmp_path / "ep1.pt").write_text(name)
         artifacts = Artifacts(tmp_path / "store", spool=tmp_path / "spool", wait="uploaded")
@@ -377,13 +376,13 @@ def test_files_of_runs_in_one_store_do_not_meet(tmp_path):
 
 
 def test_a_store_without_credentials_is_not_waited_for(tmp_path, caplog, monkeypatch):
-    """The reason is said, the files stay in the spool, and the end of the run does not take its half minute."""
+    """The reason is logged, the files stay in the spool, and close takes less than half a minute."""
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "model.pt").write_bytes(b"weights")
-    # For ever, were it waited for.
+    # Forever, if the run waited for it.
     artifacts = Artifacts(
         "s3://bucket/x", spool=tmp_path / "spool", isolation="threads", close_seconds=math.inf
     )

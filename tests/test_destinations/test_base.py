@@ -8,12 +8,12 @@ from destinations.base import LoggerDestination, RecordDestination
 from events import Run
 from events.logger.records import RECORD_KINDS
 
-# These have no name, or are no records.
+# These have no name, or aren't records.
 OTHERS = {"log_metrics", "log_hyperparameters", "upload_file"}
 
 
 class Noting(RecordDestination):
-    """Keeps what it is given."""
+    """Keeps its arguments."""
 
     def __init__(self):
         super().__init__()
@@ -24,8 +24,8 @@ class Noting(RecordDestination):
 
 
 @pytest.mark.parametrize("method", sorted(set(RECORD_KINDS) - OTHERS))
-def test_a_record_destination_takes_each_kind_of_record_with_one_method(method):
-    """Each has the arguments of `LoggerDestination`, counts as implemented, and is passed on by name."""
+def test_a_record_destination_needs_one_method_for_all_kinds(method):
+    """Each kind has the arguments of `LoggerDestination`, counts as implemented, and is passed on by name."""
     noting, base = Noting(), getattr(LoggerDestination, method)
     parameters = list(inspect.signature(base).parameters.values())[1:]
     required = {one.name: object() for one in parameters if one.default is one.empty}
@@ -42,8 +42,8 @@ def test_a_record_destination_takes_each_kind_of_record_with_one_method(method):
     assert not hasattr(getattr(noting, method), "is_default")
 
 
-def test_keyword_only_arguments_are_passed_on_where_they_are_given():
-    """The logger passes them so: a caption of None is none."""
+def test_keyword_only_arguments_are_passed_on_if_given():
+    """The logger passes them the same way: a caption of None isn't passed."""
     noting = Noting()
 
     noting.log_video("clip.avi", 4, "clip", 7, caption="a jump", format="gif")
@@ -59,7 +59,7 @@ def test_keyword_only_arguments_are_passed_on_where_they_are_given():
 
 
 class Both(LoggerDestination):
-    """Takes texts by a method of their own, and all other kinds by one method."""
+    """Has a method for texts, and one method for all other kinds."""
 
     def __init__(self):
         super().__init__()
@@ -80,8 +80,8 @@ class Further(Both):
         super().log_table(columns, rows, name, step)
 
 
-def test_log_record_takes_each_kind_without_a_method():
-    """It need not be a `RecordDestination`: any destination with that method gets what it has no other for."""
+def test_log_record_gets_each_kind_without_a_method():
+    """The class need not be a `RecordDestination`: the method gets every kind that has no other method."""
     both, further = Both(), Further()
     with Run(loggers=[both, further], run_name="mine") as run:
         run.log_text("hello")

@@ -1,4 +1,4 @@
-"""Captions of media: one call reaches every destination, in the form that the destination supports."""
+"""Captions of media: one call reaches every destination in the form that it supports."""
 
 import json
 import logging
@@ -27,7 +27,7 @@ def log_each_with_a_caption(log):
 
 
 def test_captions_are_written_and_read(tmp_path):
-    """The indexes of media and tables have them, and so does the reader."""
+    """The indexes of media and tables have them, and the reader returns them."""
     with Run(loggers=RunDirectory(tmp_path / "run"), run_name="mine") as run:
         log_each_with_a_caption(run)
 
@@ -42,7 +42,7 @@ def test_captions_are_written_and_read(tmp_path):
 
 
 def test_captions_in_memory_and_in_a_text_file(tmp_path):
-    """They are stored beside the other arguments of the call."""
+    """They are stored with the other arguments of the call."""
     memory = InMemory()
     text = TextFile(str(tmp_path / "log.jsonl"), format="jsonl")
     with Run(loggers=[memory, text], run_name="mine") as run:
@@ -74,8 +74,8 @@ class OldDestination(LoggerDestination):
         self.images.append(name)
 
 
-def test_destination_without_captions_gets_the_images(caplog):
-    """A warning says once that its `log_images` takes no captions."""
+def test_a_destination_without_captions_gets_the_images(caplog):
+    """One warning says that its `log_images` accepts no captions."""
     old, memory = OldDestination(), InMemory()
     with caplog.at_level(logging.WARNING, "events"), Run(loggers=[old, memory], run_name="mine") as run:
         for _ in range(3):
@@ -137,7 +137,7 @@ def test_images_with_bad_captions_are_logged(captions, message):
 
 @pytest.mark.parametrize("images", [{"a": {"b": pixels(8, 8)}}, {3: pixels(8, 8)}])
 def test_bad_entries_of_a_dict_of_images_are_dropped(images):
-    """A nested dict is not an image; a name that is not a string becomes one."""
+    """A nested dict isn't an image; a name that isn't a string becomes one."""
     memory = InMemory()
     logger = Logger(State(run_name="mine"), memory)
 

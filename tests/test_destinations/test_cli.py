@@ -1,4 +1,4 @@
-"""The command line, as a shell runs it."""
+"""The command line, as run in a shell."""
 
 import json
 import os
@@ -23,7 +23,7 @@ class Down(LocalStore):
 
 @pytest.fixture
 def spool(tmp_path):
-    """Gives a spool with one file that could not be uploaded."""
+    """Returns a spool with one file that couldn't be uploaded."""
     (tmp_path / "file").write_bytes(b"content")
     queue = UploadQueue(
         Down(tmp_path / "store"),
@@ -36,8 +36,8 @@ def spool(tmp_path):
     return tmp_path / "spool"
 
 
-def test_a_spool_is_finished_from_outside(spool, tmp_path, capsys):
-    """`status` says what is left with exit code 1, `resume` uploads it, `verify` agrees, `status` is content."""
+def test_commands_finish_a_spool(spool, tmp_path, capsys):
+    """`status` lists the file, `resume` uploads it, `verify` confirms it, and `status` then exits with 0."""
     assert cli.main(["uploads", "status", str(spool), "--json"]) == 1
     left = json.loads(capsys.readouterr().out)
 
@@ -50,14 +50,14 @@ def test_a_spool_is_finished_from_outside(spool, tmp_path, capsys):
 
 
 def test_a_folder_that_is_no_spool_is_named(tmp_path, capsys):
-    """The command prints one line and exits with the code of a failure."""
+    """The command prints one line and exits with the code for failures."""
     assert cli.main(["uploads", "status", str(tmp_path)]) == 4
 
     assert capsys.readouterr().err == f"{tmp_path} is not a spool: it has no folder pending/\n"
 
 
-def test_wrong_usage_is_exit_code_2(capsys):
-    """Argparse has it so."""
+def test_wrong_usage_exits_with_2(capsys):
+    """This is argparse's code."""
     with pytest.raises(SystemExit) as ended:
         cli.main(["downloads"])
 

@@ -1,4 +1,4 @@
-"""The docs of destinations say what the code does: examples print what stands below them, tables name what there is."""
+"""Docs of destinations match the code: examples print the output shown, and tables are complete."""
 
 import inspect
 import re
@@ -14,10 +14,10 @@ DOCS = Path(__file__).parents[2] / "docs"
 PAGES = [DOCS / "destinations.md", DOCS / "writing-a-destination.md"]
 
 
-def test_the_capability_table_is_the_codes():
-    """A field is filled where the class overrides the method, and empty where it does not.
+def test_the_capability_table_matches_the_code():
+    """A field is filled if the class overrides the method, and empty otherwise.
 
-    Trackers share `upload_file`; those with an option for it take files. No method is left out.
+    Trackers share `upload_file`; those with an option for it accept files. No method is left out.
     """
     table = [
         [cell.strip() for cell in line.strip("|\n").split("|")]
@@ -61,7 +61,7 @@ def test_every_option_is_documented(destination):
 
 
 def test_every_destination_is_on_the_page():
-    """Whatever the package exports is named there."""
+    """The page names every exported class."""
     page = PAGES[0].read_text()
 
     assert [name for name in destinations.__all__ if name not in page and name != "LoggerDestination"] == []

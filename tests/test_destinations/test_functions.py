@@ -7,7 +7,7 @@ from events import Run
 
 
 def test_each_kind_of_record_goes_to_its_function(tmp_path):
-    """The function gets the arguments of the method; kinds without one are ignored, and not even evaluated."""
+    """The function gets the method's arguments; kinds without a function are not even evaluated."""
     calls = []
     (tmp_path / "a").write_bytes(b"x")
     functions = Functions(
@@ -33,7 +33,7 @@ def test_each_kind_of_record_goes_to_its_function(tmp_path):
 
 
 def test_a_function_that_raises_does_not_stop_training(caplog):
-    """It is a destination like any other."""
+    """It's handled like any other destination."""
 
     def broken(metrics, step):
         raise OSError("no disk")
@@ -49,8 +49,8 @@ def test_a_function_that_raises_does_not_stop_training(caplog):
     assert "no disk" in caplog.text
 
 
-def test_without_upload_file_no_files_are_taken():
-    """So that no files are made in vain."""
+def test_without_upload_file_no_files_are_accepted():
+    """Callers therefore don't create files in vain."""
     assert Functions(log_metrics=print).can_upload_files() is False
 
 
@@ -62,7 +62,7 @@ def test_without_upload_file_no_files_are_taken():
         ({"log_text": "print"}, "log_text must be a function"),
     ],
 )
-def test_what_stands_for_nothing_is_refused(functions, complaint):
-    """With the name that was meant, where there is one."""
+def test_an_unknown_kind_raises(functions, complaint):
+    """The error names the nearest match, if there is one."""
     with pytest.raises(TypeError, match=complaint):
         Functions(**functions)

@@ -1,4 +1,4 @@
-"""`Health`: what a monitor on the same machine is told."""
+"""`Health`, as a monitor on the same machine sees it."""
 
 import re
 import socket
@@ -13,14 +13,14 @@ from events import Run
 
 
 def ask(health, path, **headers):
-    """Returns the answer of the server."""
+    """Returns the server's response."""
     request = urllib.request.Request(health.address + path, headers=headers)  # noqa: S310  # on loopback
     with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310  # as above
         return answer.read().decode()
 
 
 def figures(text):
-    """Returns the values by name and labels; each line of the format is well formed."""
+    """Returns the values by name and labels, and asserts that each line is well formed."""
     found = {}
     for line in text.splitlines():
         if not line.startswith("#"):
@@ -30,7 +30,7 @@ def figures(text):
 
 
 def test_a_monitor_sees_the_run_and_its_uploads(tmp_path):
-    """While it lasts: the batch, what waits, and when an upload succeeded last."""
+    """During the run it shows the batch, pending uploads and the time of the last successful one."""
     health = Health(0)
     (tmp_path / "file").write_bytes(b"12345")
     loggers = [
@@ -65,8 +65,8 @@ def test_a_monitor_sees_the_run_and_its_uploads(tmp_path):
     assert health.address == ""
 
 
-def test_a_port_that_is_taken_is_said_and_training_goes_on(tmp_path, caplog):
-    """As for any destination that cannot be set up."""
+def test_a_taken_port_is_reported_and_training_continues(tmp_path, caplog):
+    """It's handled like any destination that fails `init`."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -78,16 +78,16 @@ def test_a_port_that_is_taken_is_said_and_training_goes_on(tmp_path, caplog):
 
 
 @pytest.mark.parametrize("port", [-1, 65536])
-def test_a_port_is_in_range(port):
-    """Anything else raises at once."""
+def test_a_port_out_of_range_raises(port):
+    """The constructor raises."""
     with pytest.raises(ValueError, match="from 0 to 65535"):
         Health(port)
 
 
 class TestHealth(DestinationContract):
-    """It keeps the contract of every destination."""
+    """Health keeps the contract of destinations."""
 
     @pytest.fixture
     def destination(self):
-        """Serves at any free port."""
+        """Returns a server on any free port."""
         return Health(0)

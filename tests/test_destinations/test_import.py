@@ -1,4 +1,4 @@
-"""What `import destinations` loads, and whose packages it accepts."""
+"""`import destinations` loads few modules, and names packages that conflict with it."""
 
 import subprocess
 import sys
@@ -18,14 +18,14 @@ def run_python(code, **options):
 
 @pytest.mark.parametrize("module", ["destinations", "destinations.testing"])
 def test_import_loads_nothing_heavy(module):
-    """Neither torch nor boto3, nor anything else that takes long, comes with the import."""
+    """It loads neither torch nor boto3, nor any other slow module."""
     finished = run_python(f"import sys, {module}; print([name for name in {HEAVY} if name in sys.modules])")
 
     assert (finished.stdout, finished.stderr) == ("[]\n", "")
 
 
-def test_making_destinations_loads_nothing_heavy():
-    """Constructors store what they are given."""
+def test_creating_destinations_loads_nothing_heavy():
+    """Constructors only store their arguments."""
     code = f"""
 import sys
 from destinations import Console, InMemory, ProgressBar, TextFile
@@ -36,8 +36,8 @@ print([name for name in {HEAVY} if name in sys.modules])
     assert run_python(code).stdout == "[]\n"
 
 
-def test_import_does_nothing():
-    """No thread, no signal handler, no hook, no handler of logging, and the streams stay what they are."""
+def test_import_has_no_side_effects():
+    """It adds no thread, signal handler, hook or log handler, and leaves the streams unchanged."""
     code = """
 import logging, signal, sys, threading
 def world():
@@ -53,8 +53,8 @@ assert logging.getLogger("destinations").handlers == logging.getLogger("events")
 
 
 @pytest.mark.parametrize("name", ["events", "uploads"])
-def test_a_file_of_the_users_with_our_name_is_named(tmp_path, name):
-    """With an events.py of the user's own first on the path, the error says which file, and what to do."""
+def test_a_conflicting_file_is_named(tmp_path, name):
+    """If your own events.py is first on the path, the error names the file and says what to do."""
     theirs = tmp_path / f"{name}.py"
     theirs.write_text("class Event: ...\n")
 
@@ -66,8 +66,8 @@ def test_a_file_of_the_users_with_our_name_is_named(tmp_path, name):
     )
 
 
-def test_a_package_with_our_name_is_named(tmp_path):
-    """The same for an installed package, such as the one that PyPI has under `Events`."""
+def test_a_conflicting_package_is_named(tmp_path):
+    """An installed package, such as PyPI's `Events`, gives the same error."""
     theirs = tmp_path / "events" / "__init__.py"
     theirs.parent.mkdir()
     theirs.write_text("from .events import Events\n")
@@ -78,12 +78,12 @@ def test_a_package_with_our_name_is_named(tmp_path):
     assert f"got {theirs}. Rename that file" in finished.stderr.splitlines()[-1]
 
 
-def test_a_folder_with_our_name_is_named(tmp_path):
-    """A folder without __init__.py, found because ours is not installed, is refused with its place."""
+def test_a_conflicting_folder_is_named(tmp_path):
+    """A folder without __init__.py, found because ours isn't installed, is refused by its path."""
     (tmp_path / "events").mkdir()
     (tmp_path / "destinations").symlink_to(Path(__file__).parents[2] / "destinations")
 
-    # Without site-packages, so that ours is nowhere.
+    # Without site-packages, so that ours can't be found.
     finished = subprocess.run(
         [sys.executable, "-S", "-c", "import destinations"],
         capture_output=True,
@@ -96,8 +96,8 @@ def test_a_folder_with_our_name_is_named(tmp_path):
     assert f"got {tmp_path / 'events'}. Rename that file" in finished.stderr.splitlines()[-1]
 
 
-def test_everything_that_is_exported_is_there():
-    """`__all__` is sorted, and each name in it exists."""
+def test_every_exported_name_exists():
+    """`__all__` is sorted, and each of its names exists."""
     import destinations
     import destinations.testing
 
@@ -107,8 +107,8 @@ def test_everything_that_is_exported_is_there():
 
 
 @pytest.mark.parametrize("module", ["destinations", "events", "uploads"])
-def test_completion_lists_what_there_is(module):
-    """`dir`, which `destinations.<TAB>` asks, has each public name before it is imported."""
+def test_completion_lists_public_names(module):
+    """`dir`, which `destinations.<TAB>` calls, has each public name before it's imported."""
     finished = run_python(f"import {module} as m; print(set(m.__all__) <= set(dir(m)))")
 
     assert finished.stdout == "True\n"
@@ -116,7 +116,7 @@ def test_completion_lists_what_there_is(module):
 
 @pytest.mark.parametrize("use_jedi", [True, False])
 def test_ipython_completes_names(use_jedi):
-    """With jedi, which reads the source, and without, which asks the module."""
+    """It does so with jedi, which reads the source, and without, which asks the module."""
     pytest.importorskip("IPython")
     code = f"""
 from IPython.core.completer import IPCompleter, provisionalcompleter

@@ -1,4 +1,4 @@
-"""What InMemory keeps, and how it is read."""
+"""What InMemory keeps, and how to read it."""
 
 import subprocess
 import sys
@@ -13,8 +13,8 @@ from destinations.testing import DryRun
 from events import Run, Timestamp
 
 
-def test_keeps_metrics_with_step_and_timestamp():
-    """Each call of log_metrics is a record, with the given step or else the batch, and where the run stood."""
+def test_metrics_are_kept_with_step_and_timestamp():
+    """Each call of log_metrics is a record with its step (by default the batch) and the run's timestamp."""
     memory = InMemory()
     run = DryRun(memory, max_duration="2ba")
     run.init()
@@ -38,7 +38,7 @@ def test_keeps_metrics_with_step_and_timestamp():
 
 
 def test_latest_values_and_their_timestamps():
-    """The latest value is the one logged last, whatever its step."""
+    """The latest value is the last one logged, whatever its step."""
     memory = InMemory()
     run = DryRun(memory, max_duration="3ba")
     run.init()
@@ -54,8 +54,8 @@ def test_latest_values_and_their_timestamps():
     }
 
 
-def test_timeseries_has_the_metric_the_step_and_every_field_of_the_timestamp():
-    """A series holds arrays of one length; wall-clock fields are seconds."""
+def test_timeseries_has_metric_step_and_timestamp_fields():
+    """A series has arrays of one length; wall-clock fields are seconds."""
     memory = InMemory()
     run = DryRun(memory, max_duration="2ep", batches_per_epoch=2, samples_per_batch=4, seconds_per_batch=1.5)
     run.init()
@@ -77,8 +77,8 @@ def test_timeseries_has_the_metric_the_step_and_every_field_of_the_timestamp():
     assert series["batch"].dtype.kind == "i"
 
 
-def test_timeseries_of_an_unknown_metric_names_the_known_ones():
-    """A wrong name is an error that lists the right ones."""
+def test_timeseries_of_an_unknown_metric_raises():
+    """The error lists the known metrics."""
     memory = InMemory()
     memory.log_metrics({"loss": 1.0, "accuracy": 0.5}, 0)
 
@@ -88,16 +88,16 @@ def test_timeseries_of_an_unknown_metric_names_the_known_ones():
         memory.get_timeseries("los")
 
 
-def test_a_metric_called_like_a_field_is_the_metric():
-    """A metric named "epoch" is under its name, rather than the timestamp's epoch."""
+def test_a_metric_may_have_the_name_of_a_field():
+    """A metric named "epoch" replaces the timestamp's epoch in the series."""
     memory = InMemory()
     memory.log_metrics({"epoch": 2.5}, 1)
 
     assert memory.get_timeseries("epoch")["epoch"].tolist() == [2.5]
 
 
-def test_works_before_init():
-    """Records that come before INIT are kept, at the given step and a timestamp of zero."""
+def test_records_before_init_are_kept():
+    """They have the given step and a timestamp of zero."""
     memory = InMemory()
 
     memory.log_metrics({"loss": 1.0}, 4)
@@ -107,8 +107,8 @@ def test_works_before_init():
     assert memory.most_recent_timestamps == {"loss": Timestamp()}
 
 
-def test_keeps_every_table_of_a_name():
-    """A table that is logged again does not take the place of the one before."""
+def test_every_table_of_a_name_is_kept():
+    """A later table doesn't replace an earlier one."""
     memory = InMemory()
     memory.log_table(["a", "b"], [[1, "x"]], "wrong", 1)
     memory.log_table(["a", "b"], [[2, "y"], [3, "z"]], "wrong", 2)
@@ -120,7 +120,7 @@ def test_keeps_every_table_of_a_name():
 
 
 def test_a_table_is_a_data_frame():
-    """The last table of a name, or the one of a step, comes as pandas knows tables."""
+    """`get_table` returns the last table of a name, or the one at a step, as a data frame."""
     memory = InMemory()
     memory.log_table(["a", "b"], [[1, "x"]], "wrong", 1)
     memory.log_table(["a", "b"], [[2, "y"], [3, "z"]], "wrong", 2)
@@ -129,8 +129,8 @@ def test_a_table_is_a_data_frame():
     assert memory.get_table("wrong", step=1).to_dict("list") == {"a": [1], "b": ["x"]}
 
 
-def test_an_unknown_table_is_an_error_that_names_the_known_ones():
-    """What is kept is said with its steps."""
+def test_an_unknown_table_raises():
+    """The error lists the known tables with their steps."""
     memory = InMemory()
     memory.log_table(["a"], [[1]], "wrong", 1)
 
@@ -138,10 +138,10 @@ def test_an_unknown_table_is_an_error_that_names_the_known_ones():
         memory.get_table("wrong", step=3)
 
 
-def test_without_pandas_the_error_names_it():
-    """Where pandas is not installed, get_table says so and where the table is.
+def test_without_pandas_get_table_raises():
+    """The error names pandas and says where to find the table.
 
-    The table itself needs none.
+    The table itself doesn't need pandas.
     """
     code = """
 import sys
@@ -164,9 +164,9 @@ except ImportError as error:
 
 
 def test_arrays_are_copied():
-    """What the caller does to an array after the call does not change what is kept.
+    """Changing an array after the call doesn't change the copy.
 
-    A tensor comes detached.
+    Tensors are detached.
     """
     memory = InMemory()
     pixels, tensor = np.zeros((2, 2), "uint8"), torch.zeros(2, 2, requires_grad=True)
@@ -193,7 +193,7 @@ def test_arrays_are_copied():
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_tensors_are_kept_in_host_memory():
-    """What is kept takes no memory of the device."""
+    """They occupy no memory of the device."""
     memory = InMemory()
 
     memory.log_histogram(torch.zeros(4, device="cuda"))
@@ -201,8 +201,8 @@ def test_tensors_are_kept_in_host_memory():
     assert memory.records[0].value["values"].device.type == "cpu"
 
 
-def test_what_cannot_be_copied_is_kept_as_text():
-    """A lock among traces is no reason to fail."""
+def test_objects_that_cannot_be_copied_are_kept_as_text():
+    """A lock among traces raises nothing."""
     import threading
 
     memory = InMemory()
@@ -224,7 +224,7 @@ def test_a_tensor_without_values_is_kept_as_text():
 
 
 def test_hyperparameters_are_merged():
-    """A later call adds to an earlier one."""
+    """A later call adds to the earlier ones."""
     memory = InMemory()
 
     memory.log_hyperparameters({"lr": 0.1, "name": "a"})
@@ -234,7 +234,7 @@ def test_hyperparameters_are_merged():
 
 
 def test_a_bound_drops_the_oldest_and_counts_them():
-    """With max_records=2, of five records the last two are kept; latest values and hyperparameters stay."""
+    """With max_records=2, the last two of five records stay; latest values and hyperparameters stay too."""
     memory = InMemory(max_records=2)
     memory.log_hyperparameters({"lr": 0.1})
     memory.log_metrics({"early": 1.0}, 0)
@@ -250,8 +250,8 @@ def test_a_bound_drops_the_oldest_and_counts_them():
         memory.get_timeseries("early")
 
 
-def test_clear_forgets():
-    """After clear there is nothing, and the counts begin again."""
+def test_clear_removes_everything():
+    """After clear there are no records, and the counts are zero."""
     memory = InMemory(max_records=1)
     memory.log_metrics({"loss": 1.0}, 0)
     memory.log_metrics({"loss": 1.0}, 1)
@@ -261,14 +261,14 @@ def test_clear_forgets():
     assert (memory.records, memory.dropped_records, memory.most_recent_values) == ([], 0, {})
 
 
-def test_refuses_a_bound_below_one():
-    """A bound of nothing is an error at once."""
+def test_a_bound_below_one_raises():
+    """The constructor raises."""
     with pytest.raises(ValueError, match="max_records must be at least 1"):
         InMemory(max_records=0)
 
 
-def test_lets_go_of_the_run():
-    """A closed run's state, and with it the model, is not kept alive."""
+def test_a_closed_run_is_released():
+    """The state of a closed run, and with it the model, isn't kept alive."""
     memory = InMemory()
     run = DryRun(memory)
     run.init()
@@ -278,8 +278,8 @@ def test_lets_go_of_the_run():
     assert memory._state is None
 
 
-def test_the_state_is_there_while_the_run_is_open():
-    """Composer's has it, so that code that sets the timestamp works; it does not keep the model alive."""
+def test_the_state_is_available_while_the_run_is_open():
+    """Code that sets Composer's timestamp works; the state doesn't keep the model alive."""
     memory = InMemory()
     assert memory.state is None
 

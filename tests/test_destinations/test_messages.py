@@ -1,4 +1,4 @@
-"""Mistakes of newcomers: each is answered with what is wrong, where, and what to do."""
+"""Mistakes of newcomers: each error says what is wrong, where, and what to do."""
 
 import contextlib
 import io
@@ -28,7 +28,7 @@ from events import Run, Timer, Trainer, WriteRate
 
 @pytest.fixture
 def said(tmp_path, monkeypatch, caplog, capsys):
-    """Makes a mistake in an empty folder; returns all that is said about it, as exception, log or output."""
+    """Makes a mistake in an empty folder; returns the exceptions, logs and output that it causes."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     caplog.set_level(logging.WARNING)
@@ -88,7 +88,7 @@ def two_writers():
 
 
 def closed_runs():
-    """Queries after the block."""
+    """Queries a closed reader."""
     with open_runs("runs") as runs:
         pass
     runs.query()
@@ -100,7 +100,7 @@ def commanded(*arguments):
 
 
 def closed_run():
-    """Logs after the block."""
+    """Logs to a closed run."""
     with Run(loggers=[InMemory()], run_name="mine") as run:
         pass
     run.log_metrics({"loss": 1.0})
@@ -224,7 +224,7 @@ MISTAKES = {
 
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_mistake_is_answered(said, name):
-    """The message says what was given, and what to do."""
+    """The message names the value, and says what to do."""
     mistake, expected = MISTAKES[name]
 
     text = said(mistake)
@@ -232,13 +232,13 @@ def test_a_mistake_is_answered(said, name):
     assert re.search(expected, text, re.DOTALL), text
 
 
-def test_hasattr_and_getattr_of_modules_stay_what_they_are():
-    """Names that do not exist raise AttributeError, also near misses."""
+def test_hasattr_and_getattr_of_modules_are_unchanged():
+    """Unknown names raise AttributeError, near misses included."""
     assert not hasattr(destinations, "Tensorboard")
     assert getattr(destinations, "Consol", None) is None
 
 
-def test_other_braces_in_a_folder_are_left_alone():
-    """Only what is nearly one of our placeholders is a mistake."""
+def test_other_braces_in_a_folder_are_kept():
+    """Only a near miss of our placeholders is an error."""
     assert RunDirectory("runs/{lr}/{run_name}").template == "runs/{lr}/{run_name}"
     assert ProgressBar(stream=io.StringIO())

@@ -1,4 +1,4 @@
-"""Makes grids, captions and spectrograms."""
+"""Grids, captions and spectrograms."""
 
 import numpy as np
 import pytest
@@ -44,7 +44,7 @@ def test_grid_has_the_requested_size(count, options, shape):
 
 
 def test_images_of_many_kinds_and_sizes_share_a_grid():
-    """Tensors with channels first, alpha, grey and floats are centred in their tiles."""
+    """Channels-first tensors, alpha, grey and float images are centred in their tiles."""
     grid = image_grid(
         [torch.ones(4, 4, 4), np.zeros((1, 2, 2)), flat(7, 1, 1)], columns=3, separator_pixels=0
     )
@@ -79,7 +79,7 @@ def test_caption_is_below_the_image_in_white():
     assert short.shape[1] == long.shape[1] == 40
 
 
-def test_long_word_is_broken():
+def test_a_long_word_is_broken():
     """None of it is cut off."""
     [narrow] = with_captions([np.zeros((4, 20))], ["pneumonoultramicroscopic"])
     [wide] = with_captions([np.zeros((4, 400))], ["pneumonoultramicroscopic"])
@@ -88,7 +88,7 @@ def test_long_word_is_broken():
     assert narrow.shape[1] == 20
 
 
-def test_tone_is_a_bright_line_at_its_frequency():
+def test_a_tone_is_a_bright_line_at_its_frequency():
     """A quarter of the rate is in the middle; both channels count; silence is black."""
     times = np.arange(16_000) / 16_000
     tone = np.sin(2 * np.pi * 4000 * times)

@@ -1,4 +1,4 @@
-"""Destinations by name: ours, registered ones, and those of installed packages."""
+"""Destinations by name: ours, registered ones, and those from installed packages."""
 
 import importlib.metadata
 from importlib.metadata import EntryPoint, EntryPoints
@@ -15,18 +15,18 @@ class Elsewhere(InMemory):
 
 @pytest.fixture(autouse=True)
 def table(monkeypatch):
-    """The table of names, which is as it was afterwards."""
+    """Restores the table of names after the test."""
     monkeypatch.setattr(registry, "_factories", {})
 
 
-def test_our_destinations_have_their_names():
+def test_our_destinations_have_names():
     """They take the arguments of their constructors."""
     assert isinstance(create_destination("Console"), Console)
     assert create_destination("InMemory", max_records=3)._max_records == 3
 
 
 def test_a_registered_destination_is_created_by_name():
-    """The same factory may be registered again, another one may not, nor one under a name of ours."""
+    """The same factory may be registered again; another factory, or one of our names, raises."""
     register_destination("elsewhere", Elsewhere)
     register_destination("elsewhere", Elsewhere)
 
@@ -37,8 +37,8 @@ def test_a_registered_destination_is_created_by_name():
         register_destination("Console", Elsewhere)
 
 
-def test_destination_may_have_an_argument_called_name():
-    """The name in the table comes first; without one, `name` is it, as in a configuration file."""
+def test_a_destination_may_have_an_argument_called_name():
+    """The name in the table comes first; without it, `name` selects the entry, as in a configuration file."""
     made = []
     register_destination("elsewhere", lambda **options: made.append(options) or InMemory())
 
@@ -49,7 +49,7 @@ def test_destination_may_have_an_argument_called_name():
 
 
 def test_an_installed_package_adds_a_destination(monkeypatch):
-    """It does so by an entry point."""
+    """It declares an entry point."""
     mine = EntryPoint("elsewhere", f"{__name__}:Elsewhere", registry.ENTRY_POINT_GROUP)
     monkeypatch.setattr(EntryPoint, "load", lambda _: Elsewhere)
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: EntryPoints([mine]))
@@ -58,8 +58,8 @@ def test_an_installed_package_adds_a_destination(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["Consle", "LoggerDestination"])
-def test_unknown_names_are_refused(name):
-    """With the names that there are, and the near miss."""
+def test_unknown_names_raise(name):
+    """The error lists the known names and the nearest match."""
     with pytest.raises(ValueError, match="unknown destination") as raised:
         create_destination(name)
 

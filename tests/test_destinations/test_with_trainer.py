@@ -14,7 +14,7 @@ from events import Run, Trainer
 
 @pytest.fixture(autouse=True)
 def _in_an_empty_folder(tmp_path, monkeypatch):
-    """Each test has a working directory of its own."""
+    """Each test has its own working directory."""
     monkeypatch.chdir(tmp_path)
 
 
@@ -34,8 +34,8 @@ def trainer(loggers, **options):
     )
 
 
-def test_all_of_them_hear_the_same_run(tmp_path):
-    """Console, bar, memory and file show the same losses of the same three batches."""
+def test_all_core_destinations_show_the_same_run(tmp_path):
+    """Console, bar, memory and file have the losses of the same three batches."""
     console, bar, memory = io.StringIO(), io.StringIO(), InMemory()
     loggers = [
         Console(stream=console, style="composer"),
@@ -62,9 +62,9 @@ def test_all_of_them_hear_the_same_run(tmp_path):
 
 
 def test_a_run_that_continues_from_a_checkpoint_appends_to_its_file(tmp_path):
-    """The file of a resumed run holds each batch of both sessions once.
+    """The file of a resumed run has each batch of both sessions once.
 
-    A third run that starts anew leaves it alone.
+    A third run that starts anew doesn't change it.
     """
     with trainer([TextFile("log.txt")], max_duration="1ep", save_folder="saved") as running:
         running.fit()
@@ -83,7 +83,7 @@ def test_a_run_that_continues_from_a_checkpoint_appends_to_its_file(tmp_path):
     assert counts == {("TextFile", "after_load", "FileExistsError"): 1}
 
 
-def test_a_loop_of_ones_own(tmp_path):
+def test_a_custom_loop(tmp_path):
     """In a Run they print and write the same as in a Trainer."""
     console, bar, memory = io.StringIO(), io.StringIO(), InMemory()
     loggers = [
@@ -107,8 +107,8 @@ def test_a_loop_of_ones_own(tmp_path):
     ).read_text() == "[metric][batch=0]: loss: 0.5\n[metric][batch=1]: loss: 0.25\n"
 
 
-def test_a_leading_tilde_is_the_home_folder_wherever_a_folder_is_named(tmp_path, monkeypatch):
-    """It is so where it is read and where it is written; none is called "~" in the working directory."""
+def test_a_leading_tilde_is_the_home_folder(tmp_path, monkeypatch):
+    """Readers and writers expand it; none creates a "~" in the working directory."""
     home, here = tmp_path / "home", tmp_path / "here"
     for folder in (home, here):
         folder.mkdir()

@@ -1,4 +1,4 @@
-"""A destination written for Composer, with its import changed and nothing else."""
+"""A destination written for Composer, with only its import changed."""
 
 import pathlib
 
@@ -10,10 +10,10 @@ from events import Logger, State, Time, Trainer
 
 
 class CsvLikeLogger(LoggerDestination):
-    """In the manner of Composer's own: overrides by name, stashes the state, reads the timestamp, moves files aside."""
+    """In the style of Composer's own: overrides by name, stores the state, reads the timestamp."""
 
     def __init__(self, staging):
-        # Composer's base class has a constructor that takes nothing; many subclasses do not call it.
+        # Composer's base class has an empty constructor; many subclasses don't call it.
         self.staging = pathlib.Path(staging)
         self.calls = []
         self.state = None
@@ -36,7 +36,7 @@ class CsvLikeLogger(LoggerDestination):
     def log_traces(self, traces):
         self.calls.append(("traces", sorted(traces)))
 
-    # Another order of words, as a subclass may have: Composer passes these by position.
+    # A subclass may rename parameters: Composer passes these by position.
     def log_images(
         self, pictures, title="Images", last=False, at=None, overlays=None, labels=None, in_table=False
     ):
@@ -71,8 +71,8 @@ class CsvLikeLogger(LoggerDestination):
         self.calls.append(("post_close",))
 
 
-def test_it_receives_the_same_events_and_records(tmp_path):
-    """Hooks, records, positions, steps and files are as it expects them."""
+def test_it_receives_the_expected_events_and_records(tmp_path):
+    """Hooks, records, positions, steps and files are the same as in Composer."""
     destination = CsvLikeLogger(tmp_path)
     model = torch.nn.Linear(3, 2)
     trainer = Trainer(

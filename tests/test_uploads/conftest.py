@@ -23,7 +23,7 @@ def _home(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def _credentials(_home):
-    """For each test by itself: those of other folders that run in this process have their own."""
+    """Gives each test its own credentials: tests of other folders that run in this process have theirs."""
     home = _home
     with pytest.MonkeyPatch.context() as patch:
         for name, value in s3_servers.ENVIRONMENT.items():
@@ -36,7 +36,7 @@ def _credentials(_home):
 
 @pytest.fixture(scope="session")
 def moto():
-    """A server that knows conditional puts."""
+    """A server that supports conditional puts."""
     with s3_servers.moto() as server:
         yield server
 
@@ -56,7 +56,7 @@ def s3(request):
 
 @pytest.fixture(scope="session")
 def sshd_login(tmp_path_factory):
-    """What it takes to log in to a real sshd."""
+    """The login for a real sshd."""
     if sshd.program() is None:
         pytest.skip("sshd is not installed")
     with sshd.sshd(tmp_path_factory.mktemp("sshd")) as login:
@@ -65,7 +65,7 @@ def sshd_login(tmp_path_factory):
 
 @pytest.fixture
 def proxy(moto):
-    """A proxy in front of moto that misbehaves as planned."""
+    """A proxy in front of moto that injects planned faults."""
     proxy = FaultProxy(moto.endpoint_url)
     yield proxy
     proxy.close()
@@ -73,14 +73,14 @@ def proxy(moto):
 
 @pytest.fixture
 def prefix(request):
-    """A prefix in the bucket that nothing else uses: no test of another module, nor this one when it is repeated."""
+    """A prefix in the bucket that no other test uses, nor this one when it's repeated."""
     readable = "".join(letter if letter.isalnum() else "-" for letter in request.node.name[:80])
     return f"{readable}-{uuid.uuid4().hex[:8]}"
 
 
 @pytest.fixture
 def make_file(tmp_path):
-    """Makes files under the test's folder."""
+    """Creates files in the test's folder."""
 
     def make(name="file.bin", content=b"content"):
         path = tmp_path / name
@@ -93,7 +93,7 @@ def make_file(tmp_path):
 
 @pytest.fixture
 def other_disk(tmp_path):
-    """A folder on another file system than the spool's; a test is skipped where there is none."""
+    """A folder on another file system than the spool's; without one, the test is skipped."""
     here = tmp_path.stat().st_dev
     for place in (Path("/dev/shm"), Path("/var/tmp"), Path.cwd()):  # noqa: S108  # those of the system
         if os.access(place, os.W_OK) and place.stat().st_dev != here:
@@ -105,9 +105,9 @@ def other_disk(tmp_path):
 
 @pytest.fixture
 def make_queue(tmp_path):
-    """Makes queues with threads and short delays, and closes them.
+    """Creates queues with threads and short delays, and closes them.
 
-    When the test has ended none of their threads is left.
+    After the test none of their threads is left.
     """
     queues = []
 
@@ -136,7 +136,7 @@ def make_queue(tmp_path):
 
 @pytest.fixture
 def gate(make_queue):
-    """An event for stores that wait for it; set when the test ends, before the queues are closed."""
+    """An event that stores wait for; set when the test ends, before the queues are closed."""
     gate = threading.Event()
     yield gate
     gate.set()

@@ -40,13 +40,13 @@ def spool(make_queue, make_file, gate, tmp_path):
     first.submit(make_file(content=b"mine"), "c").exception(LIMIT_SECONDS)
     first.close(LIMIT_SECONDS)
     waits = StoreThatWaits(gate)
-    waits.uri = LocalStore(tmp_path / "store").uri  # The same store, which nothing reaches yet.
+    waits.uri = LocalStore(tmp_path / "store").uri  # The same store, not reachable yet.
     second = make_queue(waits, workers=1)
     for name in ("a", "b"):
         second.submit(make_file(content=name.encode()), name)
-    second._store.started.acquire()  # One is in flight, one waits, and nothing moves while it is copied.
+    second._store.started.acquire()  # One is in flight, one waits, and nothing moves during the copy.
     second._drainer.stop(0)
-    second._drainer._threads[-1].join(LIMIT_SECONDS)  # Who keeps house writes nothing more,
+    second._drainer._threads[-1].join(LIMIT_SECONDS)  # Housekeeping writes nothing more,
     second._flusher.stop(LIMIT_SECONDS)  # nor does this one.
     second._owner.release()
     shutil.copytree(second.spool.path, tmp_path / "left", ignore=shutil.ignore_patterns("*.lock"))
@@ -56,8 +56,8 @@ def spool(make_queue, make_file, gate, tmp_path):
     return tmp_path / "left"
 
 
-def test_status_lists_what_is_pending_and_what_failed(spool, capsys):
-    """Names, states and reasons; the exit code says that something failed."""
+def test_status_lists_pending_and_failed_files(spool, capsys):
+    """It prints names, states and reasons; the exit code shows that something failed."""
     assert main(["status", str(spool), "--json"]) == EXIT_FAILED
 
     found = json.loads(capsys.readouterr().out)
@@ -68,8 +68,8 @@ def test_status_lists_what_is_pending_and_what_failed(spool, capsys):
     assert found["drained_by"] is None
 
 
-def test_status_reads_well(spool, capsys):
-    """A person sees the same."""
+def test_status_is_readable(spool, capsys):
+    """The text for people has the same content."""
     main(["status", str(spool)])
 
     text = capsys.readouterr().out
@@ -78,7 +78,7 @@ def test_status_reads_well(spool, capsys):
 
 
 def test_resume_uploads_pending_files(spool, tmp_path, capsys):
-    """What is left arrives; the conflict stays and gives the exit code."""
+    """Pending files arrive; the conflict stays and sets the exit code."""
     assert main(["resume", str(spool)]) == EXIT_FAILED
 
     assert {path.name: path.read_bytes() for path in (tmp_path / "store").iterdir()} == {
@@ -89,8 +89,8 @@ def test_resume_uploads_pending_files(spool, tmp_path, capsys):
     assert "0 pending" in capsys.readouterr().out
 
 
-def test_resume_of_a_clean_spool_is_fine(spool, capsys):
-    """After gc --failed --delete and resume the exit code is 0; without --delete, gc only counts."""
+def test_resume_of_a_clean_spool_exits_with_0(spool, capsys):
+    """`gc --failed --delete` comes before; without --delete, gc only counts."""
     assert main(["gc", str(spool), "--failed"]) == EXIT_OK
     assert capsys.readouterr().out == ("0 half staged, 1 failed: not deleted; add --delete to delete them\n")
     assert sum(status(spool)["failed"].values()) == 1
@@ -100,8 +100,8 @@ def test_resume_of_a_clean_spool_is_fine(spool, capsys):
     assert main(["status", str(spool)]) == EXIT_OK
 
 
-def test_resume_stops_at_its_time(spool, gate):
-    """With a limit it returns, and says that something is left."""
+def test_resume_stops_at_its_timeout(spool, gate):
+    """It returns and reports the remaining files."""
     gc(spool, failed=True)
 
     assert (
@@ -110,7 +110,7 @@ def test_resume_stops_at_its_time(spool, gate):
 
 
 def test_a_second_resume_names_the_owner(make_queue, capsys):
-    """The owner is named and the exit code is 3."""
+    """The exit code is 3."""
     queue = make_queue(MemoryStore())
 
     with pytest.raises(SpoolOwnedError):
@@ -121,7 +121,7 @@ def test_a_second_resume_names_the_owner(make_queue, capsys):
 
 
 def test_retry_makes_failed_entries_pending_again(spool, tmp_path, capsys):
-    """Once its cause is mended it is uploaded by resume."""
+    """Once the cause is fixed, resume uploads the entry."""
     (tmp_path / "store/c").unlink()
 
     assert main(["retry", str(spool), "c"]) == EXIT_OK
@@ -130,15 +130,15 @@ def test_retry_makes_failed_entries_pending_again(spool, tmp_path, capsys):
     assert (tmp_path / "store/c").read_bytes() == b"mine"
 
 
-def test_retry_of_a_name_that_did_not_fail_is_refused(spool, capsys):
-    """Nothing is moved for a misspelt name."""
+def test_retry_of_a_name_that_did_not_fail_raises(spool, capsys):
+    """Nothing moves for a misspelt name."""
     assert main(["retry", str(spool), "c", "d"]) == EXIT_FAILED
     assert "no failed entry of that name: d" in capsys.readouterr().err
     assert status(spool)["failed"]["conflict"] == 1
 
 
 def test_retry_beside_a_live_queue_is_refused(make_queue, make_file, tmp_path, capsys):
-    """The queue has told its handles how the entries ended."""
+    """The queue's handles already have their outcomes."""
     (tmp_path / "store").mkdir()
     (tmp_path / "store/c").write_bytes(b"theirs")
     queue = make_queue()
@@ -148,7 +148,7 @@ def test_retry_beside_a_live_queue_is_refused(make_queue, make_file, tmp_path, c
     assert "is in use by" in capsys.readouterr().err
 
 
-def test_retry_never_brings_an_older_version_back(make_queue, make_file, tmp_path):
+def test_retry_never_restores_an_older_version(make_queue, make_file, tmp_path):
     """A newer version of the name was delivered since."""
     queue = make_queue(StoreThatRejects({"name"}))
     queue.submit(make_file(content=b"old"), "name", overwrite=True).exception(LIMIT_SECONDS)
@@ -160,8 +160,8 @@ def test_retry_never_brings_an_older_version_back(make_queue, make_file, tmp_pat
     assert status(queue.spool.path)["failed"]["rejected"] == 1
 
 
-def test_verify_compares_what_was_delivered(make_queue, make_file, tmp_path, capsys):
-    """Missing, longer and changed objects are found; what is right is not mentioned."""
+def test_verify_compares_delivered_objects(make_queue, make_file, tmp_path, capsys):
+    """It finds missing, longer and changed objects, and prints no others."""
     queue = make_queue()
     for name in ("right", "missing", "longer", "changed"):
         queue.submit(make_file(), name)
@@ -181,7 +181,7 @@ def test_verify_compares_what_was_delivered(make_queue, make_file, tmp_path, cap
 
 
 def test_verify_of_a_large_file_in_a_folder_compares_its_checksum(make_queue, make_file, tmp_path):
-    """No SHA-256 of it was computed: the CRC-32 of what was delivered finds one changed byte."""
+    """It has no SHA-256, so its CRC-32 detects one changed byte."""
     queue = make_queue()
     for name in ("right", "changed"):
         queue.submit(make_file(content=bytes(9 << 20)), name)
@@ -198,7 +198,7 @@ def test_verify_of_a_large_file_in_a_folder_compares_its_checksum(make_queue, ma
 def test_verify_of_an_object_of_parts_asks_the_store_for_its_checksum(
     proxy, moto, prefix, make_queue, make_file
 ):
-    """Nothing is downloaded for it, and another object of the same size is found."""
+    """It downloads nothing, and detects another object of the same size."""
     content = bytes(range(256)) * (11 << 12)
     uri = moto.at(proxy.url).uri(prefix) + f"&part_bytes={5 << 20}"
     queue = make_queue(uri)
@@ -216,8 +216,8 @@ def test_verify_of_an_object_of_parts_asks_the_store_for_its_checksum(
     assert proxy.count("GET") == 0
 
 
-def test_verify_finds_nothing_where_everything_is_there(make_queue, make_file, capsys):
-    """The exit code is 0; a name that was delivered twice counts as it was last."""
+def test_verify_exits_with_0_if_everything_is_there(make_queue, make_file, capsys):
+    """A name that was delivered twice is compared with its last version."""
     queue = make_queue()
     queue.submit(make_file(content=b"1"), "a").result(LIMIT_SECONDS)
     queue.submit(make_file(content=b"2"), "a", overwrite=True).result(LIMIT_SECONDS)
@@ -227,8 +227,8 @@ def test_verify_finds_nothing_where_everything_is_there(make_queue, make_file, c
     assert capsys.readouterr().out == "everything that was delivered is in the store\n"
 
 
-def test_gc_removes_only_what_is_asked_for(spool):
-    """Failed entries go when asked for, with their bytes."""
+def test_gc_removes_only_on_request(spool):
+    """Failed entries go with their bytes if asked."""
     assert gc(spool) == {"half_staged": 0, "failed": 0}
     assert status(spool)["failed"]["conflict"] == 1
 
@@ -236,10 +236,8 @@ def test_gc_removes_only_what_is_asked_for(spool):
     assert status(spool)["failed"]["conflict"] == 0
 
 
-def test_gc_of_a_file_that_was_sent_in_part_leaves_no_parts_in_the_store(
-    proxy, moto, prefix, make_queue, make_file
-):
-    """They would be paid for: a bucket lists them nowhere."""
+def test_gc_of_a_half_sent_file_leaves_no_parts_in_the_store(proxy, moto, prefix, make_queue, make_file):
+    """They would cost money, and a bucket's listing doesn't show them."""
     refused = Answer(400, "InvalidArgument")
     proxy.plan = lambda one: refused if one.method == "DELETE" or "partNumber=2" in one.path else None
     queue = make_queue(moto.at(proxy.url).uri(prefix) + f"&part_bytes={5 << 20}")
@@ -253,8 +251,8 @@ def test_gc_of_a_file_that_was_sent_in_part_leaves_no_parts_in_the_store(
     assert moto.open_uploads(prefix) == 0
 
 
-def test_anything_but_a_spool_is_refused(tmp_path, capsys):
-    """The message says what a spool looks like."""
+def test_anything_but_a_spool_raises(tmp_path, capsys):
+    """The message describes a spool."""
     assert main(["status", str(tmp_path)]) == EXIT_FAILED
 
     assert "is not a spool: it has no folder pending/" in capsys.readouterr().err
@@ -270,8 +268,8 @@ def test_the_error_for_a_folder_of_spools_names_them(tmp_path, make_queue, capsy
     assert capsys.readouterr().err.endswith(f"no folder pending/. Spools in it: {queue.spool.path}\n")
 
 
-def test_a_spool_from_an_unknown_store_asks_for_one(spool, capsys):
-    """--store helps where spool.json does not."""
+def test_a_spool_of_an_unknown_store_needs_one(spool, capsys):
+    """--store supplies it if spool.json doesn't."""
     (spool / "spool.json").unlink()
 
     assert main(["resume", str(spool)]) == EXIT_FAILED
@@ -290,10 +288,10 @@ def test_mounted_commands_give_the_same_exit_codes(tmp_path, capsys):
     assert "pending/" in capsys.readouterr().err
 
 
-def test_status_may_be_asked_while_entries_come_and_go(make_queue, make_file):
-    """An entry that changes its place or ends while it is described is described, or left out.
+def test_status_works_while_entries_come_and_go(make_queue, make_file):
+    """An entry that moves or ends meanwhile is described or left out.
 
-    Never called unreadable.
+    It's never called unreadable.
     """
     store = MemoryStore()
     queue = make_queue(store, workers=2)
@@ -308,7 +306,7 @@ def test_status_may_be_asked_while_entries_come_and_go(make_queue, make_file):
 
 
 class SpoolWhoseUploadFails(Spool):
-    """One whose entry is put back between the look at what waits and the look at what is in flight."""
+    """A spool whose entry is put back between the listings of pending and in-flight entries."""
 
     def list_inflight(self):
         for folder in super().list_inflight():
@@ -316,8 +314,8 @@ class SpoolWhoseUploadFails(Spool):
         return super().list_inflight()
 
 
-def test_an_entry_put_back_during_a_look_is_left(tmp_path):
-    """The exit code never says that all was delivered because an entry changed its place."""
+def test_an_entry_put_back_during_a_listing_is_pending(tmp_path):
+    """The exit code never reports everything as delivered because an entry moved."""
     spool = SpoolWhoseUploadFails(tmp_path)
     spool.create()
     entry = Entry(f"{1:016x}", 1, "a", True, 1, None, "copied", "/a", (), "now")  # noqa: FBT003  # overwrite

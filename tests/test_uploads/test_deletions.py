@@ -1,4 +1,4 @@
-"""`UploadQueue.delete` and `withdraw`: what is there, after what replaces it, and what was not sent yet."""
+"""`UploadQueue.delete` and `withdraw`: existing objects, those with a replacement, and unsent uploads."""
 
 import threading
 
@@ -11,7 +11,7 @@ WAIT_SECONDS = 60.0
 
 
 class Slow(LocalStore):
-    """A store whose puts of "slow" wait until they may, and whose puts of "bad" are rejected."""
+    """A store whose puts of "slow" wait for an event, and whose puts of "bad" are rejected."""
 
     def __init__(self, root):
         super().__init__(root)
@@ -53,7 +53,7 @@ def store(tmp_path):
 
 @pytest.fixture
 def queue(store, tmp_path):
-    """A queue to it that tries again at once."""
+    """A queue to it that retries at once."""
     policy = RetryPolicy(first_seconds=0.001, cap_seconds=0.001)
     with UploadQueue(store, spool=tmp_path / "spool", free_bytes=0, policy=policy) as queue:
         yield queue
@@ -71,8 +71,8 @@ def names(store):
     return [one.name for one in store.list("")]
 
 
-def test_an_object_is_deleted_after_the_upload_that_replaces_it(queue, store, file):
-    """It stays while that is under way."""
+def test_an_object_is_deleted_after_its_replacement_arrives(queue, store, file):
+    """It stays during the upload."""
     queue.delete("old", after=[queue.submit(file, "slow")])
     first = queue.submit(file, "first")
     first.result(WAIT_SECONDS)
@@ -103,8 +103,8 @@ def test_a_deletion_waits_for_pending_uploads_of_its_name(queue, store, file):
     assert store.deleted == ["slow"]
 
 
-def test_a_target_of_a_pointer_beside_it_stays(queue, store, file, caplog):
-    """The pointer has its folders in the name or not; one in another folder says nothing."""
+def test_the_target_of_a_pointer_beside_it_stays(queue, store, file, caplog):
+    """The pointer's text may include folders; a pointer in another folder doesn't count."""
     for name, text in {"a/one.symlink": "x/old", "b/two.symlink": "gone"}.items():
         path = store.root / name
         path.parent.mkdir(exist_ok=True)
@@ -119,7 +119,7 @@ def test_a_target_of_a_pointer_beside_it_stays(queue, store, file, caplog):
 
 
 def test_a_failed_deletion_is_retried_and_finally_given_up(queue, store, caplog):
-    """Five failures are passed over, six are not; one object less does not stop the next."""
+    """Five failures are retried, six aren't; the next object is still deleted."""
     store.failures = 5
     queue.delete("old")
     queue.drain(WAIT_SECONDS)
@@ -135,7 +135,7 @@ def test_a_failed_deletion_is_retried_and_finally_given_up(queue, store, caplog)
 
 
 def test_remaining_objects_stay_at_the_end(queue, store, file, caplog):
-    """Closing does not wait longer than it is told to, and says so."""
+    """Close doesn't exceed its timeout, and reports them."""
     queue.delete("old", after=[queue.submit(file, "slow")])
     queue._timeouts = Timeouts(give_back_seconds=0.0)  # "slow" does not end before.
 
@@ -158,7 +158,7 @@ def shards(store, *folders):
 
 
 def test_a_manifest_is_deleted_first(queue, store):
-    """Nothing that is left looks whole; an object that is not there is no error."""
+    """The remaining files don't look complete; a missing object isn't an error."""
     [(name, options)] = shards(store, "a")
 
     queue.delete(name, **options)
@@ -169,7 +169,7 @@ def test_a_manifest_is_deleted_first(queue, store):
 
 
 def test_other_objects_stay_if_the_manifest_cannot_be_deleted(queue, store, caplog):
-    """It would look whole without them; where one of them cannot be deleted, that one is tried again alone."""
+    """It would look complete without them; if one of them can't be deleted, only that one is retried."""
     first, second = shards(store, "a", "b")
     store.failures = 6
     queue.delete(first[0], **first[1])
@@ -187,7 +187,7 @@ def test_other_objects_stay_if_the_manifest_cannot_be_deleted(queue, store, capl
 
 @pytest.mark.parametrize("text", ["b/last", "x/b/last"])
 def test_a_manifest_stays_if_a_pointer_beside_its_folder_leads_to_it(queue, store, caplog, text):
-    """Others of the same name, in other folders, do not."""
+    """Manifests of the same name in other folders don't."""
     (store.root / "latest.symlink").write_text(text)
 
     for name, options in shards(store, "a", "b", "xb"):
@@ -198,7 +198,7 @@ def test_a_manifest_stays_if_a_pointer_beside_its_folder_leads_to_it(queue, stor
     assert "b/last is not deleted: latest.symlink leads to it" in caplog.text
 
 
-def test_a_name_that_leaves_the_store_is_refused(queue):
+def test_a_name_that_leaves_the_store_raises(queue):
     """The caller's thread gets the error."""
     with pytest.raises(InvalidRemoteNameError):
         queue.delete("../x")
@@ -221,8 +221,8 @@ def busy(queue, store, file):
     store.may_put.set()
 
 
-def test_an_upload_that_has_not_begun_is_withdrawn(queue, store, busy):
-    """It leaves the spool at once, and its handle says so; what is being sent arrives."""
+def test_a_waiting_upload_is_withdrawn(queue, store, busy):
+    """It leaves the spool at once, and its handle says so; the one in flight arrives."""
     count = queue.withdraw("slow")
 
     assert (count, len(waiting(queue))) == (1, 1)
@@ -234,7 +234,7 @@ def test_an_upload_that_has_not_begun_is_withdrawn(queue, store, busy):
 
 
 def test_deleting_withdraws_uploads(queue, store, busy):
-    """What is being sent is deleted when it is there."""
+    """An upload in flight is deleted once it's there."""
     queue.delete("slow")
     busy[1].result(WAIT_SECONDS)
     store.may_put.set()
@@ -244,8 +244,8 @@ def test_deleting_withdraws_uploads(queue, store, busy):
     assert busy[0].state is UploadState.DONE
 
 
-def test_a_deletion_waits_for_what_replaces_what_it_waited_for(queue, store, file, busy, caplog):
-    """A rule keeps one: the first goes when the third is there; the second was withdrawn."""
+def test_a_deletion_waits_for_the_replacement_of_its_dependency(queue, store, file, busy, caplog):
+    """If one is kept, the first goes when the third is there; the second was withdrawn."""
     queue.delete("old", after=[busy[1]])
     newest = queue.submit(file, "newest")
     queue.delete("slow", after=[newest])
@@ -267,10 +267,10 @@ def test_an_object_stays_if_its_only_dependency_was_withdrawn(queue, store, busy
     assert "old is not deleted: slow is not in the store" in caplog.text
 
 
-def test_one_that_waits_for_its_own_upload_is_deleted_only_if_that_put_it_there(
+def test_an_object_that_waits_for_its_own_upload_is_deleted_only_if_that_put_it(
     queue, store, file, busy, caplog
 ):
-    """An object of the same name that was there before stays; nothing is said, since nothing is left to do."""
+    """An earlier object of the same name stays; nothing is logged, because nothing is left to do."""
     old = queue.submit(file, "old", overwrite=False)
     old.exception(WAIT_SECONDS)
     queue.delete("old", after=[old])
@@ -283,8 +283,8 @@ def test_one_that_waits_for_its_own_upload_is_deleted_only_if_that_put_it_there(
     assert "is not deleted" not in caplog.text
 
 
-def test_a_pointer_replaces_those_that_wait(queue, store, busy):
-    """While a store is away, one waits and not one for each checkpoint."""
+def test_a_pointer_replaces_waiting_ones(queue, store, busy):
+    """During an outage one waits, rather than one per checkpoint."""
     pointers = [queue.submit_pointer("latest", busy[0]) for _ in range(5)]
 
     assert len(waiting(queue)) == 3
@@ -313,8 +313,8 @@ def test_the_next_queue_does_not_upload_withdrawn_files(queue, store, file, tmp_
     assert resumed.spool.newest_delivered() == {}
 
 
-def test_a_claim_by_a_drain_comes_first(queue, busy):
-    """Both rename it, and one finds it; what was noted then is not taken for its end."""
+def test_a_claim_by_a_drain_wins(queue, busy):
+    """Both rename it, and one succeeds; the note made then isn't taken for its end."""
     folder = busy[1].folder
     queue.spool.claim(folder)
 

@@ -1,4 +1,4 @@
-"""Removing and renaming what is held, and not whatever has its name; checksums of pieces."""
+"""Removing and renaming an open file rather than another with its name; checksums of pieces."""
 
 import os
 import zlib
@@ -23,8 +23,8 @@ def _names_in(folder):
     return sorted(one.name for one in folder.iterdir())
 
 
-def test_the_file_that_is_held_is_removed(tmp_path):
-    """A file is removed while the caller has it open."""
+def test_the_open_file_is_removed(tmp_path):
+    """The caller has it open."""
     path = tmp_path / "data"
     path.write_text("old")
 
@@ -35,7 +35,7 @@ def test_the_file_that_is_held_is_removed(tmp_path):
 
 
 def test_a_file_that_took_its_name_stays(tmp_path):
-    """What was renamed onto the name meanwhile is not removed."""
+    """It was renamed onto the name meanwhile."""
     path = tmp_path / "data"
     path.write_text("old")
     (tmp_path / "next").write_text("new")
@@ -88,7 +88,7 @@ def test_a_comparison_that_raises_leaves_everything_in_place(tmp_path):
 
 
 def test_a_file_that_cannot_be_put_back_is_named_and_kept(tmp_path):
-    """Where the name is taken twice, both files are kept, and the error says where the first is."""
+    """If the name is taken twice, both files are kept, and the error names the first one's place."""
     path = tmp_path / "data"
     path.write_text("first")
 
@@ -118,15 +118,15 @@ def test_a_folder_is_removed_with_its_content(tmp_path):
     assert _names_in(tmp_path / "kept") == ["file"]
 
 
-def test_nothing_is_removed_where_nothing_is(tmp_path):
-    """A missing file is no error."""
+def test_removing_a_missing_file_does_nothing(tmp_path):
+    """It isn't an error."""
     assert not remove_if(tmp_path / "missing", lambda name: True)
 
 
 @pytest.mark.parametrize("make", ["file", "folder", "link"])
 @pytest.mark.parametrize("has_renameat2", [True, False])
 def test_a_rename_replaces_nothing(tmp_path, monkeypatch, make, has_renameat2):
-    """A target that exists stays, on systems without renameat2(2) too."""
+    """An existing target stays, on systems without renameat2(2) too."""
     if not has_renameat2:
         monkeypatch.setattr("ctypes.CDLL", lambda *_, **__: object())
     source, taken, free = tmp_path / "source", tmp_path / "taken", tmp_path / "free"
@@ -148,15 +148,15 @@ def test_a_rename_replaces_nothing(tmp_path, monkeypatch, make, has_renameat2):
 
 
 @pytest.mark.parametrize("size", [0, 1, 65_537])
-def test_the_crc32_of_a_whole_follows_from_those_of_its_parts(size):
+def test_the_crc32_of_a_whole_follows_from_its_parts(size):
     """No byte is read again, whatever the length of the second piece."""
     first, second = os.urandom(1000), os.urandom(size)
 
     assert crc32_of_both(zlib.crc32(first), zlib.crc32(second), size) == zlib.crc32(first + second)
 
 
-def test_a_file_that_is_not_found_once_is_looked_for_again(tmp_path):
-    """Where nothing is, it is asked for once; a file that is there is found at the second look."""
+def test_a_file_not_found_once_is_looked_up_again(tmp_path):
+    """A missing file is looked up once; an existing one is found at the second attempt."""
     path = tmp_path / "file"
     asked = []
 
@@ -174,8 +174,8 @@ def test_a_file_that_is_not_found_once_is_looked_for_again(tmp_path):
     assert look_twice(path, look) == "found"
 
 
-def test_reads_that_return_less_are_continued(tmp_path, monkeypatch):
-    """What is read of a file is all of it, though each system call returns seven bytes at most."""
+def test_short_reads_are_continued(tmp_path, monkeypatch):
+    """The whole file is read, though each system call returns at most seven bytes."""
     path = tmp_path / "file"
     content = b"".join(b"%d\n" % number for number in range(100)) + b"torn"
     path.write_bytes(content)

@@ -1,4 +1,4 @@
-"""A bounded spool while its store is away: what nobody needs gives way to what is newer."""
+"""A bounded spool while its store is down: files that nobody needs make room for newer ones."""
 
 import pytest
 
@@ -12,7 +12,7 @@ LIMIT_SECONDS = 120
 
 @pytest.fixture
 def full(make_queue, make_file, gate):
-    """Returns a queue with room for three files of 100 bytes, whose store takes none, and a function that submits one."""
+    """Returns a queue with room for three files of 100 bytes and a blocked store, and a submit function."""
     queue = make_queue(StoreThatWaits(gate), spool_bytes=330, workers=1)
 
     def submit(name, fill=b"x", **options):
@@ -22,7 +22,7 @@ def full(make_queue, make_file, gate):
 
 
 def test_droppable_uploads_make_room_oldest_first(full, tmp_path, gate, caplog):
-    """What somebody needs stays; the end counts what gave way, and the next process sends the rest."""
+    """Needed files stay; close counts the dropped ones, and the next process sends the rest."""
     queue, submit = full
     handles = {name: submit(name) for name in ("1", "needed", "2")}
     queue.may_drop("1")
@@ -48,8 +48,8 @@ def test_droppable_uploads_make_room_oldest_first(full, tmp_path, gate, caplog):
     assert not {"1", "2", "5"} & store.objects.keys()
 
 
-def test_an_upload_under_way_gives_way_too(full):
-    """A store that hangs holds an upload for as long as it likes."""
+def test_an_upload_in_flight_makes_room_too(full):
+    """A hanging store may hold an upload for any time."""
     queue, submit = full
     first = submit("first")
     queue._drainer._store.started.acquire(timeout=LIMIT_SECONDS)
@@ -64,7 +64,7 @@ def test_an_upload_under_way_gives_way_too(full):
 
 
 def test_dependents_of_a_dropped_file_are_dropped(full):
-    """A pointer to it would fail when its turn comes."""
+    """A pointer to it would fail in its turn."""
     queue, submit = full
     target = submit("target")
     pointer = queue.submit_pointer("latest", target)
@@ -79,7 +79,7 @@ def test_dependents_of_a_dropped_file_are_dropped(full):
 
 
 def test_nothing_is_dropped_while_there_is_room(full):
-    """A slow store gets all of it."""
+    """A slow store gets every file."""
     queue, submit = full
     old = submit("old")
     queue.may_drop("old")
@@ -91,7 +91,7 @@ def test_nothing_is_dropped_while_there_is_room(full):
 
 
 def test_a_newer_version_takes_the_room_of_the_older(full, make_file, gate):
-    """Not before it is safe itself: where it cannot be staged, the older one still waits."""
+    """The older one is dropped only once the newer one is staged."""
     queue, submit = full
     submit("first")
     queue._drainer._store.started.acquire(timeout=LIMIT_SECONDS)

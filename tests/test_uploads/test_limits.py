@@ -1,4 +1,4 @@
-"""Much, large, and a clock that jumps: what must not grow, and what must not matter."""
+"""Many files, large files and a jumping clock: memory is bounded, and order is kept."""
 
 import ast
 import gc

@@ -1,4 +1,4 @@
-"""Which remote names are taken, and which are refused at the call."""
+"""Accepted remote names, and those refused at the call."""
 
 import pytest
 
@@ -15,7 +15,7 @@ from uploads.names import check_remote_name
         "50%/a+b&c=d#e?f",
     ],
 )
-def test_ordinary_and_odd_names_are_kept_as_they_are(name):
+def test_ordinary_and_odd_names_are_unchanged(name):
     """Unicode, spaces and 1,024 bytes are fine."""
     assert check_remote_name(name) == name
 

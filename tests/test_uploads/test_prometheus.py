@@ -1,4 +1,4 @@
-"""Prometheus' text format, and the figures of a spool in it."""
+"""Prometheus' text format, and a spool's figures in it."""
 
 import json
 import math

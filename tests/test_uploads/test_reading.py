@@ -1,4 +1,4 @@
-"""A long backlog: it is read from the spool at once, and entries that were not announced are found."""
+"""A long backlog is read from the spool at once, and unannounced entries are found."""
 
 import threading
 import time

@@ -1,4 +1,4 @@
-"""The queue with threads: what a user sees, whatever the store does."""
+"""The queue with threads, as a user sees it, whatever the store does."""
 
 import os
 import pathlib
@@ -51,8 +51,8 @@ def _staged_files(queue):
     return sorted(str(path.relative_to(queue.spool.path)) for path in found)
 
 
-def test_a_submitted_file_arrives_and_leaves_no_trace_in_the_spool(make_queue, make_file, tmp_path):
-    """The spool is empty after everything was delivered."""
+def test_a_submitted_file_arrives_and_leaves_the_spool_empty(make_queue, make_file, tmp_path):
+    """This is so once everything is delivered."""
     queue = make_queue()
 
     outcome = queue.submit(make_file(content=b"bytes"), "folder/name").result(LIMIT_SECONDS)
@@ -66,7 +66,7 @@ def test_a_submitted_file_arrives_and_leaves_no_trace_in_the_spool(make_queue, m
 
 
 def test_submit_opens_its_source_once(make_queue, make_file, monkeypatch):
-    """Staging costs the training thread no second look at the file."""
+    """Staging reads the file once in the training thread."""
     queue, source, opened, open_file = make_queue(), make_file(), [], os.open
 
     def recording(path, *arguments, **options):
@@ -79,8 +79,8 @@ def test_submit_opens_its_source_once(make_queue, make_file, monkeypatch):
     assert opened.count(str(source)) == 1
 
 
-def test_a_handle_tells_when_its_upload_has_ended(make_queue, make_file, gate):
-    """Each function once, also one that is added later."""
+def test_a_handle_calls_back_when_its_upload_has_ended(make_queue, make_file, gate):
+    """Each function is called once, even if it's added later."""
     called = []
     queue = make_queue(StoreThatWaits(gate))
     handle = queue.submit(make_file(), "name")
@@ -110,7 +110,7 @@ def test_a_handle_shows_the_state_of_its_upload(make_queue, make_file, gate):
 
 
 @pytest.mark.parametrize("change", ["rewrite", "replace", "delete"])
-def test_the_bytes_are_those_at_the_call(make_queue, make_file, gate, change):
+def test_the_bytes_are_taken_at_the_call(make_queue, make_file, gate, change):
     """The source may be rewritten, replaced or deleted as soon as submit returns."""
     store = StoreThatWaits(gate)
     source = make_file(content=b"old bytes")
@@ -146,7 +146,7 @@ def test_an_in_place_rewrite_of_a_linked_file_is_detected(make_queue, make_file,
 
 
 def test_a_large_file_is_written_once_to_a_folder_beside_the_spool(make_queue, make_file, tmp_path):
-    """A linked or moved file is the object; of a copied one the copy in the spool is, and never the source."""
+    """A linked or moved file becomes the object; of a copied one the spool's copy does, never the source."""
     content = bytes(range(256)) * (36 << 10)
     queue = make_queue(tmp_path / "store")
     sources = {how: make_file(how, content) for how in ("copy", "link", "move", "move-shared")}
@@ -161,8 +161,8 @@ def test_a_large_file_is_written_once_to_a_folder_beside_the_spool(make_queue, m
     assert all((tmp_path / "store" / how).read_bytes() == content for how in sources)
 
 
-def test_staged_bytes_that_rot_are_quarantined(make_queue, make_file, gate):
-    """A flipped bit in the spool is noticed before anything is sent; the entry is kept apart."""
+def test_rotten_staged_bytes_are_quarantined(make_queue, make_file, gate):
+    """A flipped bit in the spool is noticed before anything is sent, and the entry is kept."""
     store = StoreThatWaits(gate)
     queue = make_queue(store, workers=1)
     queue.submit(make_file("blocker"), "blocker")
@@ -207,8 +207,8 @@ def test_moving_takes_the_file_and_copies_nothing(make_queue, make_file):
     assert store.objects == {"a": b"mine"}
 
 
-def test_a_refused_move_leaves_the_file_where_it_was(make_queue, make_file):
-    """Ownership passes only with a handle that is not refused."""
+def test_a_refused_move_leaves_the_file_in_place(make_queue, make_file):
+    """Ownership passes only with a handle that isn't refused."""
     source = make_file(content=b"x" * 100)
 
     handle = make_queue(MemoryStore(), spool_bytes=10).submit(source, "a", move=True)
@@ -218,7 +218,7 @@ def test_a_refused_move_leaves_the_file_where_it_was(make_queue, make_file):
 
 
 def test_a_folder_is_submitted_whole(make_queue, make_file, tmp_path):
-    """Every file under a folder arrives under the folder's remote name."""
+    """Every file of a folder arrives under the folder's remote name."""
     store = MemoryStore()
     make_file("run/a", b"1")
     make_file("run/deep/b", b"2")
@@ -271,8 +271,8 @@ def test_bad_arguments_raise_at_the_call(make_queue, make_file, tmp_path):
     ],
     ids=lambda value: ",".join(value) if isinstance(value, dict) else "",
 )
-def test_a_queue_with_a_bad_argument_is_refused(tmp_path, monkeypatch, options, expected):
-    """The error comes where it is made, and not when the first file is submitted; nothing is left behind."""
+def test_a_queue_with_a_bad_argument_raises(tmp_path, monkeypatch, options, expected):
+    """The constructor raises, before the first file, and leaves nothing behind."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file.txt").write_text("a file")
 
@@ -282,14 +282,14 @@ def test_a_queue_with_a_bad_argument_is_refused(tmp_path, monkeypatch, options, 
     assert [path.name for path in tmp_path.iterdir()] == ["file.txt"]
 
 
-def test_the_name_of_the_file_is_the_default(make_queue, make_file):
+def test_the_default_remote_name_is_the_files(make_queue, make_file):
     """Without a remote name a file keeps its own."""
     assert make_queue(MemoryStore()).submit(make_file("a b.pt")).remote_name == "a b.pt"
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_waiting_files_are_not_sent_once_a_successor_exists(make_queue, make_file, gate, overwrite):
-    """It ends as superseded, whatever became of its name meanwhile; what comes before the successor arrives."""
+    """They end as superseded, whatever happened to their names; files before the successor arrive."""
     store = StoreThatWaits(gate)
     queue = make_queue(store, workers=1)
     holding = queue.submit(make_file("other", b"other"), "other")
@@ -317,8 +317,8 @@ def test_odd_names_and_sizes_arrive(make_queue, make_file, tmp_path, content, na
     assert (tmp_path / "store" / name).read_bytes() == content
 
 
-def test_an_existing_object_is_never_overwritten_unless_asked(make_queue, make_file, tmp_path):
-    """With overwrite=False, `submit` leaves what is there, and says whose it is."""
+def test_an_existing_object_is_overwritten_only_on_request(make_queue, make_file, tmp_path):
+    """With overwrite=False, `submit` keeps the existing object and reports its owner."""
     (tmp_path / "store").mkdir()
     (tmp_path / "store/a").write_bytes(b"theirs")
     queue = make_queue()
@@ -333,7 +333,7 @@ def test_an_existing_object_is_never_overwritten_unless_asked(make_queue, make_f
 
 
 def test_the_same_bytes_under_the_same_name_are_no_conflict(make_queue, make_file, tmp_path):
-    """What is there already need not be put again."""
+    """The existing object isn't put again."""
     (tmp_path / "store").mkdir()
     (tmp_path / "store/a").write_bytes(b"same")
 
@@ -342,8 +342,8 @@ def test_the_same_bytes_under_the_same_name_are_no_conflict(make_queue, make_fil
     )
 
 
-def test_a_name_on_its_way_is_refused_without_overwrite(make_queue, make_file, gate):
-    """A second upload of a pending name without overwrite is refused at the call."""
+def test_a_pending_name_is_refused_without_overwrite(make_queue, make_file, gate):
+    """`submit` refuses the second upload."""
     queue = make_queue(StoreThatWaits(gate))
     queue.submit(make_file(), "a")
 
@@ -352,7 +352,7 @@ def test_a_name_on_its_way_is_refused_without_overwrite(make_queue, make_file, g
 
 
 def test_a_lost_answer_is_no_conflict(make_queue, make_file):
-    """The retry finds its own object and succeeds, also with overwrite=False."""
+    """The retry finds its own object and succeeds, even with overwrite=False."""
     store = StoreThatSucceedsAndSaysItFailed()
 
     outcome = make_queue(store).submit(make_file(), "a").result(LIMIT_SECONDS)
@@ -361,8 +361,8 @@ def test_a_lost_answer_is_no_conflict(make_queue, make_file):
     assert store.puts["a"] == 1
 
 
-def test_a_transient_failure_that_a_retry_repairs_leaves_no_error(make_queue, make_file):
-    """Two failures, then success; nothing is raised, nothing is left."""
+def test_a_repaired_transient_failure_leaves_no_error(make_queue, make_file):
+    """After two failures and a success nothing is raised and nothing is left."""
     store = StoreThatFails(TransientStoreError("503"), TransientStoreError("503"))
     queue = make_queue(store, raise_errors=True)
 
@@ -372,10 +372,10 @@ def test_a_transient_failure_that_a_retry_repairs_leaves_no_error(make_queue, ma
     assert queue.close(LIMIT_SECONDS).is_empty
 
 
-def test_the_newest_version_of_a_name_wins_and_the_older_free_their_bytes(make_queue, make_file, gate):
+def test_the_newest_version_of_a_name_wins_and_older_ones_free_their_bytes(make_queue, make_file, gate):
     """Eight threads submit four hundred versions of one name.
 
-    The last accepted is what stays.
+    The last accepted one stays.
     """
     store = StoreThatWaits(gate)
     queue = make_queue(store, workers=8)
@@ -406,7 +406,7 @@ def test_the_newest_version_of_a_name_wins_and_the_older_free_their_bytes(make_q
 
 
 def test_one_poisoned_entry_among_a_hundred_fails_alone(make_queue, make_file):
-    """Ninety-nine arrive."""
+    """The other ninety-nine arrive."""
     store = StoreThatRejects({"n42"})
     queue = make_queue(store)
 
@@ -418,8 +418,8 @@ def test_one_poisoned_entry_among_a_hundred_fails_alone(make_queue, make_file):
     assert isinstance(handles[42].exception(0), RejectedByStoreError)
 
 
-def test_a_name_that_is_denied_while_others_get_through_is_rejected(make_queue, make_file):
-    """A policy that denies one name parks the store only until it is clear that it is about the name."""
+def test_a_denied_name_is_rejected_while_others_succeed(make_queue, make_file):
+    """A policy that denies one name parks the store only until the cause is clear."""
     store = StoreThatRejects({"n3"}, StoreParkedError("denied", may_be_the_entry=True))
     queue = make_queue(store, workers=2)
 
@@ -432,8 +432,8 @@ def test_a_name_that_is_denied_while_others_get_through_is_rejected(make_queue, 
     assert queue.drain(LIMIT_SECONDS).remaining == ()
 
 
-def test_a_store_that_denies_everything_is_parked_and_comes_back(make_queue, make_file, caplog):
-    """Nothing is lost or failed while the store denies; one message says why."""
+def test_a_store_that_denies_everything_is_parked_and_recovers(make_queue, make_file, caplog):
+    """Nothing is lost or failed while the store denies; one message gives the reason."""
     store = StoreThatFails(*[StoreParkedError("NoSuchBucket")] * 10)
     queue = make_queue(store)
 
@@ -444,7 +444,7 @@ def test_a_store_that_denies_everything_is_parked_and_comes_back(make_queue, mak
 
 
 def test_a_cause_is_logged_once_for_all_requests(make_queue, make_file, caplog):
-    """A file that could not be put is asked for next: the credentials are missing for both."""
+    """After a failed put the same file is looked up: both lack credentials."""
     errors = [
         StoreParkedError(f"{what} p/n0: Unable to locate credentials") for what in ("put", "head", "put")
     ]
@@ -456,8 +456,8 @@ def test_a_cause_is_logged_once_for_all_requests(make_queue, make_file, caplog):
     assert sum(" are paused: " in record.message for record in caplog.records) == 1
 
 
-def test_an_unknown_exception_is_retried_and_then_fails_the_entry_alone(make_queue, make_file):
-    """An upload thread outlives whatever a store raises."""
+def test_an_unknown_exception_is_retried_and_then_fails_only_its_entry(make_queue, make_file):
+    """An upload thread survives every exception of a store."""
     store = StoreThatRejects({"bad"}, ZeroDivisionError("a bug in a store"))
     queue = make_queue(store, workers=1)
 
@@ -468,7 +468,7 @@ def test_an_unknown_exception_is_retried_and_then_fails_the_entry_alone(make_que
     assert "ZeroDivisionError" in str(bad.exception(0))
 
 
-def test_not_even_an_exit_ends_an_upload_thread(make_queue, make_file):
+def test_an_exit_ends_no_upload_thread(make_queue, make_file):
     """A store that raises SystemExit in the only thread stops nothing."""
     store = StoreThatFails(SystemExit())
     queue = make_queue(store, workers=1)
@@ -478,8 +478,8 @@ def test_not_even_an_exit_ends_an_upload_thread(make_queue, make_file):
     assert queue.drain(LIMIT_SECONDS).is_empty
 
 
-def test_a_pointer_is_never_there_before_its_target(make_queue, make_file, gate):
-    """Eight workers, and the target takes longest."""
+def test_a_pointer_never_precedes_its_target(make_queue, make_file, gate):
+    """There are eight workers, and the target takes longest."""
 
     class SlowTarget(MemoryStore):
         def put(self, name, body, *, overwrite, notes=None):
@@ -500,7 +500,7 @@ def test_a_pointer_is_never_there_before_its_target(make_queue, make_file, gate)
 
 
 def test_an_upload_that_depends_on_a_failed_one_fails_too(make_queue, make_file):
-    """A pointer to something that never arrived is not published."""
+    """A pointer to an object that never arrived isn't published."""
     store = StoreThatRejects({"target"})
     queue = make_queue(store)
 
@@ -524,7 +524,7 @@ def test_a_full_spool_refuses_and_counts(make_queue, make_file, gate):
     assert queue.submit(make_file(content=b"x" * 100), "c").result(LIMIT_SECONDS).state is UploadState.DONE
 
 
-def test_a_full_spool_may_be_waited_for(make_queue, make_file, gate):
+def test_submit_may_wait_for_a_full_spool(make_queue, make_file, gate):
     """With full_wait_seconds submit waits until an upload has made room."""
     store = StoreThatWaits(gate)
     queue = make_queue(store, spool_bytes=150, timeouts=Timeouts(full_wait_seconds=LIMIT_SECONDS))
@@ -537,7 +537,7 @@ def test_a_full_spool_may_be_waited_for(make_queue, make_file, gate):
     assert handle.result(LIMIT_SECONDS).state is UploadState.DONE
 
 
-def test_the_floor_of_free_space_is_kept(make_queue, make_file):
+def test_the_minimum_of_free_space_is_kept(make_queue, make_file):
     """A spool never takes the last of its disk."""
     queue = make_queue(MemoryStore(), free_bytes=1 << 60)
 
@@ -545,14 +545,14 @@ def test_the_floor_of_free_space_is_kept(make_queue, make_file):
         queue.submit(make_file(), "a").result(0)
 
 
-def test_refusals_raise_where_asked(make_queue, make_file):
-    """With raise_errors a refused file is an exception."""
+def test_refusals_raise_on_request(make_queue, make_file):
+    """With raise_errors a refused file raises."""
     with pytest.raises(SpoolFullError):
         make_queue(MemoryStore(), raise_errors=True, spool_bytes=1).submit(make_file(), "a")
 
 
-def test_closing_names_what_was_not_delivered(make_queue, make_file, gate, caplog):
-    """A deadline, every name, and the command that finishes the rest."""
+def test_close_names_undelivered_files(make_queue, make_file, gate, caplog):
+    """It has a deadline, and names every file and the command that uploads the rest."""
     queue = make_queue(StoreThatWaits(gate), workers=1, timeouts=Timeouts(give_back_seconds=0.05))
     for name in ("a", "b", "c"):
         queue.submit(make_file(), name)
@@ -564,8 +564,8 @@ def test_closing_names_what_was_not_delivered(make_queue, make_file, gate, caplo
     assert all(text in caplog.text for text in ("a, b, c", backlog.resume_command))
 
 
-def test_closing_raises_where_asked(make_queue, make_file, gate):
-    """With raise_errors an incomplete close is an exception."""
+def test_close_raises_on_request(make_queue, make_file, gate):
+    """With raise_errors an incomplete close raises."""
     queue = make_queue(StoreThatWaits(gate), raise_errors=True, timeouts=Timeouts(give_back_seconds=0.05))
     queue.submit(make_file(), "a")
 
@@ -573,8 +573,8 @@ def test_closing_raises_where_asked(make_queue, make_file, gate):
         queue.close(timeout_seconds=0.05)
 
 
-def test_closing_twice_and_submitting_afterwards(make_queue, make_file):
-    """The second close does nothing; a closed queue takes nothing."""
+def test_a_second_close_does_nothing(make_queue, make_file):
+    """A closed queue accepts no file."""
     queue = make_queue(MemoryStore())
 
     assert queue.close(1) is queue.close(1)
@@ -583,7 +583,7 @@ def test_closing_twice_and_submitting_afterwards(make_queue, make_file):
 
 
 def test_a_queue_is_a_context_manager(tmp_path, make_file):
-    """Leaving the block drains."""
+    """Leaving the block waits for the uploads."""
     store = MemoryStore()
 
     with UploadQueue(
@@ -615,7 +615,7 @@ def test_the_next_queue_uploads_what_the_last_one_left(make_queue, make_file, ga
 
 
 def test_two_queues_cannot_share_a_spool(make_queue):
-    """The second is told who has it."""
+    """The second one's error names the owner."""
     make_queue(MemoryStore())
 
     with pytest.raises(SpoolOwnedError, match=f"queue with pid {os.getpid()}"):
@@ -623,7 +623,7 @@ def test_two_queues_cannot_share_a_spool(make_queue):
 
 
 def test_the_default_spool_is_found_again_and_not_shared(tmp_path, monkeypatch):
-    """A second start for the same store finds what the first left; two at once get one each."""
+    """A second start for the same store finds the first one's files; two at once get one each."""
     monkeypatch.setenv("UPLOADS_HOME", str(tmp_path / "home"))
     first = UploadQueue(tmp_path / "store", timeouts=Timeouts(give_back_seconds=LIMIT_SECONDS))
     second = UploadQueue(tmp_path / "store", timeouts=Timeouts(give_back_seconds=LIMIT_SECONDS))
@@ -638,7 +638,7 @@ def test_the_default_spool_is_found_again_and_not_shared(tmp_path, monkeypatch):
 
 
 def test_a_spool_deleted_under_the_queue_is_noticed_and_recreated(make_queue, make_file, gate, tmp_path):
-    """What was deleted is named as lost, what comes after works."""
+    """Deleted files are reported lost, and later ones are uploaded."""
     import shutil
 
     queue = make_queue(StoreThatWaits(gate), workers=1)

@@ -1,4 +1,4 @@
-"""What is said of uploads is true: of those of a forked child, of another process, and of what a pointer points at."""
+"""Reports about uploads are true: a forked child's, another process's, and a pointer's target."""
 
 import contextlib
 import logging

@@ -1,4 +1,4 @@
-"""A spool, a live drain or a worker of one store, and files that are for another: they are refused or left alone, never mixed."""
+"""A spool, drain or worker of one store never mixes in files for another store."""
 
 import json
 import os
@@ -27,7 +27,7 @@ LIMIT_SECONDS = 120
 
 
 class NamedStore(MemoryStore):
-    """A store of another name than the others have."""
+    """A store with its own name."""
 
     def __init__(self, name):
         super().__init__()
@@ -39,7 +39,7 @@ class NamedStore(MemoryStore):
 
 @pytest.fixture
 def waiting(tmp_path, make_file):
-    """A spool with an entry for `memory://store` that waits; no process owns it."""
+    """A spool with a waiting entry for `memory://store`; no process owns it."""
     spool = Spool(tmp_path / "spool")
     spool.create({"uri": "memory://store/"})
     quota = DiskQuota(spool.path, spool_bytes=None, free_bytes=0, wait_seconds=0.0, clock=time.monotonic)

@@ -1,4 +1,4 @@
-"""Shared by the tests of adapters: who writes down events, and what the docs say of them."""
+"""Shared by the tests of adapters: callbacks that record events, and the events that the docs list."""
 
 import json
 import os
@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[3]
 
 
 class Listener(Callback):
-    """Writes down each event, with the batches and epochs that are completed."""
+    """Records each event, with the batches and epochs completed."""
 
     def __init__(self):
         self.heard = []
@@ -44,7 +44,7 @@ class Raising(Callback):
 
 
 class SlowStore(LocalStore):
-    """A folder as a store, to which nothing goes before it may."""
+    """A local store whose puts wait for an event."""
 
     def __init__(self, root):
         super().__init__(root)
@@ -57,7 +57,7 @@ class SlowStore(LocalStore):
 
 @pytest.fixture
 def slow_store(tmp_path):
-    """Gives a store that takes nothing yet, in which the spool still has what was uploaded."""
+    """Returns a store whose puts wait, so that uploads stay in the spool."""
     store = SlowStore(tmp_path / "store")
     yield store
     store.may_put.set()
@@ -65,7 +65,7 @@ def slow_store(tmp_path):
 
 @pytest.fixture
 def inodes():
-    """Returns a function that gives the numbers of the files in a folder: equal ones are one file on the disk."""
+    """Returns a function that gives the inodes of a folder's files: hard links share one."""
     return lambda folder: {path.stat().st_ino for path in Path(folder).rglob("*") if path.is_file()}
 
 
@@ -77,25 +77,25 @@ def listener():
 
 @pytest.fixture(scope="module")
 def listener_class():
-    """Gives the class of the listener, for runs that several tests look at."""
+    """Returns the class of the listener, for runs that several tests read."""
     return Listener
 
 
 @pytest.fixture
 def raising():
-    """Gives the class of a callback that raises."""
+    """Returns the class of a callback that raises."""
     return Raising
 
 
 @pytest.fixture(scope="session")
 def sidecar():
-    """Returns a function that reads how a run ended, from its folder."""
+    """Returns a function that reads a run's final status from its folder."""
     return lambda folder: json.loads((Path(folder) / "sidecar.json").read_text())
 
 
 @pytest.fixture(scope="session")
 def documented():
-    """Returns a function that gives the events that docs/adapters.md has for a trainer."""
+    """Returns a function that gives the events that docs/adapters.md lists for a trainer."""
 
     def events_of(trainer):
         page = (ROOT / "docs" / "adapters.md").read_text(encoding="utf-8")
@@ -111,7 +111,7 @@ def documented():
 
 @pytest.fixture(scope="session")
 def environment():
-    """Gives the environment of child processes: our sources, one thread, nothing of the machine's."""
+    """Returns the environment of child processes: our sources, one thread, no settings of the machine."""
     return {
         "PYTHONPATH": str(ROOT),
         "PATH": str(Path(sys.executable).parent) + ":/usr/bin:/bin",

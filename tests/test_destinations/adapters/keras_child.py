@@ -1,6 +1,6 @@
-"""A Keras run on the torch backend, in a process of its own: `python keras_child.py FOLDER`.
+"""A Keras run on the torch backend, in its own process: `python keras_child.py FOLDER`.
 
-Prints what was heard.
+It prints the events.
 """
 
 import json
@@ -21,7 +21,7 @@ FOLDER = Path(sys.argv[1])
 
 
 class Listener(Callback):
-    """Writes down each event."""
+    """Records each event."""
 
     def __init__(self):
         self.heard = []
@@ -34,7 +34,7 @@ class Listener(Callback):
 
 
 def main():
-    """Fits two epochs of two batches, evaluates, predicts; then fails."""
+    """Fits two epochs of two batches, evaluates, predicts and then fails."""
     memory, listener = InMemory(), Listener()
     model = keras.Sequential([keras.layers.Dense(1)])
     model.compile(loss="mse", optimizer=keras.optimizers.SGD(0.01))

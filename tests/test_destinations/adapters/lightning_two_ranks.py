@@ -1,11 +1,11 @@
-"""A Lightning run on two ranks, by Lightning's own launcher: `python lightning_two_ranks.py FOLDER`."""
+"""A Lightning run on two ranks, started by Lightning's launcher: `python lightning_two_ranks.py FOLDER`."""
 
 # ruff: noqa: E402  # what is hidden must be hidden before it is imported
 
 import sys
 from pathlib import Path
 
-# One of the two packages is enough here, and halves what the ranks import.
+# One of the two packages is enough here, and halves the ranks' imports.
 sys.modules["pytorch_lightning"] = None
 
 import torch
@@ -19,7 +19,7 @@ FOLDER = Path(sys.argv[1])
 
 
 class Listener(Callback):
-    """Writes down each event of a rank."""
+    """Records each event of a rank."""
 
     def __init__(self):
         self.heard = []
@@ -32,7 +32,7 @@ class Listener(Callback):
 
 
 class Tiny(LightningModule):
-    """One layer."""
+    """A model of one layer."""
 
     def __init__(self):
         super().__init__()

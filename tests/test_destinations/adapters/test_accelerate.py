@@ -61,8 +61,10 @@ if sys.argv[2] == "raises":
 
 
 @pytest.mark.parametrize(("ending", "status"), [("ends", "completed"), ("raises", "failed")])
-def test_a_program_that_forgets_end_training(tmp_path, environment, sidecar, torch_server, ending, status):
-    """It is completed where it ended regularly, and failed where an exception ended it."""
+def test_a_program_without_end_training_ends_its_run(
+    tmp_path, environment, sidecar, torch_server, ending, status
+):
+    """The run is completed if the program ends normally, and failed if an exception ends it."""
     done = torch_server.run(PROGRAM, tmp_path / "run", ending, env=environment, timeout_s=500)
 
     assert done.returncode == (ending == "raises"), done.stderr
@@ -70,7 +72,7 @@ def test_a_program_that_forgets_end_training(tmp_path, environment, sidecar, tor
     assert len((tmp_path / "run" / "metrics.csv").read_text().splitlines()) == 2
 
 
-def test_a_registered_class_is_made_with_destinations(tmp_path, monkeypatch, sidecar):
+def test_a_registered_class_is_created_with_destinations(tmp_path, monkeypatch, sidecar):
     """It uses the destinations in `init_kwargs`, or a folder named after the project."""
     monkeypatch.setattr(tracking, "LOGGER_TYPE_TO_CLASS", dict(tracking.LOGGER_TYPE_TO_CLASS))
     monkeypatch.setattr(accelerator_module, "LOGGER_TYPE_TO_CLASS", tracking.LOGGER_TYPE_TO_CLASS)
@@ -91,8 +93,8 @@ def test_a_registered_class_is_made_with_destinations(tmp_path, monkeypatch, sid
     assert sidecar(tmp_path / "runs" / "digits")["status"] == "completed"
 
 
-def test_images_may_be_a_batch():
-    """`(N, H, W, C)`, as Accelerate says."""
+def test_a_batch_of_images_is_logged():
+    """The shape is `(N, H, W, C)`, as Accelerate documents."""
     memory = InMemory()
     tracker = AccelerateTracker(memory, raise_errors=True)
     tracker.start()

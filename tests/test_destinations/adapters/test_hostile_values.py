@@ -1,4 +1,4 @@
-"""Names and values that no trainer should log, and that one does."""
+"""Bad names and values that some trainer logs anyway."""
 
 import contextlib
 import math
@@ -55,7 +55,7 @@ VALUES = {
 
 
 def hugging_face(destination):
-    """Returns the function of its callback that logs a dictionary."""
+    """Returns the callback's function that logs a dictionary."""
     pytest.importorskip("transformers")
     from destinations.adapters.hugging_face import TransformersCallback
 
@@ -66,7 +66,7 @@ def hugging_face(destination):
 
 
 def accelerate(destination):
-    """Returns the function of its tracker that logs a dictionary."""
+    """Returns the tracker's function that logs a dictionary."""
     pytest.importorskip("accelerate")
     from destinations.adapters.accelerate_tracker import AccelerateTracker
 
@@ -75,7 +75,7 @@ def accelerate(destination):
 
 
 def torchrl(destination):
-    """Returns the function of its logger that logs a dictionary."""
+    """Returns the logger's function that logs a dictionary."""
     pytest.importorskip("torchrl")
     from destinations.adapters.torchrl_logger import TorchRLLogger
 
@@ -84,28 +84,28 @@ def torchrl(destination):
 
 
 def lightning(destination):
-    """Returns the function of its logger that logs a dictionary."""
+    """Returns the logger's function that logs a dictionary."""
     pytest.importorskip("lightning")
     from destinations.adapters.lightning_logger import LightningLogger
 
     logger = LightningLogger(destination)
 
     def log(values):
-        with contextlib.suppress(RecordError):  # A bad value is the caller's to know, as with `Logger`.
+        with contextlib.suppress(RecordError):  # A bad value is the caller's error, as with `Logger`.
             logger.log_metrics(values, 1)
 
     return log
 
 
 def good_of(destination):
-    """Returns the values of the good metrics that arrived."""
+    """Returns the good metrics that arrived."""
     rows = [record.value for record in destination.records if record.kind == "metrics"]
     return [value for row in rows for name, value in row.items() if name.endswith("good")]
 
 
 @pytest.mark.parametrize("adapter", [hugging_face, accelerate, torchrl, lightning])
-def test_what_cannot_be_a_metric_does_not_take_the_others_with_it(adapter):
-    """Every good value beside a bad one arrives, and nothing else than documented comes out."""
+def test_bad_metrics_do_not_affect_good_ones(adapter):
+    """Every good value beside a bad one arrives, and only documented errors are raised."""
     destination = InMemory()
     log = adapter(destination)
 

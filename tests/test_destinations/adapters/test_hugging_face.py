@@ -13,13 +13,13 @@ from events import Event
 
 pytestmark = [
     pytest.mark.xdist_group("transformers"),
-    # torch's own loader, on a machine without an accelerator.
+    # torch's own loader warns on a machine without an accelerator.
     pytest.mark.filterwarnings("ignore:.*pin_memory.*"),
 ]
 SAMPLES = [{"input_ids": torch.arange(4) + index, "labels": torch.tensor(index % 2)} for index in range(8)]
 
 
-# Imported where it is used: each process that runs tests imports all of these files.
+# Imported in functions: each process that runs tests imports all of these files.
 
 
 def make_callback(*destinations, **options):
@@ -30,7 +30,7 @@ def make_callback(*destinations, **options):
 
 
 def make_model():
-    """Returns a model of some hundred weights, made from a configuration and not downloaded."""
+    """Returns a randomly initialized model of a few hundred weights; nothing is downloaded."""
     from transformers import BertConfig, BertForSequenceClassification
 
     return BertForSequenceClassification(
@@ -46,7 +46,7 @@ def make_model():
 
 
 def make_trainer(callback, folder, **arguments):
-    """Returns a trainer of two steps an epoch, which logs each."""
+    """Returns a trainer of two steps per epoch, which logs each step."""
     from transformers import Trainer, TrainingArguments
 
     return Trainer(
@@ -85,7 +85,7 @@ STEP = [
 
 
 def test_train_evaluate_and_predict(tmp_path, listener, sidecar, documented):
-    """All events come in order, records have Hugging Face's names and steps, evaluation after train is in the run."""
+    """Events come in order, records have Hugging Face's names and steps, and the evaluation is in the run."""
     memory = InMemory()
     with make_callback(RunDirectory(tmp_path / "run"), memory, callbacks=listener, raise_errors=True) as ours:
         trainer = make_trainer(ours, tmp_path, eval_strategy="epoch", save_strategy="epoch")
@@ -135,8 +135,8 @@ def test_train_evaluate_and_predict(tmp_path, listener, sidecar, documented):
     assert written["checkpoint_path"] == str(tmp_path / "out" / "checkpoint-2")
 
 
-def test_an_exception_in_train_is_a_failed_run(tmp_path, raising, sidecar):
-    """No hook of Hugging Face's says so; the block does."""
+def test_an_exception_in_train_fails_the_run(tmp_path, raising, sidecar):
+    """Hugging Face has no hook for it, so the `with` block reports it."""
     callbacks = [raising(Event.BATCH_END, ValueError("diverged"))]
     ours = make_callback(RunDirectory(tmp_path / "run"), callbacks=callbacks)
     trainer = make_trainer(ours, tmp_path)
@@ -148,10 +148,10 @@ def test_an_exception_in_train_is_a_failed_run(tmp_path, raising, sidecar):
     assert (written["status"], written["exception"]) == ("failed", "ValueError: diverged")
 
 
-def test_resume_continues_where_the_checkpoint_was(tmp_path, listener):
+def test_resume_continues_at_the_checkpoint(tmp_path, listener):
     """Batch and epoch continue from the checkpoint.
 
-    Rows after it leave the CSV, those of its own step stay.
+    Later rows leave the CSV; rows of its own step stay.
     """
     folder = tmp_path / "run"
     options = {"num_train_epochs": 2, "save_strategy": "steps", "save_steps": 1}
@@ -164,7 +164,7 @@ def test_resume_continues_where_the_checkpoint_was(tmp_path, listener):
         )
 
     assert ("fit_start", 1, 0) in listener.heard
-    # The run resumes inside the first epoch, which does not begin again.
+    # The run resumes inside the first epoch, so that epoch doesn't start again.
     assert [one for one in listener.heard if one[0] == "epoch_start"] == [("epoch_start", 2, 1)]
     assert listener.heard[-1] == ("fit_end", 4, 2)
     rows = (folder / "metrics.csv").read_text().splitlines()
@@ -181,8 +181,8 @@ def steps_and_losses(folder):
     return [line.split(",")[0] for line in rows if line.split(",")[column]]
 
 
-def test_a_second_train_is_a_run_of_its_own(tmp_path, sidecar, caplog):
-    """It goes next to the completed first run, which keeps its rows; a message names its folder."""
+def test_a_second_train_is_its_own_run(tmp_path, sidecar, caplog):
+    """It's written next to the completed first run, which keeps its rows; a message names its folder."""
     with make_callback(RunDirectory(tmp_path / "run"), raise_errors=True) as ours:
         make_trainer(ours, tmp_path).train()
         make_trainer(ours, tmp_path).train()
@@ -195,7 +195,7 @@ def test_a_second_train_is_a_run_of_its_own(tmp_path, sidecar, caplog):
 
 
 def test_a_second_train_may_continue_the_first(tmp_path, sidecar, listener):
-    """Its steps are counted on, and no row of the first is abandoned."""
+    """Its steps follow the first one's, and no row of the first is abandoned."""
     with make_callback(
         RunDirectory(tmp_path / "run"), callbacks=listener, second_train="continue", raise_errors=True
     ) as ours:
@@ -211,7 +211,7 @@ def test_a_second_train_may_continue_the_first(tmp_path, sidecar, listener):
 
 
 def test_each_trial_of_a_search_is_a_run(tmp_path, sidecar):
-    """Three trials are three runs of one group, each with its parameters; a search again adds to them."""
+    """Three trials are three runs of one group, each with its parameters; a second search adds more."""
     pytest.importorskip("optuna", reason="the search of Hugging Face needs a backend")
     ours = make_callback(RunDirectory(tmp_path / "search"), raise_errors=True)
     trainer = make_trainer(ours, tmp_path)
@@ -235,7 +235,7 @@ def test_each_trial_of_a_search_is_a_run(tmp_path, sidecar):
 
 
 def test_checkpoints_are_uploaded_without_a_second_copy(tmp_path, slow_store, inodes):
-    """Each file by a link, the one that says where training stood last; rotated ones are whole."""
+    """Each file is uploaded from a link, with trainer_state.json last; rotated checkpoints arrive whole."""
     artifacts = Artifacts(slow_store, spool=tmp_path / "spool", free_bytes=0, progress_bar=False)
     with make_callback(artifacts, upload_checkpoints=True, raise_errors=True, run_name="mine") as callback:
         settings = {"save_strategy": "steps", "save_steps": 1, "save_total_limit": 1, "max_steps": 2}

@@ -1,4 +1,4 @@
-"""Our callback in a real Keras fit with the torch backend, in a process that this choice is made for."""
+"""Our callback in a real Keras fit with the torch backend, in its own process with that backend."""
 
 import json
 import subprocess
@@ -21,7 +21,7 @@ PREDICTION = [
 
 
 def batches(start, epoch):
-    """Returns the events of an epoch of two batches with an evaluation at its end."""
+    """Returns the events of an epoch of two batches that ends with an evaluation."""
     return [
         ["epoch_start", start, epoch],
         ["batch_start", start, epoch],
@@ -40,7 +40,7 @@ def batches(start, epoch):
 
 
 def test_fit_evaluate_predict_and_an_exception(tmp_path, environment, sidecar, documented):
-    """All events come in order, records with steps over all epochs.
+    """All events come in order, and records have steps over all epochs.
 
     The block tells a failed run from a completed one.
     """

@@ -25,8 +25,8 @@ from events import Event
 
 pytestmark = [
     pytest.mark.xdist_group("lightning"),
-    # What Lightning says of tiny runs: few workers, few batches, a folder that exists; and of torch's newer
-    # releases.
+    # Lightning's warnings about tiny runs: few workers, few batches, an existing folder; and about newer
+    # releases of torch.
     pytest.mark.filterwarnings("ignore:.*does not have many workers.*"),
     pytest.mark.filterwarnings("ignore:You defined a .validation_step. but have no"),
     pytest.mark.filterwarnings("ignore:.*smaller than the logging interval.*"),
@@ -40,7 +40,7 @@ DATA = torch.arange(8.0).reshape(4, 2)
 
 
 def make_model(package, **hooks):
-    """Returns a model of a package that logs in each step; further hooks by name."""
+    """Returns a model of a package that logs in each step; further hooks are given by name."""
     pl = importlib.import_module(package)
 
     class Tiny(pl.LightningModule):
@@ -94,13 +94,13 @@ def make_trainer(package, logger, folder, **options):
 
 @pytest.fixture(params=PACKAGES)
 def package(request):
-    """Gives the name of each package."""
+    """Returns the name of each package."""
     return request.param
 
 
 @pytest.fixture
 def interrupts():
-    """Gives Ctrl-C back to the tests: Lightning ignores it after the first."""
+    """Restores Ctrl-C for the tests: Lightning ignores it after the first one."""
     before = signal.getsignal(signal.SIGINT)
     yield
     signal.signal(signal.SIGINT, before)
@@ -127,7 +127,7 @@ PREDICTION = [
 
 
 def test_fit_validate_test_and_predict(package, tmp_path, listener, sidecar, documented):
-    """All events come in order with their batches and epochs, all records with Lightning's steps, files are in the run."""
+    """Events have their batches and epochs, records have Lightning's steps, and the run has the files."""
     memory = InMemory()
     logger = LightningLogger(RunDirectory(tmp_path / "run"), memory, callbacks=listener, raise_errors=True)
     trainer = make_trainer(package, logger, tmp_path, num_sanity_val_steps=2)
@@ -170,8 +170,8 @@ def test_fit_validate_test_and_predict(package, tmp_path, listener, sidecar, doc
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
-def test_it_is_a_logger_and_a_callback_of_either_package(package):
-    """Both classes belong to both packages, so that `isinstance` and command lines take them."""
+def test_logger_and_callback_belong_to_both_packages(package):
+    """`isinstance` and command lines accept them in either package."""
     logger = LightningLogger()
 
     assert isinstance(logger, importlib.import_module(f"{package}.loggers").Logger)
@@ -191,7 +191,7 @@ ENDINGS = {
 @pytest.mark.parametrize("has_callback", [True, False])
 @pytest.mark.usefixtures("interrupts")
 def test_the_end_of_a_run_determines_its_status(tmp_path, sidecar, ending, has_callback):
-    """An exception, Ctrl-C and `sys.exit` in a hook are told apart, with and without our callback, and rows are kept."""
+    """An exception, Ctrl-C and `sys.exit` in a hook differ; rows are kept, with and without our callback."""
     error, status, text = ENDINGS[ending]
 
     def on_train_batch_end(self, outputs, batch, batch_idx):
@@ -212,7 +212,7 @@ def test_the_end_of_a_run_determines_its_status(tmp_path, sidecar, ending, has_c
 
 
 def test_sigterm_is_a_preemption(tmp_path, sidecar):
-    """What Lightning makes of SIGTERM, an exit without a code, does not count as completed."""
+    """Lightning turns SIGTERM into an exit without a code, which doesn't count as completed."""
 
     def on_train_batch_start(self, batch, batch_idx):
         signal.raise_signal(signal.SIGTERM)
@@ -228,17 +228,14 @@ def test_sigterm_is_a_preemption(tmp_path, sidecar):
 
 
 @pytest.mark.parametrize("has_callback", [True, False])
-def test_the_files_say_how_an_open_run_stands(tmp_path, sidecar, has_callback):
-    """Completed after fit, running while it is tested, completed after that, before it is closed.
-
-    Then as closed.
-    """
+def test_the_files_show_the_status_of_an_open_run(tmp_path, sidecar, has_callback):
+    """The status is completed after fit, running during a test, and then completed before and after close."""
     seen = []
 
     def look(expected):
         deadline = time.monotonic() + 60
         while (written := sidecar(tmp_path / "run"))["status"] != expected and time.monotonic() < deadline:
-            logger.experiment.flush()  # Waits some seconds, which may not be enough for a disk that is busy.
+            logger.experiment.flush()  # Waits a few seconds, which a busy disk may exceed.
         session = json.loads((tmp_path / "run" / "sessions.jsonl").read_text())
         seen.append((written["status"], written["ended_at"] is not None, session["status"]))
 
@@ -266,11 +263,11 @@ def test_the_files_say_how_an_open_run_stands(tmp_path, sidecar, has_callback):
 
 @pytest.mark.parametrize("ends", ["killed", "completes"])
 def test_a_slurm_requeue_is_a_preemption_unless_the_run_completes(tmp_path, sidecar, ends):
-    """After "finished", which comes before the checkpoint is saved, training continues until it is killed, or done."""
+    """Training continues after the signal, which comes before the checkpoint, until it's killed or done."""
 
     def on_train_batch_start(self, batch, batch_idx):
         if batch_idx == 0:
-            # What Lightning's handler of SLURM's signal does.
+            # Lightning's handler of SLURM's signal does this.
             self.trainer.logger.finalize("finished")
         elif ends == "killed":
             raise RuntimeError("DataLoader worker is killed by signal")
@@ -291,7 +288,7 @@ def test_a_slurm_requeue_is_a_preemption_unless_the_run_completes(tmp_path, side
 
 
 def test_a_failed_run_may_continue(tmp_path, sidecar):
-    """A trainer that fits on after it failed opens the folder again, and completes the run."""
+    """A trainer that fits again after a failure reopens the folder and completes the run."""
     failures = [RuntimeError("once")]
 
     def on_train_batch_end(self, outputs, batch, batch_idx):
@@ -312,8 +309,8 @@ def test_a_failed_run_may_continue(tmp_path, sidecar):
     assert len((tmp_path / "run" / "sessions.jsonl").read_text().splitlines()) == 2
 
 
-def test_two_loggers_hear_the_same(tmp_path):
-    """Ours beside another of ours and beside Lightning's own get the same values, and the dictionary is not changed."""
+def test_two_loggers_get_the_same_values(tmp_path):
+    """Ours gets the same values beside another of ours or Lightning's, and keeps the dictionary unchanged."""
     pl = importlib.import_module("lightning.pytorch")
     seen = []
 
@@ -342,8 +339,8 @@ def test_two_loggers_hear_the_same(tmp_path):
     assert len(seen) == 3
 
 
-def test_gradient_accumulation_makes_one_batch_of_ours(tmp_path, listener):
-    """Two batches of Lightning's are microbatches of one step: one BATCH_END, and the steps are those of the logger."""
+def test_accumulated_batches_are_one_batch(tmp_path, listener):
+    """Two Lightning batches are microbatches of one step: one BATCH_END, with the logger's steps."""
     memory = InMemory()
     logger = LightningLogger(memory, callbacks=listener, raise_errors=True)
     trainer = make_trainer(
@@ -381,7 +378,7 @@ def test_several_validation_dataloaders_have_labels(tmp_path, listener):
     assert [label for label, *_ in listener.labels] == ["eval", "eval/dataloader_idx_1"]
 
 
-def test_resume_from_a_checkpoint_continues_where_it_was(tmp_path, listener):
+def test_resume_from_a_checkpoint_continues_its_position(tmp_path, listener):
     """Timestamp and epoch continue from the checkpoint; later rows leave the CSV, earlier ones stay."""
     folder = tmp_path / "run"
     model = make_model("lightning.pytorch")
@@ -389,7 +386,7 @@ def test_resume_from_a_checkpoint_continues_where_it_was(tmp_path, listener):
         trainer = make_trainer("lightning.pytorch", logger, tmp_path, max_epochs=1)
         trainer.fit(model, loader(), loader())
         checkpoint = trainer.checkpoint_callback.best_model_path
-        # This branch of training is left: its rows are of no run any more.
+        # This branch of training is abandoned: its rows belong to no run any more.
         make_trainer("lightning.pytorch", logger, tmp_path, max_epochs=2, enable_checkpointing=False).fit(
             model, loader(), loader(), ckpt_path=checkpoint
         )
@@ -407,8 +404,8 @@ def test_resume_from_a_checkpoint_continues_where_it_was(tmp_path, listener):
     assert [row.step for file in left.files() for row in file.rows()] == [2, 3, 3]
 
 
-def test_resume_from_a_checkpoint_without_our_callback(tmp_path, listener):
-    """A checkpoint of a run that had another logger says where Lightning stands."""
+def test_a_checkpoint_without_our_callback_is_resumed(tmp_path, listener):
+    """A checkpoint written with another logger still has Lightning's position."""
     model = make_model("lightning.pytorch")
     trainer = make_trainer("lightning.pytorch", logger=False, folder=tmp_path, max_epochs=1)
     trainer.fit(model, loader())
@@ -424,8 +421,8 @@ def test_resume_from_a_checkpoint_without_our_callback(tmp_path, listener):
     assert listener.heard[-1] == ("fit_end", 4, 2)
 
 
-def test_without_the_callback_records_move_the_run(tmp_path, listener):
-    """INIT, FIT_START and FIT_END come, batches and epochs follow the largest step logged."""
+def test_records_advance_a_run_without_the_callback(tmp_path, listener):
+    """INIT, FIT_START and FIT_END are fired; batches and epochs follow the largest logged step."""
     memory = InMemory()
     logger = LightningLogger(memory, callbacks=listener, raise_errors=True)
     trainer = make_trainer("lightning.pytorch", logger, tmp_path, callbacks=[], max_epochs=2)
@@ -438,8 +435,8 @@ def test_without_the_callback_records_move_the_run(tmp_path, listener):
     assert (int(memory.records[-1].timestamp.batch), int(memory.records[-1].timestamp.epoch)) == (2, 1)
 
 
-def test_save_is_free_while_a_trainer_is_at_work(tmp_path):
-    """Lightning calls it after each record: no destination is called. Before and after, it flushes."""
+def test_save_does_nothing_while_a_trainer_runs(tmp_path):
+    """Lightning calls it after each record, so it calls no destination. Before and after, it flushes."""
     destination = RecordingDestination()
     logger = LightningLogger(destination, raise_errors=True)
     logger.log_metrics(metrics={"loss": 1.0}, step=0)
@@ -459,8 +456,8 @@ def test_save_is_free_while_a_trainer_is_at_work(tmp_path):
 
 
 @pytest.mark.parametrize("has_callback", [True, False])
-def test_rows_before_the_first_batch_is_logged_are_kept(tmp_path, has_callback):
-    """What a module logs itself, as a fit begins and in each step, is kept: in a new run, and in one begun anew."""
+def test_rows_before_the_first_logged_batch_are_kept(tmp_path, has_callback):
+    """A module may log in `on_fit_start` and in each step; a new run and a restarted one keep those rows."""
     value = 0.0
 
     def on_fit_start(self):
@@ -494,8 +491,8 @@ def test_rows_before_the_first_batch_is_logged_are_kept(tmp_path, has_callback):
         assert rows_of(folder, "mine") == [(step, expected) for step in range(4)]
 
 
-def test_a_fit_begins_where_its_trainer_stands(tmp_path):
-    """Without a callback, a first record with steps of its own leaves the rows before the checkpoint."""
+def test_a_fit_starts_at_its_trainers_position(tmp_path):
+    """Without a callback, a first record with custom steps keeps the rows before the checkpoint."""
 
     def on_train_epoch_start(self):
         self.logger.experiment.add_scalar("by_epoch", 0.5, self.current_epoch)
@@ -506,7 +503,7 @@ def test_a_fit_begins_where_its_trainer_stands(tmp_path):
             model = make_model("lightning.pytorch", on_train_epoch_start=on_train_epoch_start)
             trainer.fit(model, loader(), ckpt_path=checkpoint)
             logger.log_metrics({"loss": 9.0}, step=5)
-            (tmp_path / "run" / "sidecar.json").write_text("{}")  # it did not complete
+            (tmp_path / "run" / "sidecar.json").write_text("{}")  # It didn't complete.
             return trainer.checkpoint_callback.best_model_path
 
     checkpoint = None
@@ -519,7 +516,7 @@ def test_a_fit_begins_where_its_trainer_stands(tmp_path):
 
 
 def test_a_second_fit_keeps_its_first_records(tmp_path):
-    """A fit that begins anew with the same logger is a run beside the first, with all that it logs."""
+    """A restarted fit with the same logger is a run beside the first, with everything it logs."""
     logger = LightningLogger(RunDirectory(tmp_path / "run"), raise_errors=True)
     for value in (1.0, 2.0):
         model = make_model(
@@ -535,8 +532,8 @@ def test_a_second_fit_keeps_its_first_records(tmp_path):
         assert [row.step for row in rows if "loss" in row.metrics] == [0, 1]
 
 
-def test_a_fit_that_goes_on_keeps_all_rows(tmp_path):
-    """A trainer that fits further, without a callback, moves no row aside."""
+def test_a_continued_fit_keeps_all_rows(tmp_path):
+    """A trainer that continues to fit, without a callback, moves no row aside."""
     logger = LightningLogger(RunDirectory(tmp_path / "run"), raise_errors=True)
     trainer = make_trainer("lightning.pytorch", logger, tmp_path, callbacks=[])
     model = make_model("lightning.pytorch")
@@ -552,8 +549,8 @@ def test_a_fit_that_goes_on_keeps_all_rows(tmp_path):
     assert not (tmp_path / "run" / "abandoned").exists()
 
 
-def test_a_fit_that_resumes_after_a_test_keeps_the_rows_before_it(tmp_path):
-    """There is no callback; the test, in a program of its own before, has logged a row of step 0."""
+def test_a_fit_that_resumes_after_a_test_keeps_earlier_rows(tmp_path):
+    """Without a callback, an earlier program has tested the model and logged a row of step 0."""
 
     def begin(**options):
         logger = LightningLogger(RunDirectory(tmp_path / "run"), raise_errors=True)
@@ -575,8 +572,8 @@ def test_a_fit_that_resumes_after_a_test_keeps_the_rows_before_it(tmp_path):
     assert 9.0 not in [row.metrics.get("loss") for row in rows]
 
 
-def test_the_best_checkpoint_is_in_the_sidecar_while_training_runs(tmp_path, sidecar):
-    """RegistryLogger, without a callback: a program that is killed then has named its best checkpoint."""
+def test_the_sidecar_names_the_best_checkpoint_during_training(tmp_path, sidecar):
+    """RegistryLogger without a callback: if the program is killed, the name is already there."""
     seen = []
 
     def on_train_epoch_start(self):
@@ -613,7 +610,7 @@ def test_the_best_checkpoint_is_in_the_sidecar_while_training_runs(tmp_path, sid
     ],
 )
 def test_finalize_sets_the_status(tmp_path, sidecar, words, kept):
-    """RegistryLogger: Lightning's words are translated as by stable-pretraining, others pass."""
+    """RegistryLogger translates Lightning's words as stable-pretraining does, and keeps others."""
     logger = RegistryLogger(tmp_path / "run", "abc123")
     logger.log_metrics({"loss": 1.0}, step=0)
 
@@ -627,7 +624,7 @@ def test_finalize_sets_the_status(tmp_path, sidecar, words, kept):
 
 
 def test_images_videos_and_tables_in_the_shapes_that_callbacks_use(tmp_path):
-    """Lists with captions, masks and rates, as W&B's logger and stable-pretraining's take them."""
+    """Lists with captions, masks and rates are accepted, as by W&B's logger and stable-pretraining's."""
     memory = InMemory()
     logger = LightningLogger(memory, raise_errors=True)
     last, first = np.zeros((4, 6, 3), np.uint8), torch.zeros(3, 4, 6)
@@ -665,8 +662,8 @@ def test_a_table_from_a_data_frame():
     assert (call.arguments["columns"], call.arguments["rows"]) == (["x"], [[1], [2]])
 
 
-def test_checkpoints_are_uploaded_where_that_was_asked_for(tmp_path):
-    """Each one that is saved reaches who stores files, under its name."""
+def test_checkpoints_are_uploaded_on_request(tmp_path):
+    """Each saved checkpoint reaches the destination that stores files, under its name."""
     store = RecordingDestination(stores_files=True)
     logger = LightningLogger(store, upload_checkpoints=True, save_dir=tmp_path, raise_errors=True)
 
@@ -677,8 +674,8 @@ def test_checkpoints_are_uploaded_where_that_was_asked_for(tmp_path):
     assert sorted(store.files) == ["checkpoints/epoch=0-step=2.ckpt", "checkpoints/epoch=1-step=4.ckpt"]
 
 
-def test_checkpoints_keep_their_paths_below_the_folder_of_their_callback(tmp_path):
-    """A metric with a slash makes a folder for each epoch; the last part of the names is the same."""
+def test_checkpoints_keep_their_paths_below_the_callbacks_folder(tmp_path):
+    """A metric with a slash makes a folder per epoch, so that the files in them have equal names."""
     logger = LightningLogger(RunDirectory(tmp_path / "run"), upload_checkpoints=True, raise_errors=True)
     saver = ModelCheckpoint(filename="{epoch}-{val/acc:.2f}", monitor="epoch", mode="max", save_top_k=-1)
     options = {"max_epochs": 2, "callbacks": [logger.callback(), saver]}
@@ -699,7 +696,7 @@ def files_below(folder):
 
 
 def test_checkpoints_of_several_callbacks_keep_their_folders(tmp_path):
-    """Files of one name are two; what Lightning has deleted goes with the next checkpoint."""
+    """Files with equal names stay apart; a checkpoint that Lightning deleted goes with the next one."""
     logger = LightningLogger(RunDirectory(tmp_path / "run"), upload_checkpoints=True, raise_errors=True)
     savers = [
         ModelCheckpoint(tmp_path / folder, "{epoch}", monitor="epoch", mode=mode, save_last="link")
@@ -722,7 +719,7 @@ def test_checkpoints_of_several_callbacks_keep_their_folders(tmp_path):
 
 
 def test_local_checkpoints_of_a_run_in_a_store_are_reported(tmp_path, caplog):
-    """The run goes to its store, and the files of Lightning go where they are sent: once is enough to say so."""
+    """The run goes to its store, but Lightning's files stay local; one message says so."""
     logger = LightningLogger(RunDirectory(f"file://{tmp_path}/bucket/mine"), raise_errors=True)
     trainer = make_trainer("lightning.pytorch", logger, tmp_path, max_epochs=2)
 
@@ -733,8 +730,8 @@ def test_local_checkpoints_of_a_run_in_a_store_are_reported(tmp_path, caplog):
     assert trainer.checkpoint_callback.dirpath in line
 
 
-def test_logger_and_callback_can_be_pickled_while_they_are_open(tmp_path):
-    """`ddp_spawn` does so: the copy is closed, knows where the run stands, and opens by itself."""
+def test_an_open_logger_and_callback_can_be_pickled(tmp_path):
+    """`ddp_spawn` pickles them: the copy is closed, knows the run's position and opens on use."""
     logger = LightningLogger(RunDirectory(tmp_path / "run"), run_name="mine", raise_errors=True)
     logger.callback()
     logger.log_metrics({"a": 1.0}, 7)
@@ -751,8 +748,8 @@ def test_logger_and_callback_can_be_pickled_while_they_are_open(tmp_path):
     assert [line.split(",")[0] for line in lines[1:]] == ["7", "8"]
 
 
-def test_registry_logger_has_the_original_arguments(tmp_path, sidecar):
-    """A user of stable-pretraining's logger changes the import: id, tags and notes are kept, checkpoints are beside them."""
+def test_registry_logger_accepts_the_original_arguments(tmp_path, sidecar):
+    """A user changes only the import: id, tags and notes are kept, and checkpoints are beside them."""
     logger = RegistryLogger(
         tmp_path / "run", "abc123", tags=["vit"], notes="first", flush_logs_every_n_steps=10
     )
@@ -771,8 +768,8 @@ def test_registry_logger_has_the_original_arguments(tmp_path, sidecar):
 
 
 @pytest.mark.parametrize("calls", [["finalize"], ["save", "finalize"]])
-def test_job_that_ends_before_its_first_record_is_in_the_registry(tmp_path, sidecar, calls):
-    """Its documents are there, with its status; a second call changes nothing."""
+def test_a_job_without_records_is_in_the_registry(tmp_path, sidecar, calls):
+    """Its documents exist, with its status; a second call changes nothing."""
     logger = RegistryLogger(tmp_path / "run", "abc123")
     for call in [*calls, "finalize"]:
         logger.save() if call == "save" else logger.finalize("failed")
@@ -781,8 +778,8 @@ def test_job_that_ends_before_its_first_record_is_in_the_registry(tmp_path, side
 
 
 @pytest.mark.parametrize("epoch", [3, torch.tensor(3)])
-def test_epoch_of_the_summary_is_the_one_that_was_logged(tmp_path, epoch):
-    """It may be a tensor, and stays where later metrics have none."""
+def test_the_summary_has_the_epoch_that_was_logged(tmp_path, epoch):
+    """It may be a tensor, and stays if later metrics have none."""
     logger = RegistryLogger(tmp_path / "run", "abc123")
     logger.log_metrics({"loss": 1.0, "epoch": epoch}, step=0)
     logger.save()
@@ -793,8 +790,8 @@ def test_epoch_of_the_summary_is_the_one_that_was_logged(tmp_path, epoch):
     assert json.loads((tmp_path / "run/summary.json").read_text())["epoch"] == 3
 
 
-def test_pictures_may_have_fewer_captions(tmp_path):
-    """The first ones have those that there are, as in stable-pretraining's logger."""
+def test_images_may_have_fewer_captions(tmp_path):
+    """The first images get the captions, as in stable-pretraining's logger."""
     memory = InMemory()
     with LightningLogger(memory, run_name="mine", raise_errors=True) as logger:
         logger.log_image("view", [np.zeros((2, 2, 3), np.uint8)] * 3, caption=["a cat"])
@@ -803,8 +800,8 @@ def test_pictures_may_have_fewer_captions(tmp_path):
     assert images.value["captions"] == ["a cat", "", ""]
 
 
-def test_without_a_folder_lightning_chooses_where_checkpoints_go(tmp_path):
-    """No path of ours is made up."""
+def test_without_a_folder_lightning_chooses_the_checkpoint_folder(tmp_path):
+    """We don't invent a path."""
     logger = LightningLogger(InMemory(), raise_errors=True)
     trainer = make_trainer("lightning.pytorch", logger, tmp_path)
 
@@ -814,8 +811,8 @@ def test_without_a_folder_lightning_chooses_where_checkpoints_go(tmp_path):
     assert Path(trainer.checkpoint_callback.best_model_path).parent == tmp_path / "checkpoints"
 
 
-def test_a_callback_of_ours_that_raises_ends_the_run(tmp_path, raising, sidecar):
-    """It is a callback: training stops with its error, and the run has failed."""
+def test_an_exception_in_our_callback_ends_the_run(tmp_path, raising, sidecar):
+    """Training stops with the callback's error, and the run has failed."""
     logger = LightningLogger(
         RunDirectory(tmp_path / "run"), callbacks=raising(Event.BATCH_END, RuntimeError("no"))
     )
@@ -828,10 +825,10 @@ def test_a_callback_of_ours_that_raises_ends_the_run(tmp_path, raising, sidecar)
 
 
 def test_two_ranks_write_once(tmp_path, environment, sidecar):
-    """Under DDP with two gloo processes, rank 0 writes the folder, the events of both are the same, and samples count both."""
+    """With two gloo processes, rank 0 writes the folder, events are equal, and samples count both ranks."""
     program = Path(__file__).with_name("lightning_two_ranks.py")
 
-    # Bound until the ranks have met there, so that no other process gets the port; who listens may share it.
+    # Bound until the ranks have met, so that no other process gets the port; listeners may share it.
     with socket.socket() as meeting:
         meeting.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         meeting.bind(("127.0.0.1", 0))
@@ -860,7 +857,7 @@ def test_two_ranks_write_once(tmp_path, environment, sidecar):
 
 
 def save_each_epoch(**options):
-    """Returns a `ModelCheckpoint` that keeps the newest only."""
+    """Returns a `ModelCheckpoint` that keeps only the newest."""
     from lightning.pytorch.callbacks import ModelCheckpoint
 
     return ModelCheckpoint(filename="{epoch}", monitor="epoch", mode="max", **options)
@@ -868,7 +865,7 @@ def save_each_epoch(**options):
 
 @pytest.mark.parametrize("save_last", ["link", True])
 def test_checkpoints_are_uploaded_without_a_second_copy(tmp_path, slow_store, inodes, save_last):
-    """The spool has the files that Lightning wrote, not copies, and they are whole though it deletes them."""
+    """The spool links Lightning's files, and they stay whole although Lightning deletes them."""
     artifacts = Artifacts(slow_store, spool=tmp_path / "spool", free_bytes=0, progress_bar=False)
     logger = LightningLogger(
         artifacts, upload_checkpoints=True, save_dir=tmp_path, raise_errors=True, run_name="mine"
@@ -880,7 +877,7 @@ def test_checkpoints_are_uploaded_without_a_second_copy(tmp_path, slow_store, in
     folder = Path(trainer.checkpoint_callback.dirpath)
     newest = folder / "epoch=2.ckpt"
     assert newest.stat().st_ino in inodes(tmp_path / "spool")
-    # What Lightning may write again in place is a copy.
+    # Files that Lightning may rewrite in place are copied.
     assert (folder / "last.ckpt").is_symlink() == (save_last == "link")
     if save_last is True:
         assert (folder / "last.ckpt").stat().st_ino not in inodes(tmp_path / "spool")
@@ -897,7 +894,7 @@ def test_checkpoints_are_uploaded_without_a_second_copy(tmp_path, slow_store, in
 
 
 def test_a_run_directory_keeps_the_checkpoints_that_lightning_keeps(tmp_path, inodes):
-    """It keeps them by links; one that Lightning has deleted goes with the next."""
+    """It links them; a checkpoint that Lightning deleted goes with the next one."""
     run = RunDirectory(tmp_path / "run")
     logger = LightningLogger(run, upload_checkpoints=True, raise_errors=True)
     options = {"max_epochs": 4, "callbacks": [logger.callback(), save_each_epoch()]}
@@ -911,8 +908,8 @@ def test_a_run_directory_keeps_the_checkpoints_that_lightning_keeps(tmp_path, in
     assert inodes(tmp_path / "run/checkpoints") <= inodes(kept)
 
 
-def test_destinations_may_come_as_a_list():
-    """Loggers come so elsewhere; several lists and single ones are one list."""
+def test_destinations_may_be_lists():
+    """Lists and single destinations are joined into one list, as loggers are elsewhere."""
     one, two, three = InMemory(), InMemory(), InMemory()
 
     with LightningLogger([one, two], three, run_name="list") as logger:

@@ -1,4 +1,4 @@
-"""What users of other Lightning loggers call, configure and run twice, with ours in its place."""
+"""Users of other Lightning loggers call, configure and run twice; ours accepts the same."""
 
 import logging
 from pathlib import Path
@@ -24,7 +24,7 @@ DATA = torch.arange(8.0).reshape(4, 2)
 
 
 class Tiny(pl.LightningModule):
-    """Two batches an epoch; logs a loss in each."""
+    """A model of two batches per epoch that logs a loss in each."""
 
     def __init__(self):
         super().__init__()
@@ -62,7 +62,7 @@ def rows(folder):
 
 
 def test_a_string_among_metrics_does_not_end_training(tmp_path):
-    """It is a text; numbers beside it are metrics, values of other kinds traces, nested names are joined."""
+    """It becomes a text; numbers beside it are metrics, other values are traces, nested names are joined."""
 
     class Noting(Tiny):
         def on_train_batch_end(self, outputs, batch, batch_idx):
@@ -80,7 +80,7 @@ def test_a_string_among_metrics_does_not_end_training(tmp_path):
 
 
 def test_hyperparameters_with_and_without_arguments():
-    """None, a mapping, names, and the metrics that `TensorBoardLogger` takes with them."""
+    """None, a mapping, names, and metrics as for `TensorBoardLogger` are accepted."""
     memory = InMemory()
     logger = LightningLogger(memory, raise_errors=True)
 
@@ -96,7 +96,7 @@ def test_hyperparameters_with_and_without_arguments():
 
 
 def test_media_calls_of_the_wandb_logger():
-    """Texts and tables, sounds of either layout, images in a list or a batch."""
+    """Texts and tables, sounds of either layout, and images in a list or a batch arrive."""
     memory = InMemory()
     logger = LightningLogger(memory, raise_errors=True)
 
@@ -125,7 +125,7 @@ def test_media_calls_of_the_wandb_logger():
 
 
 def test_a_watched_model_has_histograms(tmp_path):
-    """Gradients and parameters are logged every second step, under the names of `wandb.watch`."""
+    """Gradients and parameters are logged every second step, with the names of `wandb.watch`."""
     memory = InMemory()
     logger = LightningLogger(memory, raise_errors=True)
     model = Tiny()
@@ -139,8 +139,8 @@ def test_a_watched_model_has_histograms(tmp_path):
     assert histograms == [(name, step) for step in (0, 2) for name in once]
 
 
-def test_a_watched_model_without_events_is_reported(tmp_path, caplog):
-    """One warning gives advice."""
+def test_a_watched_model_without_events_warns(tmp_path, caplog):
+    """One warning says what to do."""
     logger = LightningLogger(InMemory(), raise_errors=True)
     model = Tiny()
     logger.watch(model)
@@ -153,8 +153,8 @@ def test_a_watched_model_without_events_is_reported(tmp_path, caplog):
 
 
 @pytest.mark.parametrize(("log_model", "expected"), [("all", 3), (True, 1), (False, 0)])
-def test_log_model_uploads_the_same_as_the_wandb_logger(tmp_path, log_model, expected):
-    """Every checkpoint as it is saved, those that are kept at the end, or none."""
+def test_log_model_uploads_the_same_checkpoints_as_the_wandb_logger(tmp_path, log_model, expected):
+    """Every checkpoint is uploaded when saved, the kept ones at the end, or none."""
     from destinations import Artifacts
 
     store = tmp_path / "store"
@@ -167,10 +167,10 @@ def test_log_model_uploads_the_same_as_the_wandb_logger(tmp_path, log_model, exp
     assert len(uploaded) == expected
 
 
-def test_a_cell_that_is_run_twice_keeps_the_second_run(tmp_path, sidecar, caplog):
-    """The first run is ended with a message, and the second has its rows in its own folder."""
+def test_a_cell_that_runs_twice_keeps_the_second_run(tmp_path, sidecar, caplog):
+    """A message says that the first run ends, and the second has its rows in its own folder."""
     folder = tmp_path / "run"
-    for epochs in (1, 2):  # The names are bound again, as in a notebook; nothing is closed.
+    for epochs in (1, 2):  # The names are reassigned, as in a notebook; nothing is closed.
         logger = LightningLogger(RunDirectory(folder))
         with caplog.at_level(logging.WARNING, "destinations"):
             fit(logger, tmp_path, max_epochs=epochs, enable_checkpointing=False)
@@ -182,8 +182,8 @@ def test_a_cell_that_is_run_twice_keeps_the_second_run(tmp_path, sidecar, caplog
     assert sidecar(second)["status"] == "completed"
 
 
-def test_a_cell_that_failed_and_is_run_again(tmp_path, sidecar):
-    """A logger whose `fit` never returned does not keep its folder."""
+def test_a_failed_cell_can_run_again(tmp_path, sidecar):
+    """The next logger takes the folder of one whose `fit` never returned."""
     from destinations.adapters.session import Session
     from events import Timestamp
 
@@ -199,8 +199,8 @@ def test_a_cell_that_failed_and_is_run_again(tmp_path, sidecar):
     assert len(rows(Path(logger.save_dir))) == 2
 
 
-def test_events_without_a_logger_join_the_one_of_the_trainer(tmp_path, listener):
-    """Where the trainer has none, an error says what to do."""
+def test_events_without_a_logger_use_the_trainers(tmp_path, listener):
+    """If the trainer has no logger, an error says what to do."""
     logger = LightningLogger(callbacks=listener, raise_errors=True)
 
     fit(logger, tmp_path, callbacks=[LightningEvents()], enable_checkpointing=False)
@@ -252,7 +252,7 @@ def test_destinations_and_callbacks_from_a_configuration_file(tmp_path, monkeypa
     configuration = tmp_path / "config.yaml"
     configuration.write_text(CONFIGURATION.format(folder=tmp_path / "run"))
 
-    # What jsonargparse says of the way in which Lightning calls it.
+    # jsonargparse's warning about the way Lightning calls it.
     monkeypatch.setenv("JSONARGPARSE_DEPRECATION_WARNINGS", "off")
     monkeypatch.setattr("sys.argv", ["train.py", "fit", "--config", str(configuration)])
 
@@ -271,8 +271,8 @@ def test_destinations_and_callbacks_from_a_configuration_file(tmp_path, monkeypa
     assert len(lines) >= 2
 
 
-def test_the_experiment_takes_calls_of_a_summary_writer(tmp_path):
-    """A module that was written for TensorBoardLogger logs through it, also without a step."""
+def test_the_experiment_accepts_summary_writer_calls(tmp_path):
+    """A module written for TensorBoardLogger logs through it, with or without a step."""
 
     class Drawn(Tiny):
         def training_step(self, batch, batch_idx):
@@ -295,7 +295,7 @@ def test_the_experiment_takes_calls_of_a_summary_writer(tmp_path):
 
 
 def test_fabric_logs_to_it(tmp_path):
-    """Fabric passes numbers on, and its programs ask the experiment for the rest."""
+    """Fabric passes numbers on, and its programs use the experiment for everything else."""
     from lightning.fabric import Fabric
 
     logger = LightningLogger(InMemory(), RunDirectory(tmp_path / "run"))
@@ -310,8 +310,8 @@ def test_fabric_logs_to_it(tmp_path):
     assert points == {"loss": ([3], [0.5]), "rate": ([3], [0.1])}
 
 
-def test_a_named_writer_adds_to_a_run_that_is_trained(tmp_path):
-    """Both loggers are open at once; the second has the name of the run, and a folder of its own in it."""
+def test_a_named_writer_adds_to_a_run_in_training(tmp_path):
+    """Both loggers are open at once; the second has the run's name and its own subfolder."""
     trained, evaluated = (
         LightningLogger(RunDirectory(tmp_path / "digits", writer=writer)) for writer in (None, "eval")
     )
@@ -330,8 +330,8 @@ def test_a_named_writer_adds_to_a_run_that_is_trained(tmp_path):
     assert {"loss", "more", "val/acc"} <= {*run.metric_names()}
 
 
-def test_experiment_has_calls_of_wandb(tmp_path):
-    """Programs for `WandbLogger` log, and set hyperparameters, where they did."""
+def test_the_experiment_accepts_wandb_calls(tmp_path):
+    """Programs written for `WandbLogger` log and set hyperparameters unchanged."""
     with LightningLogger(RunDirectory(tmp_path / "run"), raise_errors=True) as logger:
         logger.log_metrics({"loss": 1.0}, step=3)
         logger.experiment.define_metric("extra", step_metric="loss")

@@ -1,4 +1,4 @@
-"""Warnings and errors of a run land in it."""
+"""Warnings and errors of a run are logged to it."""
 
 import logging
 import threading
@@ -12,19 +12,19 @@ from events import Run
 
 @pytest.fixture
 def library():
-    """Gives a logger of some library, and leaves it as it was."""
+    """Returns a library's logger, and restores it afterwards."""
     logger = logging.getLogger("some.library")
     yield logger
     logger.handlers.clear()
 
 
 def is_ours(text):
-    """Says whether a text is of the library: a handler of the root logger also receives records of other threads."""
+    """Returns whether a text is from the library: a root handler also receives records of other threads."""
     return text.startswith("some.library: ")
 
 
 def texts(memory):
-    """Returns name and text of each text of the library, in order."""
+    """Returns the name and text of each of the library's texts, in order."""
     return [
         (record.name, record.value)
         for record in memory.records
@@ -33,15 +33,18 @@ def texts(memory):
 
 
 def in_thread(call):
-    """Runs a call in another thread, to its end."""
+    """Runs a call in another thread and joins it."""
     thread = threading.Thread(target=call)
     thread.start()
     thread.join(60)
     assert not thread.is_alive()
 
 
-def test_warnings_and_errors_become_texts_and_nothing_less(library):
-    """A text has the logger's name, the traceback and the step of the run, and no secrets."""
+def test_warnings_and_errors_become_texts(library):
+    """A text has the logger's name, the traceback and the run's step, without secrets.
+
+    Lower levels are ignored.
+    """
     memory = InMemory()
 
     with Run(loggers=[memory], callbacks=[LogMessages()], run_name="mine", raise_errors=True) as run:
@@ -63,8 +66,8 @@ def test_warnings_and_errors_become_texts_and_nothing_less(library):
     ]
 
 
-def test_the_root_logger_is_as_it_was(library):
-    """The handler is gone with the run, also where the run failed."""
+def test_the_root_logger_is_restored(library):
+    """The handler is removed at the end of the run, even if the run failed."""
     before = list(logging.getLogger().handlers)
 
     with (
@@ -77,7 +80,7 @@ def test_the_root_logger_is_as_it_was(library):
 
 
 def test_messages_of_other_threads_wait_for_the_training_thread(library):
-    """Destinations are called in the thread that trains, at its next event; order is kept."""
+    """The training thread calls the destinations at its next event, in order."""
     callers = []
 
     class Sink(LoggerDestination):
@@ -96,8 +99,8 @@ def test_messages_of_other_threads_wait_for_the_training_thread(library):
     assert callers == [(here, f"some.library: {name}") for name in ("one", "two", "three")]
 
 
-def test_many_threads_at_once_lose_nothing_within_the_bound(library):
-    """What is dropped beyond it is counted."""
+def test_many_threads_lose_nothing_within_the_bound(library):
+    """Records beyond it are counted."""
     memory = InMemory()
     with Run(loggers=[memory], run_name="mine", raise_errors=True) as run:
         handler = LoggingHandler(run.logger)
@@ -119,8 +122,8 @@ def test_many_threads_at_once_lose_nothing_within_the_bound(library):
     assert handler.dropped_records == 200
 
 
-def test_a_destination_that_logs_or_fails_does_not_go_round_in_circles(library):
-    """Neither what it says while it takes a record, nor what this project says of it, comes back to it."""
+def test_a_destination_that_logs_or_fails_causes_no_recursion(library):
+    """The handler ignores records that a destination logs while it handles one, and this project's own."""
     taken = []
 
     class Chatty(LoggerDestination):
@@ -139,7 +142,7 @@ def test_a_destination_that_logs_or_fails_does_not_go_round_in_circles(library):
 
 
 def test_a_handler_that_outlives_its_run_is_silent(library, capsys):
-    """No destination is left, and nothing is raised or printed."""
+    """It has no destination any more, and raises and prints nothing."""
     memory = InMemory()
     with Run(loggers=[memory], run_name="mine") as run:
         handler = LoggingHandler(run.logger, logging.INFO)
@@ -154,7 +157,7 @@ def test_a_handler_that_outlives_its_run_is_silent(library, capsys):
 
 
 def test_a_record_that_cannot_be_formatted_does_not_stop_training(library, capsys):
-    """It is reported as every handler of the standard library does."""
+    """It is reported as by every handler of the standard library."""
     memory = InMemory()
 
     with Run(loggers=[memory], run_name="mine", raise_errors=True) as run:

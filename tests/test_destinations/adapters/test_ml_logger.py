@@ -1,4 +1,4 @@
-"""Programs written for `ml.loggers`: their names, their order of arguments, their clocks."""
+"""Programs written for `ml.loggers` keep their names, argument order and clocks."""
 
 import dataclasses
 import subprocess
@@ -22,12 +22,12 @@ class Clock:
 
 
 def of_kind(memory, kind):
-    """Returns the names, steps and values of the records of a kind."""
+    """Returns the names, steps and values of records of one kind."""
     return [(one.name, one.step, one.value) for one in memory.records if one.kind == kind]
 
 
 def test_every_kind_of_record_has_the_names_of_ml():
-    """Images may have any layout; a function may return a sound and its rate; floats beyond 1 are scaled."""
+    """Images may have any layout; a function may return a sound with its rate; floats beyond 1 are scaled."""
     memory = InMemory()
     with MlLogger(memory, raise_errors=True) as logger:
         logger.log_scalar("loss", torch.tensor(0.5))
@@ -64,8 +64,8 @@ def test_every_kind_of_record_has_the_names_of_ml():
     assert tuple(cloud["points"].shape) == (2, 1000, 3)
 
 
-def test_each_label_has_its_own_clock_and_the_last_value_waits():
-    """`valid` and `test` too; a function is called once, where it is written; `close` writes the rest."""
+def test_each_label_has_its_own_clock_and_its_last_value_waits():
+    """This includes `valid` and `test`; a function is called once, on write; `close` writes the rest."""
     memory, clock, calls = InMemory(), Clock(), []
     logger = MlLogger(memory, clock=clock, write_every_n_seconds=10, raise_errors=True)
 
@@ -95,7 +95,7 @@ def test_each_label_has_its_own_clock_and_the_last_value_waits():
 
 
 class Collecting:
-    """Has the calls of a subclass of ml's BaseLogger: it keeps functions by phase and key, until it writes."""
+    """Behaves like a subclass of ml's BaseLogger: it keeps functions by phase and key until it writes."""
 
     def __init__(self, every=1):
         self.every = every
@@ -122,7 +122,7 @@ class Collecting:
 
 
 def test_a_logger_of_ml_is_a_destination():
-    """It gets each step once, in the shapes that ml promises, and writes where it is due, and the rest at the end."""
+    """It gets each step once, in ml's shapes, writes when due, and writes the rest at the end."""
     logger = Collecting(every=2)
     with Run(loggers=[FromMl(logger)], raise_errors=True) as run:
         run.log_hyperparameters({"lr": 0.1})
@@ -155,7 +155,7 @@ def test_a_logger_of_ml_is_a_destination():
 
 
 def test_loggers_on_the_same_destinations_share_a_run():
-    """What model and task have logged is written together, also to a logger of ml; close ends it once."""
+    """Records of model and task are written together, also to a logger of ml; close ends the run once."""
     memory, theirs = InMemory(), Collecting()
     model, task = (
         MlLogger(memory, theirs, default_namespace=name, write_every_n_seconds=0, raise_errors=True)
@@ -177,7 +177,7 @@ def test_loggers_on_the_same_destinations_share_a_run():
 
 
 def test_it_has_the_calls_of_a_logger_of_ml():
-    """A state tells the phase of a record, and whether it is due."""
+    """A state determines the phase of a record, and whether it's due."""
     memory, clock = InMemory(), Clock()
     logger = MlLogger(memory, clock=clock, write_every_n_seconds=10, raise_errors=True)
     train, valid = (SimpleNamespace(num_steps=7, phase=phase) for phase in ("train", "valid"))
@@ -198,7 +198,7 @@ def test_it_has_the_calls_of_a_logger_of_ml():
 
 
 def test_the_interval_depends_on_the_length_of_the_run():
-    """Ten seconds for a long one, one second for a short one; other phases may have their own."""
+    """It's ten seconds for a long run and one second for a short one; other phases may have their own."""
     due = []
     for options in ({"num_steps": 5001}, {"num_steps": 5000}, {"write_val_every_n_seconds": 0}):
         clock = Clock()
@@ -214,7 +214,7 @@ def test_the_interval_depends_on_the_length_of_the_run():
 
 
 def test_namespaces_are_joined_as_in_ml():
-    """An underscore joins them; None leaves the outer ones out, inside its block."""
+    """An underscore joins them; None drops the outer ones inside its block."""
     memory = InMemory()
     with MlLogger(memory, default_namespace="model", raise_errors=True) as logger:
         with logger.namespace_context("a"):
@@ -229,8 +229,8 @@ def test_namespaces_are_joined_as_in_ml():
     assert memory.records[-1].value == {"model_a/x": 1, "model_a_b/x": 2, "task_a_b/x": 3, "model/x": 4}
 
 
-def test_a_program_that_never_closes_is_completed(tmp_path, environment, sidecar):
-    """What still waited for a write is written when the interpreter ends."""
+def test_a_program_without_close_is_completed(tmp_path, environment, sidecar):
+    """Pending values are written when the interpreter exits."""
     program = """
 import sys
 from destinations import RunDirectory
@@ -253,13 +253,13 @@ logger.write(1)
 
 @dataclasses.dataclass
 class LinesConfig(BaseLoggerConfig):
-    """As a program for ml has it: a dataclass with a field of its own."""
+    """A dataclass with a field of its own, as in a program for ml."""
 
     precision: int = 4
 
 
 class Lines(BaseLogger[LinesConfig]):
-    """Written for ml: keeps functions, and appends what they return to a file in its folder."""
+    """Written for ml: it keeps functions, and appends their results to a file in its folder."""
 
     def __init__(self, config):
         super().__init__(config)
@@ -277,7 +277,7 @@ class Lines(BaseLogger[LinesConfig]):
         self.values.clear()
 
 
-def test_logger_written_for_ml_needs_another_import_only(tmp_path):
+def test_a_logger_written_for_ml_needs_only_another_import(tmp_path):
     """It has a configuration with ml's intervals, and a folder inside the run's."""
     logger = Lines(LinesConfig(name="lines", write_every_n_seconds=3600, precision=1))
     run_directory = RunDirectory(tmp_path / "run")
@@ -303,8 +303,8 @@ def test_logger_written_for_ml_needs_another_import_only(tmp_path):
         ({"write_val_every_n_seconds": 0.0}, {"train": 1.0, "valid": 0.0, "test": 0.0}),
     ],
 )
-def test_interval_of_a_phase_is_the_nearest_that_is_given(options, expected):
-    """The phase's interval applies, or that of all phases, or the default."""
+def test_the_most_specific_interval_applies(options, expected):
+    """The phase's interval applies, then the one of all phases, then the default."""
     logger = Lines(LinesConfig(**options))
 
     found = {

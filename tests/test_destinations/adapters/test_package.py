@@ -1,4 +1,4 @@
-"""The package of the adapters: loads nothing, changes no trainer, and says what is missing."""
+"""The adapters' package loads nothing, changes no trainer, and names missing packages."""
 
 import importlib.metadata
 import subprocess
@@ -10,14 +10,14 @@ import pytest
 
 ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "destinations" / "adapters"
-# What adapters share; users import none of it.
+# Shared by adapters; users import none of it.
 SHARED = {"media", "session", "watch"}
 ADAPTERS = [path for path in FOLDER.glob("[!_]*.py") if path.stem not in SHARED]
 MODULES = sorted(path.stem for path in ADAPTERS)
 
 
 def run_python(code, environment):
-    """Runs code in a new interpreter, and returns the last line of its output and of its errors."""
+    """Runs code in a new interpreter, and returns the last lines of its output and its errors."""
     finished = subprocess.run(
         [sys.executable, "-c", code],
         env=environment,
@@ -40,8 +40,8 @@ def run_python(code, environment):
         ("composer_logger", "mosaicml", "pip install mosaicml, in an environment of its own"),
     ],
 )
-def test_a_missing_package_is_named_with_what_to_install(environment, module, package, hint):
-    """The import of the module says it."""
+def test_a_missing_package_is_named_with_its_install_command(environment, module, package, hint):
+    """Importing the module raises the error."""
     roots = (
         "lightning",
         "pytorch_lightning",
@@ -66,7 +66,7 @@ import destinations.adapters.{module}
 
 
 def test_the_package_and_the_handler_load_nothing_heavy(environment):
-    """A framework is loaded by its own modules alone."""
+    """Only a framework's own adapter loads it."""
     code = """
 import sys
 import destinations.adapters, destinations.adapters.logging_handler
@@ -78,7 +78,7 @@ print(sorted(heavy & set(sys.modules)))
 
 
 def test_no_adapter_is_registered_by_an_entry_point():
-    """Installing this project changes no trainer; the one entry point is the command."""
+    """Installing this project changes no trainer; its only entry point is the command."""
     points = importlib.metadata.distribution("training-destinations").entry_points
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
@@ -86,8 +86,8 @@ def test_no_adapter_is_registered_by_an_entry_point():
     assert "entry-points" not in project
 
 
-def test_no_module_has_the_name_of_what_it_adapts_to():
-    """A file run by its path has its folder first on the path: `lightning.py` there would be the `lightning` of all."""
+def test_no_module_has_the_name_of_its_framework():
+    """A file run by path has its folder first on `sys.path`; `lightning.py` would shadow the real package."""
     third_party = {
         "accelerate",
         "composer",
@@ -104,7 +104,7 @@ def test_no_module_has_the_name_of_what_it_adapts_to():
 
 
 def test_every_adapter_is_on_the_page():
-    """The page has each module, with all its public names."""
+    """The page has each module with all its public names."""
     page = (ROOT / "docs" / "adapters.md").read_text(encoding="utf-8")
     names = {
         name.strip(' "\n')

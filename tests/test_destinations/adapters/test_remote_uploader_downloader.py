@@ -1,4 +1,4 @@
-"""Composer's uploader, by its arguments: none is ignored, and the end of training waits for the store."""
+"""Composer's uploader with its own arguments: each one has an effect, and training ends after the uploads."""
 
 import pytest
 
@@ -17,7 +17,7 @@ def moto():
 
 
 def test_every_argument_reaches_the_store(moto, tmp_path, monkeypatch):
-    """Names, prefix, endpoint, region, staging folder; at `FIT_END` the files are there."""
+    """Names, prefix, endpoint, region and staging folder apply; at `FIT_END` the files are there."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     uploader = RemoteUploaderDownloader(
         "s3://bucket",
@@ -49,8 +49,8 @@ def test_every_argument_reaches_the_store(moto, tmp_path, monkeypatch):
     assert uploaded == {"mine/rank_0/ep1.pt": b"content"}
 
 
-def test_a_folder_and_the_defaults_work_too(tmp_path):
-    """Any URI that `uploads` knows is taken."""
+def test_a_folder_and_the_defaults_work(tmp_path):
+    """Any URI of `uploads` is accepted."""
     uploader = RemoteUploaderDownloader(f"file://{tmp_path}/store", use_procs=False, progress_bar=False)
     (tmp_path / "file").write_bytes(b"content")
 
@@ -62,7 +62,7 @@ def test_a_folder_and_the_defaults_work_too(tmp_path):
 
 
 def test_files_are_found_and_downloaded_after_the_run(moto, tmp_path):
-    """Composer's does so too, whose trainer may be closed by then; before a run there is nothing to download."""
+    """Composer's does so too, with a closed trainer; before a run there's nothing to download."""
     uploader = RemoteUploaderDownloader(
         "s3://bucket/after",
         backend_kwargs={"endpoint_url": moto.endpoint_url, "addressing_style": "path"},
@@ -88,8 +88,8 @@ def test_files_are_found_and_downloaded_after_the_run(moto, tmp_path):
         uploader.download_file("a/ep1.pt", str(tmp_path / "copy"), progress_bar=False)
 
 
-def test_attempts_are_counted_where_ours_are(tmp_path, caplog):
-    """It limits unknown failures; a message says that transient ones are still retried."""
+def test_the_number_of_attempts_limits_unknown_failures(tmp_path, caplog):
+    """A message says that transient ones are still retried."""
     uploader = RemoteUploaderDownloader(str(tmp_path), num_attempts=7)
 
     assert uploader._queue_options["policy"].unknown_tries == 7
@@ -111,8 +111,8 @@ def test_attempts_are_counted_where_ours_are(tmp_path, caplog):
         ("s3://bucket", {}, "must contain {remote_file_name}"),
     ],
 )
-def test_arguments_without_an_equivalent_are_refused(uri, backend, message):
-    """The constructor raises, and names it."""
+def test_arguments_without_an_equivalent_raise(uri, backend, message):
+    """The constructor's error names the argument."""
     options = {"file_path_format_string": "x"} if not backend and uri.startswith("s3") else {}
 
     with pytest.raises(ValueError, match=message):

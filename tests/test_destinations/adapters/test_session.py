@@ -1,4 +1,4 @@
-"""What all adapters stand on: a run that opens when it is needed, and how it ends."""
+"""What all adapters share: a run that opens on first use, and how it ends."""
 
 import os
 import pickle
@@ -16,8 +16,8 @@ from tests.servers.stores import StoreThatFails
 from uploads.errors import TransientStoreError
 
 
-def test_nothing_is_opened_or_made_before_it_is_needed(tmp_path):
-    """The folder is known, and not there."""
+def test_nothing_is_opened_or_made_before_its_first_use(tmp_path):
+    """The folder is known but doesn't exist yet."""
     session = Session([RunDirectory(tmp_path / "{run_name}")], run_name="mine")
 
     assert session.folder == tmp_path / "mine"
@@ -34,14 +34,14 @@ def test_nothing_is_opened_or_made_before_it_is_needed(tmp_path):
     ],
     ids=["folder", "list", "class"],
 )
-def test_other_objects_than_destinations_are_refused_at_once(given, expected):
-    """The error does not wait until a trainer has loaded its data."""
+def test_anything_but_a_destination_raises_at_once(given, expected):
+    """The error comes before a trainer loads its data."""
     with pytest.raises(TypeError, match=expected):
         Session([given], run_name="mine")
 
 
-def test_a_run_without_destinations_says_so(caplog):
-    """One example is the logger of a callback whose class was given to the trainer."""
+def test_a_run_without_destinations_raises(caplog):
+    """One example is the logger of a callback whose class was passed to the trainer."""
     for name, destinations in (("mine", []), ("other", [InMemory()])):
         session = Session(destinations, run_name=name)
         session.logger.log_metrics({"loss": 1.0})
@@ -55,10 +55,10 @@ def test_a_run_without_destinations_says_so(caplog):
     ("given", "variable", "expected"),
     [("given", "other", "given"), (None, "other", "other"), (None, None, "folder")],
 )
-def test_the_name_is_given_or_of_the_environment_or_of_the_folder(
+def test_the_name_comes_from_the_argument_the_environment_or_the_folder(
     tmp_path, monkeypatch, given, variable, expected
 ):
-    """The first of them that is there is taken, in this order."""
+    """The first one available in this order is used."""
     monkeypatch.delenv("RUN_NAME", raising=False)
     if variable:
         monkeypatch.setenv("RUN_NAME", variable)
@@ -69,7 +69,7 @@ def test_the_name_is_given_or_of_the_environment_or_of_the_folder(
 
 
 def test_several_ranks_must_agree_on_a_name(monkeypatch):
-    """Without one, each rank would make up its own, and none of them can wait for the others."""
+    """Otherwise each rank would invent its own name and wait forever for the others."""
     monkeypatch.delenv("RUN_NAME", raising=False)
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
@@ -80,8 +80,8 @@ def test_several_ranks_must_agree_on_a_name(monkeypatch):
     Session([InMemory()], run_name="agreed").open()
 
 
-def test_ranks_of_torchrun_agree_on_a_name_and_keep_it_when_they_are_restarted(tmp_path, torch_server):
-    """Each rank is a process of its own, and knows the others only through the store of torchrun's agent."""
+def test_torchrun_ranks_keep_their_common_name_after_a_restart(tmp_path, torch_server):
+    """Each rank is a process that knows the others only through the store of torchrun's agent."""
     store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
     program = (
         "import sys\n"
@@ -108,8 +108,8 @@ def test_ranks_of_torchrun_agree_on_a_name_and_keep_it_when_they_are_restarted(t
     assert {"metrics.csv", "metrics.rank1.csv"} <= {one.name for one in folder.iterdir()}
 
 
-def test_success_leaves_it_open_and_a_failure_after_it_counts():
-    """Fit, then a test that fails."""
+def test_a_failure_after_success_counts():
+    """The session stays open after fit, and a test fails."""
     destination = RecordingDestination()
     session = Session([destination], run_name="mine", raise_errors=True)
     session.fit_start(Timestamp())
@@ -124,7 +124,7 @@ def test_success_leaves_it_open_and_a_failure_after_it_counts():
 
 
 def test_a_stage_after_success_is_running():
-    """An evaluation and a prediction run after fit; a failing one is reported as failed."""
+    """An evaluation and a prediction run after fit; if one fails, the run has failed."""
     session = Session([], run_name="mine")
     session.fit_start(Timestamp())
     session.eval_start()
@@ -146,8 +146,8 @@ def test_a_stage_after_success_is_running():
     assert session.state.status is RunStatus.FAILED
 
 
-def test_a_close_inside_fit_without_a_reason_is_a_failure():
-    """The end of training was not reported."""
+def test_close_inside_fit_without_a_reason_is_a_failure():
+    """Nothing reported the end of training."""
     session = Session([], run_name="mine")
     session.fit_start(Timestamp())
 
@@ -157,8 +157,8 @@ def test_a_close_inside_fit_without_a_reason_is_a_failure():
     assert session.state.status is RunStatus.FAILED
 
 
-def test_it_opens_again_where_it_stood():
-    """What is logged after close is in the same run, at the same batch."""
+def test_a_closed_session_reopens_at_its_position():
+    """Records after close are in the same run, at the same batch."""
     memory = InMemory()
     session = Session([memory], run_name="mine", raise_errors=True)
     session.fit_start(Timestamp())
@@ -176,7 +176,7 @@ def test_it_opens_again_where_it_stood():
 
 
 def test_an_init_that_raises_leaves_nothing_open(raising):
-    """The destinations may be given to another run at once."""
+    """Another run can use the destinations at once."""
     memory = InMemory()
 
     with pytest.raises(RuntimeError, match="no"):
@@ -185,7 +185,7 @@ def test_an_init_that_raises_leaves_nothing_open(raising):
     Session([memory], run_name="mine").open()
 
 
-def test_name_of_a_checkpoint_is_never_given_to_another_file(tmp_path):
+def test_a_checkpoints_name_is_never_reused_for_another_file(tmp_path):
     """A file from elsewhere gets a number; a newer version of the same file keeps the name."""
     session = Session([RunDirectory(tmp_path / "run")], raise_errors=True)
     for folder, text in (("a", "first"), ("b", "second"), ("a", "first, newer")):
@@ -203,8 +203,8 @@ def test_name_of_a_checkpoint_is_never_given_to_another_file(tmp_path):
     assert kept == {"epoch={epoch}.ckpt": "first, newer", "epoch={epoch}-3.ckpt": "third"}
 
 
-def test_two_destinations_of_a_class_keep_their_own_in_checkpoints():
-    """They are told apart by their order; one that fails to say costs its own part."""
+def test_two_destinations_of_a_class_keep_their_own_state():
+    """Their order tells them apart; if one fails to return its state, only that state is missing."""
 
     class Stateful(RecordingDestination):
         def __init__(self, value):
@@ -227,8 +227,8 @@ def test_two_destinations_of_a_class_keep_their_own_in_checkpoints():
     assert [one.value for one in others] == [1.0, 7.0, 0.25]
 
 
-def test_batches_know_their_samples_and_values_are_sorted():
-    """A dataloader may yield anything, and a trainer log anything."""
+def test_batches_count_samples_and_values_are_sorted():
+    """A dataloader may yield anything, and a trainer may log anything."""
     numpy = pytest.importorskip("numpy")
 
     counts = [samples_in(batch) for batch in (numpy.zeros((4, 2)), {"a": [numpy.zeros(3)]}, (1, 2), "text")]
@@ -266,7 +266,7 @@ else:
     ],
 )
 def test_the_end_of_the_program_closes_open_runs(tmp_path, environment, sidecar, ending, status, exception):
-    """The run has the exception that ended it; `sys.exit` inside of fit is no good end, whatever its code."""
+    """The run has the exception that ended it; `sys.exit` inside fit is a failure, whatever its code."""
     subprocess.run(
         [sys.executable, "-c", PROGRAM, str(tmp_path / "run"), ending],
         env=environment,
@@ -280,8 +280,8 @@ def test_the_end_of_the_program_closes_open_runs(tmp_path, environment, sidecar,
     assert len((tmp_path / "run" / "metrics.csv").read_text().splitlines()) == 2
 
 
-def test_a_checkpoint_that_the_trainer_deleted_gives_way_in_a_full_spool(tmp_path):
-    """The newest waits for the store, as it would in the trainer's own folder."""
+def test_a_deleted_checkpoint_makes_room_in_a_full_spool(tmp_path):
+    """The newest one waits for the store, as it would in the trainer's own folder."""
     store = StoreThatFails(*[TransientStoreError("away")] * 1000)
     artifacts = Artifacts(store, spool=tmp_path / "spool", spool_bytes=150, close_seconds=0, free_bytes=0)
     session = Session([artifacts], raise_errors=True)

@@ -1,4 +1,4 @@
-"""Our logger where torchrl calls one."""
+"""Our logger in torchrl's place."""
 
 import contextlib
 import csv
@@ -20,7 +20,7 @@ from events import BinnedValues, RecordError, Run, host_metrics
 
 pytestmark = [
     pytest.mark.xdist_group("torchrl"),
-    # torchrl speaks of its own next versions.
+    # torchrl warns about its own next versions.
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
 ]
@@ -66,8 +66,8 @@ def test_every_kind_of_record_arrives(tmp_path, listener, sidecar):
     assert sidecar(tmp_path / "run")["status"] == "completed"
 
 
-def test_a_logger_that_continues_from_its_state(listener):
-    """Steps without a number are counted on, and the run stands where it stood."""
+def test_a_logger_continues_from_its_state(listener):
+    """Records without a step continue the count, and the run keeps its position."""
     first = TorchRLLogger(exp_name="rl", raise_errors=True)
     first.log_scalar("reward", 1.0)
     first.log_scalar("loss", 1.0, step=5)
@@ -82,8 +82,8 @@ def test_a_logger_that_continues_from_its_state(listener):
     assert [record.step for record in memory.records] == [1]
 
 
-def test_an_exception_in_the_block_is_a_failed_run(tmp_path, sidecar):
-    """The exception continues, and the folder says so."""
+def test_an_exception_in_the_block_fails_the_run(tmp_path, sidecar):
+    """The exception propagates, and the folder has the status."""
 
     def fail(logger):
         raise ValueError(f"no: {logger.exp_name}")
@@ -98,7 +98,7 @@ def test_an_exception_in_the_block_is_a_failed_run(tmp_path, sidecar):
 
 
 def test_a_collector_and_a_recorder_log_through_it():
-    """What a collector of torchrl's yields is logged as it is, and its recorder hands over its frames."""
+    """It logs a torchrl collector's data unchanged, and a recorder's frames."""
     from torchrl.collectors import Collector
     from torchrl.envs import PendulumEnv, TransformedEnv
     from torchrl.record import VideoRecorder
@@ -123,8 +123,8 @@ def test_a_collector_and_a_recorder_log_through_it():
     assert (video.name, tuple(video.value["video"].shape)) == ("view", (3, 3, 8, 8))
 
 
-def test_arguments_of_their_csv_logger_are_taken():
-    """The rate of videos counts, their format is the destination's."""
+def test_arguments_of_their_csv_logger_are_accepted():
+    """The video rate applies; the destination chooses the format."""
     memory = InMemory()
     logger = TorchRLLogger(memory, video_format="pt", video_fps=12, raise_errors=True)
 
@@ -135,8 +135,8 @@ def test_arguments_of_their_csv_logger_are_taken():
 
 
 @pytest.mark.parametrize("by_position", [True, False])
-def test_strings_build_a_folder(tmp_path, sidecar, by_position):
-    """`Logger(exp_name, log_dir)`, as torchrl makes its own."""
+def test_strings_create_a_folder(tmp_path, sidecar, by_position):
+    """`Logger(exp_name, log_dir)` works as for torchrl's own loggers."""
     if by_position:
         logger = TorchRLLogger("cartpole", str(tmp_path))
     else:
@@ -150,11 +150,11 @@ def test_strings_build_a_folder(tmp_path, sidecar, by_position):
 
 
 def test_plain_dicts_may_be_nested_and_bad_values_are_dropped():
-    """Names are joined; strings, arrays and what has no number arrive in their own way."""
+    """Names are joined; strings and arrays become records of their kinds."""
     memory = InMemory()
     logger = TorchRLLogger(memory, raise_errors=True)
 
-    # A strict logger raises once the others are written.
+    # A strict logger raises after writing the others.
     with contextlib.suppress(RecordError):
         logger.log_metrics(
             {"a": {"b": torch.tensor(1.0), "c": 2}, "bad": torch.tensor(1j), "z": 3.0, "last": "x"}, step=4
@@ -167,8 +167,8 @@ def test_plain_dicts_may_be_nested_and_bad_values_are_dropped():
     assert [one.name for one in memory.records if one.kind == "histogram"] == ["v"]
 
 
-def test_values_on_a_device_are_returned_converted_when_read():
-    """They are not converted before: reading waits for the device."""
+def test_values_on_a_device_are_converted_when_read():
+    """They aren't converted earlier, because reading waits for the device."""
 
     class OnDevice:
         shape = ()
@@ -191,7 +191,7 @@ def test_values_on_a_device_are_returned_converted_when_read():
     assert value.reads == 1
 
 
-def test_host_metrics_have_a_separator():
+def test_host_metrics_use_the_separator():
     """It joins the names of nested dicts and of TensorDicts."""
     nested = TensorDict({"n": {"b": torch.tensor(2.0)}}, [])
 
@@ -201,8 +201,8 @@ def test_host_metrics_have_a_separator():
 
 
 @pytest.mark.parametrize("kind", ["csv", "tensorboard", "wandb", "mlflow", "trackio", "InMemory", "", None])
-def test_get_logger_has_their_types(tmp_path, kind, sidecar):
-    """It takes their arguments; no type gives no logger, and an unknown name raises."""
+def test_get_logger_accepts_their_types(tmp_path, kind, sidecar):
+    """It takes their arguments; without a type it returns None, and an unknown name raises."""
     name = generate_exp_name("dqn", "pong")
     more = {"wandb_kwargs": {"offline": True, "project": "p"}, "mlflow_kwargs": {"tags": {"a": "b"}}}
 
@@ -242,8 +242,10 @@ if __name__ == "__main__":
 @pytest.mark.parametrize(
     ("way", "status"), [("process", "completed"), ("forgets", "completed"), ("raises", "failed")]
 )
-def test_how_a_program_ends_is_how_its_run_ends(tmp_path, environment, torch_server, sidecar, way, status):
-    """In a process of its own, and without closing it, as most programs do."""
+def test_the_programs_end_determines_the_runs_status(
+    tmp_path, environment, torch_server, sidecar, way, status
+):
+    """It runs in its own process and doesn't close the logger, as most programs."""
     done = torch_server.run(PROGRAM, tmp_path, way, env=environment, timeout_s=500)
 
     assert done.returncode == (way == "raises"), done.stderr
@@ -252,7 +254,7 @@ def test_how_a_program_ends_is_how_its_run_ends(tmp_path, environment, torch_ser
     assert len(rows) == 3
 
 
-def test_their_loggers_are_destinations_of_ours(tmp_path, caplog):
+def test_their_loggers_are_destinations(tmp_path, caplog):
     """Metrics, hyperparameters and videos arrive in torchrl's own files; unsupported records warn once."""
     from torchrl.record.loggers import CSVLogger
 
@@ -276,7 +278,7 @@ def test_their_loggers_are_destinations_of_ours(tmp_path, caplog):
 
 
 def test_an_overridden_log_scalar_gets_each_value_of_log_metrics():
-    """With its own way to the records, and strings and lists too, as in torchrl."""
+    """It also gets strings and lists, as in torchrl."""
     seen = []
 
     class Renaming(TorchRLLogger):
@@ -301,8 +303,8 @@ def test_an_overridden_log_scalar_gets_each_value_of_log_metrics():
     ]
 
 
-def test_text_in_a_tensordict_is_a_text():
-    """It is returned as torchrl's own loggers return it, and logged as one."""
+def test_text_in_a_tensordict_is_logged_as_text():
+    """It is also returned as torchrl's own loggers return it."""
     memory = InMemory()
     metrics = TensorDict({"a": torch.tensor(1.0), "nested": {"s": NonTensorData("hello")}})
     with TorchRLLogger(memory, raise_errors=True) as logger:

@@ -1,4 +1,4 @@
-"""The contract of adapters: a run is new, or continues an earlier one, as its trainer says; never by its folder alone."""
+"""The contract of adapters: the trainer, not only the folder, decides whether a run is new or continues."""
 
 import os
 import signal
@@ -25,7 +25,7 @@ EVALUATIONS = {"hugging_face": "eval/loss", "keras": "eval/loss"}
 
 @pytest.fixture(scope="module")
 def server():
-    """Runs programs of all trainers, which need not import them."""
+    """Runs programs of all trainers in processes that already imported them."""
     modules = ("lightning.pytorch", "transformers", "accelerate", "torchrl.record.loggers", "keras")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("KERAS_BACKEND", "torch")
@@ -39,11 +39,11 @@ def server():
     ["lightning", "lightning_alone", "hugging_face", "accelerate", "torchrl", "keras", "ours", "own_loop"],
 )
 class TestWhoARunIs:
-    """Programs in processes of their own; learning rates tell their runs apart."""
+    """Programs run in their own processes; learning rates identify their runs."""
 
     @pytest.fixture
     def train(self, server, tmp_path, trainer):
-        """Returns a function that runs a program, and what it wrote to stderr."""
+        """Returns a function that runs a program and returns its stderr."""
 
         def run(how, *rates):
             environment = {**os.environ, "KERAS_BACKEND": "torch", "HF_HUB_OFFLINE": "1"}
@@ -56,14 +56,14 @@ class TestWhoARunIs:
 
     @pytest.fixture
     def runs(self, tmp_path, trainer):
-        """Returns a function that gives each run: its learning rates, and the steps of its losses."""
+        """Returns a function that gives each run's learning rates, and the steps of its losses."""
 
         def read():
             name, found = LOSSES.get(trainer, "loss"), {}
             for sidecar in sorted(Path(tmp_path, "runs").glob("*/sidecar.json")):
                 text = (sidecar.parent / "hparams.yaml").read_text()
                 steps = [row.step for row in read_rows(sidecar.parent) if name in row.metrics]
-                # Hugging Face logs a batch once it is counted.
+                # Hugging Face logs a batch after counting it.
                 steps = [step - (trainer == "hugging_face") for step in steps]
                 found[sidecar.parent.name] = (
                     [lr for lr in (0.125, 0.25, 0.5) if str(lr) in _scalars(text)],
@@ -73,8 +73,8 @@ class TestWhoARunIs:
 
         return read
 
-    def test_second_start_is_a_run_beside_the_first(self, train, runs):
-        """Both have their rows and their hyperparameters, whether the first has completed or was killed."""
+    def test_a_second_start_is_a_run_beside_the_first(self, train, runs):
+        """Both keep their rows and hyperparameters, whether the first completed or was killed."""
         train("kills", 0.125)
         said = train("starts", 0.25)
         train("starts", 0.5)
@@ -87,8 +87,8 @@ class TestWhoARunIs:
         assert "mine holds a run that did not end: this run is written to" in said
         assert 'To continue the earlier run, pass if_exists="resume"' in said
 
-    def test_killed_run_goes_on_where_its_checkpoint_is_loaded(self, train, runs, tmp_path, trainer):
-        """There is one run, with each step once; what was evaluated before the checkpoint was loaded is in it."""
+    def test_a_killed_run_continues_when_its_checkpoint_is_loaded(self, train, runs, tmp_path, trainer):
+        """One run has each step once, and an evaluation from before the checkpoint was loaded."""
         train("kills", 0.125)
         train("resumes", 0.125)
 
@@ -97,8 +97,8 @@ class TestWhoARunIs:
         if trainer != "ours":
             assert EVALUATIONS.get(trainer, "val") in values
 
-    def test_sweep_and_cell_that_is_run_again_are_runs_of_their_own(self, train, runs):
-        """One process makes logger and trainer anew for each, and closes none."""
+    def test_a_sweep_or_a_repeated_cell_makes_separate_runs(self, train, runs):
+        """One process creates logger and trainer anew each time, and closes none."""
         train("starts", 0.125, 0.25, 0.5)
 
         assert runs() == {

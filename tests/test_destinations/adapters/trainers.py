@@ -1,7 +1,7 @@
 """Small programs of real trainers: `train(name, folder, lr)` logs "loss" at four steps, in two epochs of two.
 
-A program may kill itself before its last step, and go on from the checkpoint of the first epoch in another process; before that it
-evaluates, where its trainer can.
+A program may kill itself before its last step, and continue from the first epoch's checkpoint in another
+process. Before that it evaluates, if its trainer can.
 """
 
 import os
@@ -17,12 +17,12 @@ DATA = torch.arange(8.0).reshape(4, 2)
 
 
 def kill():
-    """Ends this process as the kernel would."""
+    """Ends this process with SIGKILL, as the kernel would."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def loop(begin, kills):
-    """Yields the steps of a loop of one's own."""
+    """Yields the steps of a custom loop."""
     for step in range(begin, STEPS):
         if kills and step == KILLED_AT:
             kill()
@@ -30,7 +30,7 @@ def loop(begin, kills):
 
 
 def lightning(folder, lr, kills, resumes, *, has_callback=True):
-    """Trains with Lightning, and with our callback."""
+    """Trains with Lightning and our callback."""
     import lightning.pytorch as pl
 
     from destinations.adapters.lightning_logger import LightningLogger
@@ -77,7 +77,7 @@ def lightning(folder, lr, kills, resumes, *, has_callback=True):
 
 
 def lightning_alone(folder, lr, kills, resumes):
-    """Trains with Lightning, and our logger alone."""
+    """Trains with Lightning and only our logger."""
     lightning(folder, lr, kills, resumes, has_callback=False)
 
 
@@ -122,7 +122,7 @@ def hugging_face(folder, lr, kills, resumes):
 
 
 def accelerate(folder, lr, kills, resumes):
-    """Trains with Accelerate, and resumes with `load_state`, after `init_trackers`."""
+    """Trains with Accelerate, and resumes with `load_state` after `init_trackers`."""
     from accelerate import Accelerator
 
     from destinations.adapters.accelerate_tracker import AccelerateTracker
@@ -141,7 +141,7 @@ def accelerate(folder, lr, kills, resumes):
 
 
 def torchrl(folder, lr, kills, resumes):
-    """Logs as a trainer of torchrl does, and resumes with the state of the logger."""
+    """Logs like a torchrl trainer, and resumes with the logger's state."""
     from destinations.adapters.torchrl_logger import TorchRLLogger
 
     saved = str(folder) + ".state"
@@ -213,7 +213,7 @@ def ours(folder, lr, kills, resumes):
 
 
 def own_loop(folder, lr, kills, resumes):
-    """Trains in a loop of one's own, and resumes with `fit_start`."""
+    """Trains in a custom loop, and resumes with `fit_start`."""
     from events import Run
 
     run = Run([RunDirectory(folder)], run_name="mine")

@@ -1,4 +1,4 @@
-"""`destinations doctor` and `destinations demo`, as a shell runs them."""
+"""`destinations doctor` and `destinations demo`, as run in a shell."""
 
 import json
 import os
@@ -33,7 +33,7 @@ def examined(tmp_path, monkeypatch, capsys):
 
 
 def test_a_healthy_machine_has_no_problem(examined):
-    """Each check has a text; credentials that nobody asked for are no warning."""
+    """Each check has a text; missing credentials are no warning unless a store needs them."""
     code, found = examined()
 
     assert code == 0
@@ -44,7 +44,7 @@ def test_a_healthy_machine_has_no_problem(examined):
 
 
 def test_ranks_are_shown_with_their_launcher(examined, monkeypatch):
-    """In a task of srun, the doctor says which one it is, and which variable says so."""
+    """In a task of srun, the doctor shows the rank and the variable it comes from."""
     monkeypatch.setenv("SLURM_PROCID", "3")
     monkeypatch.setenv("SLURM_NTASKS", "8")
 
@@ -55,14 +55,14 @@ def test_ranks_are_shown_with_their_launcher(examined, monkeypatch):
     assert "SLURM_PROCID must be a whole number" in examined()[1]["ranks"]["text"]
 
 
-def test_missing_credentials_of_the_store_that_was_given_are_a_warning(examined):
-    """A URI of S3 asks for them."""
+def test_missing_credentials_of_the_given_store_are_a_warning(examined):
+    """An S3 URI needs credentials."""
     _, found = examined("--store", "s3://bucket/prefix?endpoint_url=http://127.0.0.1:9")
 
     assert found["s3"]["state"] == "warning"
 
 
-def test_the_table_is_one_line_for_each_check(examined, capsys):
+def test_the_table_has_one_line_per_check(examined, capsys):
     """A line has state, name and text."""
     assert cli.main(["doctor"]) == 0
 
@@ -71,7 +71,7 @@ def test_the_table_is_one_line_for_each_check(examined, capsys):
 
 
 def test_credentials_are_named_and_not_shown(examined, monkeypatch):
-    """The doctor says where they are, never what they are."""
+    """The doctor shows where they are, but never their values."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAVERYSECRET123456")
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "/nowhere/key.json")
 
@@ -82,8 +82,8 @@ def test_credentials_are_named_and_not_shown(examined, monkeypatch):
     assert "AKIA" not in json.dumps(found)
 
 
-def test_a_store_is_asked(examined, tmp_path):
-    """A folder answers; a scheme that is unknown is a problem, and the exit code is 1."""
+def test_a_store_is_tested(examined, tmp_path):
+    """A folder answers; an unknown scheme is a problem, and the exit code is 1."""
     assert examined("--store", str(tmp_path / "store"))[1]["store"]["state"] == "ok"
 
     code, found = examined("--store", "s4://bucket")
@@ -93,7 +93,7 @@ def test_a_store_is_asked(examined, tmp_path):
 
 @pytest.fixture
 def without_packages(monkeypatch):
-    """Makes packages look missing (None) or old."""
+    """Makes packages appear missing (None) or old."""
     real = doctor.importlib.metadata.version
     changed = {"mlflow": None, "wandb": "0.1", "psutil": None}
 
@@ -106,7 +106,7 @@ def without_packages(monkeypatch):
 
 
 def test_an_extra_that_nobody_installed_is_no_warning(examined, without_packages):
-    """An incomplete or outdated extra was wanted, so it is a warning."""
+    """An incomplete or outdated extra was wanted, so it's a warning."""
     _, found = examined()
 
     assert found["not installed"] == {
@@ -123,8 +123,8 @@ def test_an_extra_that_nobody_installed_is_no_warning(examined, without_packages
     assert "wandb 0.1 is older than" in found["extra wandb"]["text"]
 
 
-def test_an_extra_that_was_asked_for_is_a_problem_where_it_is_missing(examined, without_packages):
-    """The command ends with 1, so that a job can ask before it trains; a misspelt name is answered."""
+def test_a_missing_extra_is_a_problem_if_you_ask_for_it(examined, without_packages):
+    """The exit code is 1, so that a job can check before training; a misspelt name is reported."""
     code, found = examined("--extra", "mlflow", "--extra", "vewer")
 
     assert code == 1
@@ -137,15 +137,15 @@ def test_an_extra_that_was_asked_for_is_a_problem_where_it_is_missing(examined, 
     assert "not installed" not in found
 
 
-def test_a_clock_that_is_wrong_is_a_problem(examined, monkeypatch):
-    """Stores refuse requests of another decade."""
+def test_a_wrong_clock_is_a_problem(examined, monkeypatch):
+    """Stores refuse requests dated in another decade."""
     monkeypatch.setattr(time, "time", lambda: 86400.0)
 
     assert examined()[1]["clock"]["state"] == "problem"
 
 
-def test_a_home_in_which_uploads_cannot_wait_is_a_warning(examined, tmp_path, monkeypatch):
-    """It says what to give instead, which helps."""
+def test_a_home_that_cannot_hold_uploads_is_a_warning(examined, tmp_path, monkeypatch):
+    """It names an argument to use instead, and that one works."""
     monkeypatch.delenv("UPLOADS_HOME", raising=False)
     monkeypatch.delenv("XDG_STATE_HOME", raising=False)
     (tmp_path / ".local").write_text("a file where the folder should be")
@@ -160,7 +160,7 @@ def test_a_home_in_which_uploads_cannot_wait_is_a_warning(examined, tmp_path, mo
 
 
 def test_a_full_disk_is_a_problem(examined, monkeypatch):
-    """The doctor says so before the run finds out."""
+    """The doctor reports it before a run fails."""
     usage = doctor.shutil.disk_usage(".")._replace(free=1 << 20)
     monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _: usage)
 
@@ -170,8 +170,8 @@ def test_a_full_disk_is_a_problem(examined, monkeypatch):
 @pytest.mark.parametrize(
     "start", [["-m", "destinations", "doctor"], ["-m", "destinations.cli", "runs", "ls"]]
 )
-def test_a_foreign_package_is_one_sentence_on_the_command_line(tmp_path, start):
-    """No traceback: what was found, and what to do."""
+def test_a_conflicting_package_is_one_sentence_on_the_command_line(tmp_path, start):
+    """There's no traceback: the line has what was found, and what to do."""
     (tmp_path / "events.py").write_text("class Event: ...\n")
 
     finished = subprocess.run(
@@ -191,8 +191,8 @@ def test_a_foreign_package_is_one_sentence_on_the_command_line(tmp_path, start):
     )
 
 
-def test_the_distribution_of_a_foreign_package_is_named(tmp_path):
-    """PyPI's `Events` overwrites `events/__init__.py`: the sentence is a command to copy."""
+def test_the_distribution_of_a_conflicting_package_is_named(tmp_path):
+    """PyPI's `Events` overwrites `events/__init__.py`; the sentence has a command to copy."""
     (tmp_path / "events").mkdir()
     (tmp_path / "events/__init__.py").write_text("from .events import Events\n")
     (tmp_path / "events/events.py").write_text("class Events: ...\n")
@@ -217,7 +217,7 @@ def test_the_distribution_of_a_foreign_package_is_named(tmp_path):
 
 
 def test_the_demo_trains_and_leaves_a_run(tmp_path, monkeypatch, capsys):
-    """One epoch of real digits: metrics, images with masks, checkpoints, an upload; the summary's command works."""
+    """It trains one epoch of real digits with masks, checkpoints and an upload; its printed command works."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
@@ -232,7 +232,7 @@ def test_the_demo_trains_and_leaves_a_run(tmp_path, monkeypatch, capsys):
 
 
 def test_the_demo_without_its_package_names_the_extra(monkeypatch, capsys):
-    """It does so before it loads torch."""
+    """The error comes before torch is loaded."""
     monkeypatch.setitem(sys.modules, "sklearn", None)
 
     assert cli.main(["demo"]) == 1

@@ -1,4 +1,4 @@
-"""Two programs of cleanrl, as they are published, with the imports of `SummaryWriter` and `wandb` changed."""
+"""Two published cleanrl programs, with only the imports of `SummaryWriter` and `wandb` changed."""
 
 import random
 import sys
@@ -29,7 +29,7 @@ LENGTH = 20
 
 
 class Environments:
-    """Vectors of random numbers, which end each twenty steps, behind the calls that the programs use of gym."""
+    """Vectors of random numbers that end every twenty steps, behind the gym calls that the programs use."""
 
     def __init__(self, thunks):
         self.count, self.steps = len([thunk() for thunk in thunks]), 0
@@ -83,7 +83,7 @@ class NewerEnvironments(Environments):
 
 
 def gym_with(environments):
-    """Returns a module that stands for gym, whose wrappers wrap nothing."""
+    """Returns a substitute for gym, whose wrappers wrap nothing."""
     space = types.SimpleNamespace(seed=lambda seed: None)
     module = types.ModuleType("gym")
     module.make = lambda name, **options: types.SimpleNamespace(
@@ -99,7 +99,7 @@ def gym_with(environments):
 
 
 def run_program(name, folder, monkeypatch, *, is_changed):
-    """Runs a program in a folder, with its imports changed or as it is."""
+    """Runs a program in a folder, with its imports changed or unchanged."""
     path = Path(PROGRAMS) / name
     text = path.read_text()
     options = ["--total-timesteps", "400", "--num-steps", "50", "--num-envs", "2"]
@@ -115,7 +115,7 @@ def run_program(name, folder, monkeypatch, *, is_changed):
         patched.setattr(sys, "argv", [name, *options])
         patched.setitem(sys.modules, "gym", gym_with(OlderEnvironments))
         patched.setitem(sys.modules, "gymnasium", gym_with(NewerEnvironments))
-        # Python 3.12 has it no more; the programs are of 2023.
+        # Python 3.12 removed it; the programs are from 2023.
         distutils = types.ModuleType("distutils.util")
         distutils.strtobool = lambda text: text == "True"
         patched.setitem(sys.modules, "distutils.util", distutils)
@@ -125,7 +125,7 @@ def run_program(name, folder, monkeypatch, *, is_changed):
 
 @pytest.fixture
 def _random_state():
-    """Gives other tests the random numbers and the settings of torch that they had."""
+    """Restores the random state and the settings of torch for other tests."""
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002  # theirs
     deterministic = torch.backends.cudnn.deterministic
     yield
@@ -138,7 +138,7 @@ def _random_state():
 @pytest.mark.usefixtures("_random_state")
 @pytest.mark.parametrize("name", ["ppo.py", "ppo_continuous_action.py"])
 def test_a_program_of_cleanrl_runs_with_its_imports_changed(tmp_path, monkeypatch, name):
-    """Every number but the speed is the same in both, at the same step, and `wandb` has the settings and the code."""
+    """All numbers but the speed are equal at each step, and `wandb` has the settings and the code."""
     theirs = run_program(name, tmp_path / "theirs", monkeypatch, is_changed=False)
     ours = run_program(name, tmp_path / "ours", monkeypatch, is_changed=True)
     wandb.finish()

@@ -1,4 +1,4 @@
-"""`destinations.compat.SummaryWriter` beside `torch.utils.tensorboard.SummaryWriter`, each read by its own reader."""
+"""`destinations.compat.SummaryWriter` beside `torch.utils.tensorboard.SummaryWriter`, with their readers."""
 
 import gc
 import inspect
@@ -25,7 +25,7 @@ METHODS = [
 
 @pytest.fixture
 def both(tmp_path):
-    """Returns a function that makes the same calls of both writers, and returns what the reader of each reads."""
+    """Returns a function that makes the same calls on both writers, and returns what their readers find."""
 
     def write(*calls, **arguments):
         for kind, folder in ((Theirs, "theirs"), (SummaryWriter, "ours")):
@@ -46,14 +46,14 @@ def _points(run, name):
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_a_method_takes_each_parameter_of_theirs(name):
-    """A call that theirs takes is taken: the same parameters, in the same order, with the same defaults."""
+def test_a_method_accepts_each_parameter_of_the_original(name):
+    """The parameters have the same names, order and defaults."""
     theirs = inspect.signature(getattr(Theirs, name)).parameters.values()
 
     ours = list(inspect.signature(getattr(SummaryWriter, name)).parameters.values())
 
     if [one.kind for one in ours[1:]] == [inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD]:
-        return  # Takes anything, and says that it is not kept.
+        return  # It accepts anything, and warns that it isn't kept.
     assert [(one.name, one.kind, one.default) for one in ours][: len(theirs)] == [
         (one.name, one.kind, one.default) for one in theirs
     ]
@@ -71,8 +71,8 @@ VALUES = {
 }
 
 
-def test_scalars_are_equal_whatever_holds_them(both):
-    """Each value that theirs keeps is kept, here in double precision."""
+def test_scalars_of_any_type_are_equal(both):
+    """Ours keeps each value that the original keeps, here in double precision."""
     theirs, ours = both(
         *(("add_scalar", name, value, 7) for name, value in VALUES.items()),
     )
@@ -83,15 +83,15 @@ def test_scalars_are_equal_whatever_holds_them(both):
 
 
 @pytest.mark.parametrize("steps", [(None, None, None), (5, 5, 5), (3, 1, 2, 2)])
-def test_every_call_is_a_point_also_if_its_step_came_before(both, steps):
-    """Without a step, at the same step, or at an earlier one, no value takes the place of another."""
+def test_every_call_is_a_point_even_at_an_earlier_step(both, steps):
+    """Without a step, at the same step, or at an earlier one, no value replaces another."""
     theirs, ours = both(*(("add_scalar", "loss", float(index), step) for index, step in enumerate(steps)))
 
     assert _points(ours, "loss") == [(event.step, event.value) for event in theirs.Scalars("loss")]
 
 
-def test_walltimes_are_those_given(both):
-    """A given time applies to its own row and text only."""
+def test_given_walltimes_are_kept(both):
+    """A given time applies only to its own row and text."""
     theirs, ours = both(
         ("add_scalar", "loss", 1.0, 1, 1234.5),
         ("add_text", "note", "as it was", 1, 2345.5),
@@ -105,7 +105,7 @@ def test_walltimes_are_those_given(both):
 
 
 def test_scalars_of_a_dict_are_named_below_the_main_tag(tmp_path):
-    """Theirs writes a run for each; here they are metrics of one row."""
+    """The original writes a run for each; here they're metrics of one row."""
     with SummaryWriter(tmp_path / "ours") as writer:
         writer.add_scalars("loss", {"train": 1.0, "eval": torch.tensor(2.0)}, 4)
 
@@ -129,7 +129,7 @@ IMAGES = {
 
 
 def test_images_are_equal_pixel_by_pixel(both):
-    """Any layout, floats that are clipped, grey ones, transparent ones and batches give theirs' pixels."""
+    """Any layout, clipped floats, grey and transparent images and batches have the original's pixels."""
     theirs, ours = both(*(("add_image", name, image, 2, None, name) for name, image in IMAGES.items()))
 
     for name in IMAGES:
@@ -141,7 +141,7 @@ def test_images_are_equal_pixel_by_pixel(both):
 
 
 def test_figures_are_equal_pixel_by_pixel_and_closed(both):
-    """One figure, and two as a grid; each is closed unless that is not wanted."""
+    """One figure, or two in a grid; each is closed unless `close=False`."""
     import matplotlib as mpl
 
     mpl.use("agg")
@@ -166,7 +166,7 @@ def test_figures_are_equal_pixel_by_pixel_and_closed(both):
 
 
 def test_a_histogram_counts_each_value(both):
-    """With their bins, with a number, with edges and with a rule of numpy's, every value is in a bin."""
+    """With the original's bins, a number, edges or a numpy rule, every value is in a bin."""
     values = np.random.default_rng(0).normal(size=1000)
     bins = {"default": "tensorflow", "number": 10, "rule": "fd", "edges": [-10.0, 0.0, 10.0]}
     theirs, ours = both(*(("add_histogram", name, values, 1, how) for name, how in bins.items()))
@@ -182,7 +182,7 @@ def test_a_histogram_counts_each_value(both):
 
 
 def test_a_histogram_of_counts_keeps_counts_and_moments(both):
-    """What a program has counted itself is kept as it is."""
+    """Counts from the program are kept as given."""
     theirs, ours = both(
         (
             "add_histogram_raw",
@@ -206,7 +206,7 @@ def test_a_histogram_of_counts_keeps_counts_and_moments(both):
 
 
 def test_texts_and_sounds_are_equal(both):
-    """A text is that text, and each sample of a sound that sample."""
+    """A text is unchanged, and so is each sample of a sound."""
     sound = torch.sin(torch.linspace(0, 40, 800))[None] * 1.2
     theirs, ours = both(("add_text", "note", "# *as* is", 3), ("add_audio", "tone", sound, 3, 8000))
 
@@ -220,8 +220,8 @@ def test_texts_and_sounds_are_equal(both):
         assert got.readframes(-1) == want.readframes(-1)
 
 
-def test_a_precision_recall_curve_is_a_table_of_theirs_numbers(both):
-    """The table has a row for each threshold, with the counts that theirs computes."""
+def test_a_precision_recall_curve_is_a_table(both):
+    """The table has a row for each threshold, with the counts that the original computes."""
     generator = np.random.default_rng(0)
     labels, predictions = generator.integers(2, size=50), torch.tensor(generator.random(50))
     theirs, ours = both(("add_pr_curve", "curve", labels, predictions, 2, 11))
@@ -234,7 +234,7 @@ def test_a_precision_recall_curve_is_a_table_of_theirs_numbers(both):
 
 
 def test_videos_meshes_and_tensors_are_kept(tmp_path):
-    """Two videos are one side by side; vertices are points, with colours; a tensor is a table."""
+    """Two videos are joined side by side; vertices are coloured points; a tensor is a table."""
     with SummaryWriter(tmp_path / "ours") as writer:
         writer.add_video("clip", torch.rand(2, 3, 3, 16, 16), 1)
         writer.add_mesh(
@@ -253,7 +253,7 @@ def test_videos_meshes_and_tensors_are_kept(tmp_path):
 
 
 def test_further_hyperparameters_make_runs_in_subfolders(tmp_path):
-    """Nothing is overwritten: the second call, and one with a name, make runs of their own."""
+    """The second call, or one with a name, makes its own run; nothing is overwritten."""
     with SummaryWriter(tmp_path / "sweep") as writer:
         writer.add_hparams({"lr": 0.1, "optimizer": "sgd"}, {"hparam/loss": 1.0})
         writer.add_hparams({"lr": 0.2}, {"hparam/loss": 0.5}, run_name="second", global_step=4)
@@ -267,7 +267,7 @@ def test_further_hyperparameters_make_runs_in_subfolders(tmp_path):
 
 
 def test_rows_from_the_purged_step_on_are_moved_away(tmp_path):
-    """A run that restarts at a step shows each step once, as TensorBoard does."""
+    """A run that restarts at a step shows each step once, as in TensorBoard."""
     for first, arguments in ((0, {}), (3, {"purge_step": 3})):
         with SummaryWriter(tmp_path / "run", **arguments) as writer:
             for step in range(first, 5):
@@ -276,8 +276,8 @@ def test_rows_from_the_purged_step_on_are_moved_away(tmp_path):
     assert _points(Run.open(tmp_path / "run"), "loss") == [(0, 0), (1, 1), (2, 2), (3, 6), (4, 7)]
 
 
-def test_a_closed_writer_opens_its_run_again(tmp_path):
-    """A program may close after each epoch, as with theirs; steps that come again are kept."""
+def test_a_closed_writer_reopens_its_run(tmp_path):
+    """A program may close after each epoch, as with the original; repeated steps are kept."""
     writer = SummaryWriter(tmp_path / "run")
     for _ in range(2):
         writer.add_scalar("loss", 1.0, 1)
@@ -292,8 +292,8 @@ def test_a_closed_writer_opens_its_run_again(tmp_path):
     assert run.status == "completed"
 
 
-def test_a_writer_that_is_not_closed_ends_its_run_without_a_word(tmp_path, caplog):
-    """Programs that were written for theirs need not close it."""
+def test_an_unclosed_writer_ends_its_run_silently(tmp_path, caplog):
+    """Programs written for the original need not close it."""
     writer = SummaryWriter(tmp_path / "run")
     writer.add_scalar("loss", 1.0, 1)
 
@@ -306,7 +306,7 @@ def test_a_writer_that_is_not_closed_ends_its_run_without_a_word(tmp_path, caplo
 
 
 def test_an_exception_ends_the_run_as_failed(tmp_path):
-    """The status tells how the block was left."""
+    """The status shows how the block ended."""
     with pytest.raises(ZeroDivisionError), SummaryWriter(tmp_path / "run") as writer:
         writer.add_scalar("loss", 1 / 0)
 
@@ -314,7 +314,7 @@ def test_an_exception_ends_the_run_as_failed(tmp_path):
 
 
 def test_unsupported_calls_warn_once(tmp_path, caplog):
-    """A graph, an embedding or a layout costs one line each, and the model is not traced."""
+    """A graph, an embedding or a layout costs one line each, and the model isn't traced."""
     with SummaryWriter(tmp_path / "run") as writer, caplog.at_level(logging.WARNING, "destinations"):
         for _ in range(2):
             writer.add_graph(torch.nn.Linear(1, 1), "no input at all")
@@ -332,7 +332,7 @@ def test_unsupported_calls_warn_once(tmp_path, caplog):
 
 
 def test_a_bad_value_is_dropped(tmp_path, caplog):
-    """A value that cannot be read raises nothing, is reported, and the others are kept."""
+    """An unreadable value raises nothing and is reported; the others are kept."""
     with caplog.at_level(logging.ERROR), SummaryWriter(tmp_path / "run") as writer:
         writer.add_scalar("loss", "many", 1)
         writer.add_image("image", np.zeros((3, 4, 4)), 1, dataformats="HW")
@@ -344,8 +344,8 @@ def test_a_bad_value_is_dropped(tmp_path, caplog):
     assert "dataformats must have one letter" in caplog.text
 
 
-def test_event_files_are_written_too_if_asked_for(tmp_path):
-    """TensorBoard reads the same scalars from the folder of the run."""
+def test_event_files_are_written_on_request(tmp_path):
+    """TensorBoard reads the same scalars from the run folder."""
     with SummaryWriter(tmp_path / "run", event_files=True) as writer:
         writer.add_scalar("loss", 0.5, 3, 1234.5)
 
@@ -355,7 +355,7 @@ def test_event_files_are_written_too_if_asked_for(tmp_path):
 
 
 def test_the_default_folder_is_named_by_date_host_and_comment(tmp_path, monkeypatch):
-    """It is there as soon as the writer is, for programs that write beside it."""
+    """The constructor creates it, for programs that write beside it."""
     monkeypatch.chdir(tmp_path)
 
     with SummaryWriter(comment="_lr0.1") as writer:
@@ -365,17 +365,17 @@ def test_the_default_folder_is_named_by_date_host_and_comment(tmp_path, monkeypa
         assert (tmp_path / writer.log_dir).is_dir()
 
 
-def test_a_bucket_is_refused():
-    """A URL would become a folder of that name."""
+def test_a_bucket_url_raises():
+    """It would become a local folder of that name."""
     with pytest.raises(ValueError, match="log_dir must be a local folder"):
         SummaryWriter("s3://bucket/run")
 
 
-# Programs of others, which find ours where they look for PyTorch's.
+# Other people's programs, which find ours in place of PyTorch's.
 
 
 def test_the_callback_of_transformers_logs_to_it(tmp_path):
-    """Its `TensorBoardCallback` takes a writer: it logs the arguments, and the loss of each step."""
+    """Its `TensorBoardCallback` accepts our writer: it logs the arguments, and the loss of each step."""
     from transformers import TrainerControl, TrainerState, TrainingArguments
     from transformers.integrations import TensorBoardCallback
 
@@ -397,7 +397,7 @@ def test_the_callback_of_transformers_logs_to_it(tmp_path):
 
 @pytest.mark.xdist_group("lightning")
 def test_the_logger_of_lightning_logs_to_it(tmp_path, monkeypatch):
-    """Its `TensorBoardLogger` makes a writer, and logs numbers to it."""
+    """Its `TensorBoardLogger` creates our writer, and logs numbers to it."""
     from lightning.pytorch.loggers import TensorBoardLogger
 
     monkeypatch.setattr("torch.utils.tensorboard.SummaryWriter", SummaryWriter)

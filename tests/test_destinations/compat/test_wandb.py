@@ -1,4 +1,4 @@
-"""`destinations.compat.wandb` beside `wandb`: steps and rows of both, and what becomes of each kind of value."""
+"""`destinations.compat.wandb` beside `wandb`: steps and rows of both, and how each kind of value is kept."""
 
 import argparse
 import contextlib
@@ -23,7 +23,7 @@ from destinations.compat import wandb
 from destinations.runs import Run, open_runs
 from destinations.runs.content.sources import branches_of
 
-# What a program does: `{module}` is imported as wandb. Each run is random calls of `log`.
+# A program's calls: `{module}` is imported as wandb. Each run makes random calls of `log`.
 RANDOM_CALLS = """
 import json
 import random
@@ -63,7 +63,7 @@ QUIET = (
 
 @pytest.fixture(autouse=True)
 def _nothing_is_open(tmp_path, monkeypatch):
-    """Each test has a working directory of its own, and begins without a run, and with nothing said."""
+    """Each test has its own working directory, without a run or earlier warnings."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("destinations.compat.wandb.elsewhere._told", set())
     yield
@@ -86,7 +86,7 @@ def _run_program(program, folder, environment=()):
 
 
 def _points_of_theirs(folder):
-    """Returns the value of each step of each metric of each run, as W&B's own reader finds them."""
+    """Returns each run's values by metric and step, as W&B's own reader finds them."""
     from tests.test_destinations.trackers.test_wandb import files_of, records_of
 
     points = {}
@@ -108,7 +108,7 @@ def _points(run):
 
 @pytest.mark.xdist_group("wandb")
 def test_steps_and_values_equal_wandbs(tmp_path):
-    """Random calls with and without a step, with and without commit, nested, and with metrics of steps."""
+    """Random calls with and without a step, with and without commit, nested, and with custom step metrics."""
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
     theirs.mkdir()
     quiet = {"WANDB_MODE": "offline", "WANDB_ERROR_REPORTING": "false"}
@@ -131,7 +131,7 @@ def test_steps_and_values_equal_wandbs(tmp_path):
 
 
 def test_a_step_ends_with_the_call_that_commits_it(caplog):
-    """Calls have no step, a step, or an earlier step, which is reported and counted."""
+    """A call may have no step, a step, or an earlier step, which is reported and counted."""
     with wandb.init(project="p", name="run") as run:
         run.log({"a": 1.0})
         run.log({"b": 2.0}, commit=False)
@@ -150,7 +150,7 @@ def test_a_step_ends_with_the_call_that_commits_it(caplog):
 
 
 def test_a_logged_epoch_applies_to_later_rows():
-    """Rows that do not name it have it too."""
+    """Rows that don't set an epoch get it too."""
     with wandb.init(project="p", name="run") as run:
         for epoch in range(3):
             run.log({"epoch": epoch, "loss": 0.5})
@@ -160,7 +160,7 @@ def test_a_logged_epoch_applies_to_later_rows():
 
 
 def test_logged_records_survive_a_kill(tmp_path):
-    """A step that has not ended is kept too."""
+    """Records of an unfinished step survive too."""
     program = """
         import os
         from destinations.compat import wandb
@@ -177,7 +177,7 @@ def test_logged_records_survive_a_kill(tmp_path):
 
 
 def test_config_is_a_mapping_with_attributes_and_becomes_the_hyperparameters(tmp_path):
-    """A dict, a namespace or a file gives it, with some keys left out; later values replace earlier ones."""
+    """A dict, a namespace or a file gives it, with some keys excluded; later values replace earlier ones."""
     (tmp_path / "config.yaml").write_text("wandb_version: 1\nlayers:\n  value: 3\nwidth: 8\n")
 
     run = wandb.init(
@@ -205,8 +205,8 @@ def test_config_is_a_mapping_with_attributes_and_becomes_the_hyperparameters(tmp
     assert Run.open("runs/p/run").hyperparameters == want == run.config.as_dict()
 
 
-def test_a_value_of_the_summary_is_a_metric_of_its_own():
-    """The rows of the metric stay what was logged."""
+def test_a_summary_value_is_a_separate_metric():
+    """The metric's rows keep the logged values."""
     with wandb.init(project="p", name="run") as run:
         run.log({"accuracy": torch.tensor(0.5)})
         run.summary["accuracy"] = 0.9
@@ -224,7 +224,7 @@ def test_a_value_of_the_summary_is_a_metric_of_its_own():
 
 _FRACTIONS = np.random.default_rng(0).random((6, 5, 3))
 _BYTES = (_FRACTIONS * 255).astype(np.uint8)
-# What is given, and how, and what is given to the original, which takes bytes alone.
+# The input, its arguments, and the input for the original, which accepts only bytes.
 PICTURES = {
     "a fraction": (_FRACTIONS, {}, _BYTES),
     "a signed fraction": (_FRACTIONS * 2 - 1, {}, _BYTES),
@@ -243,7 +243,7 @@ PICTURES = {
 @pytest.mark.xdist_group("wandb")
 @pytest.mark.filterwarnings("ignore:Implicitly cleaning up <TemporaryDirectory:ResourceWarning")
 def test_pixels_equal_wandbs():
-    """Any shape becomes the same picture, and numbers are scaled as they were until W&B 0.30."""
+    """Any shape gives the same picture, and numbers are scaled as before W&B 0.30."""
     import wandb as original
 
     with wandb.init(project="p", name="run"):
@@ -260,7 +260,7 @@ def test_pixels_equal_wandbs():
 
 
 def test_images_have_captions_and_masks_with_labels():
-    """Several in a list are one record; in one record all have a mask, or none."""
+    """A list is one record; in one record all images have a mask, or none."""
     mask = {"guess": {"mask_data": np.eye(4, dtype=int), "class_labels": {1: "line"}}}
     white = np.ones((4, 4))
     with wandb.init(project="p", name="run") as run:
@@ -279,7 +279,7 @@ def test_images_have_captions_and_masks_with_labels():
 
 
 def test_each_kind_of_value_is_a_record_of_its_kind():
-    """A histogram, a sound, a video, points, a page, a text, a figure, an array and a list."""
+    """This covers a histogram, sound, video, points, page, text, figure, array and list."""
     import matplotlib as mpl
 
     mpl.use("agg")
@@ -331,7 +331,7 @@ def test_each_kind_of_value_is_a_record_of_its_kind():
 
 @dataclasses.dataclass(slots=True)
 class Settings:
-    """Has no `__dict__`."""
+    """A class without `__dict__`."""
 
     lr: float = 0.1
 
@@ -346,8 +346,8 @@ class Settings:
     ],
     ids=lambda config: type(config).__name__,
 )
-def test_a_configuration_may_be_of_any_kind(config):
-    """An unresolvable value affects no other."""
+def test_a_configuration_may_have_any_type(config):
+    """A value that can't be resolved affects no other."""
     with wandb.init(project="p", name="run", config=config) as run:
         assert run.config.lr == 0.1
 
@@ -355,7 +355,7 @@ def test_a_configuration_may_be_of_any_kind(config):
 
 
 def test_tables_of_other_libraries_are_tables():
-    """They may be logged as they are, or made a `Table`; integers stay integers."""
+    """They may be logged directly or wrapped in a `Table`; integers stay integers."""
     frame = pl.DataFrame({"class": ["cat", "dog"], "count": [1, 2], "rate": [0.5, 0.25]})
     with wandb.init(project="p", name="run") as run:
         run.log({"frame": frame, "table": wandb.Table(dataframe=frame)})
@@ -365,7 +365,7 @@ def test_tables_of_other_libraries_are_tables():
     assert rows == dict.fromkeys(("frame", "table"), (("cat", 1, 0.5), ("dog", 2, 0.25)))
 
 
-def test_a_table_has_its_rows_and_images_beside_it():
+def test_a_table_keeps_its_rows_and_images():
     """It may be made of rows, of columns added later, or of a data frame."""
     pd = pytest.importorskip("pandas")
     table = wandb.Table(columns=["class", "image"])
@@ -421,7 +421,7 @@ def test_artifacts_and_saved_files_are_in_the_run(tmp_path):
 
 
 def test_watch_logs_gradients_and_parameters():
-    """Every second time that a gradient is computed, until it ends."""
+    """It logs at every second gradient until the run ends."""
     model = torch.nn.Linear(2, 1)
     with wandb.init(project="p", name="run"):
         wandb.watch(model, log="all", log_freq=2)
@@ -438,8 +438,8 @@ def test_watch_logs_gradients_and_parameters():
     )
 
 
-def test_a_run_has_the_arguments_of_init(monkeypatch):
-    """Names lead to one folder, tags and notes to the run, and what is missing comes from the environment."""
+def test_a_run_uses_the_arguments_of_init(monkeypatch):
+    """Equal names share a folder, tags and notes are in the run, and the environment supplies defaults."""
     monkeypatch.setenv("WANDB_PROJECT", "../from/outside")
     run = wandb.init(name="a/b {rank}", tags=["x"], notes="why", group="sweep", mode="offline", entity="me")
 
@@ -453,8 +453,8 @@ def test_a_run_has_the_arguments_of_init(monkeypatch):
     assert (read.run_id, read.record.tags, read.record.notes) == (run.id, ("x", "group:sweep"), "why")
 
 
-def test_a_run_is_continued_by_its_id_and_only_if_asked():
-    """Otherwise the folder is another one; the steps go on after the last."""
+def test_a_run_continues_by_its_id_only_on_request():
+    """Otherwise it gets another folder; steps continue after the last one."""
     first = wandb.init(project="p", name="run")
     first.log({"loss": 1.0}, step=4)
     wandb.finish()
@@ -476,7 +476,7 @@ def test_a_run_is_continued_by_its_id_and_only_if_asked():
 
 
 def test_a_resumed_run_continues_from_the_step_that_it_repeats(capfd):
-    """The new values count, and the earlier ones are a branch; another metric at an earlier step repeats nothing."""
+    """New values count, and repeated ones become a branch; other metrics at earlier steps repeat nothing."""
     first = wandb.init(project="p", name="run")
     for step in range(6):
         first.log({"loss": float(step), "lr": 0.1}, step=step)
@@ -496,8 +496,8 @@ def test_a_resumed_run_continues_from_the_step_that_it_repeats(capfd):
     assert len(branches_of(run.path)) == 1
 
 
-def test_resume_from_continues_a_run_behind_a_step():
-    """As W&B's rewind; a form that is unknown, and a run that is not there, are errors."""
+def test_resume_from_continues_a_run_after_a_step():
+    """It works like W&B's rewind; an unknown form or a missing run raises."""
     first = wandb.init(project="p", name="run")
     for step in range(4):
         first.log({"loss": float(step)}, step=step)
@@ -513,8 +513,8 @@ def test_resume_from_continues_a_run_behind_a_step():
             wandb.init(project="p", resume_from=wrong)
 
 
-def test_a_second_init_returns_the_run_unless_it_is_to_be_another():
-    """The functions of the module belong to the first open run."""
+def test_a_second_init_returns_the_open_run_by_default():
+    """The module's functions belong to the first open run."""
     first = wandb.init(project="p", name="first")
 
     assert wandb.init(project="p", name="second") is first
@@ -531,8 +531,8 @@ def test_a_second_init_returns_the_run_unless_it_is_to_be_another():
     }
 
 
-def test_the_status_says_how_the_run_ended():
-    """At `finish`, with a code, and by an exception; a finished run takes nothing any more."""
+def test_the_status_shows_how_the_run_ended():
+    """`finish`, an exit code and an exception set it; a finished run accepts nothing more."""
     wandb.init(project="p", name="good")
     wandb.finish()
     wandb.init(project="p", name="bad").finish(exit_code=1)
@@ -553,7 +553,7 @@ def test_the_status_says_how_the_run_ended():
 @pytest.mark.parametrize(
     ("ending", "status"), [("", "completed"), ("raise ValueError('diverged')", "failed")]
 )
-def test_a_program_that_does_not_finish_its_run_ends_it(tmp_path, ending, status):
+def test_a_program_without_finish_ends_its_run(tmp_path, ending, status):
     """W&B does the same, without a warning."""
     program = "from destinations.compat import wandb\nwandb.init(project='p', name='run').log({'a': 1})\n"
 
@@ -566,7 +566,7 @@ def test_a_program_that_does_not_finish_its_run_ends_it(tmp_path, ending, status
 
 
 def test_calls_without_a_counterpart_warn_once_or_raise(caplog):
-    """A chart of W&B's page costs a line; what a program would need an answer of is an error."""
+    """A chart for W&B's page warns; a call whose result a program needs raises."""
     with caplog.at_level(logging.WARNING), wandb.init(project="p", name="run", monitor_gym=True) as run:
         for _ in range(2):
             run.log({"chart": wandb.plot.roc_curve([1], [2]), "loss": 1.0})
@@ -590,8 +590,8 @@ def test_calls_without_a_counterpart_warn_once_or_raise(caplog):
 
 @pytest.mark.parametrize("owner", ["wandb", "wandb.Run", "wandb.plot", "wandb.data_types"])
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_each_public_name_of_wandb_is_there_or_says_that_it_is_not(owner):
-    """No program meets a bare AttributeError where W&B has a name; what it needs an answer of raises `Error`."""
+def test_each_public_name_of_wandb_exists_or_explains_its_absence(owner):
+    """No W&B name raises a bare AttributeError; one whose result a program needs raises `Error`."""
     theirs, ours = importlib.import_module("wandb"), wandb
     for part in owner.split(".")[1:]:
         theirs, ours = getattr(theirs, part), getattr(ours, part)
@@ -606,8 +606,8 @@ def test_each_public_name_of_wandb_is_there_or_says_that_it_is_not(owner):
         _ = one.lgo
 
 
-def test_programs_may_ask_and_set_what_wandb_lets_them(caplog):
-    """Names of older programs work; setting name, tags or notes late warns that they are not kept."""
+def test_programs_may_read_and_set_what_wandb_lets_them(caplog):
+    """Names of older programs work; setting name, tags or notes late warns that they aren't kept."""
     assert wandb.finish() is None
     log = wandb.log
     with pytest.raises(wandb.Error, match=r"call wandb\.init"):
@@ -637,7 +637,7 @@ def test_programs_may_ask_and_set_what_wandb_lets_them(caplog):
 
 
 def test_the_table_of_a_chart_is_kept():
-    """A chart of a table is that table; a confusion matrix has the rows that W&B computes."""
+    """A chart of a table becomes that table; a confusion matrix has W&B's rows."""
     theirs = importlib.import_module("wandb").plot.confusion_matrix
     truth, guess, names = [0, 1, 1, 2, 2, 2], [0, 1, 0, 2, 1, 2], ["cat", "dog", "cow", "owl"]
     scores = np.eye(4)[guess]
@@ -678,7 +678,7 @@ BAD = {
 
 @pytest.mark.parametrize("name", BAD)
 def test_a_bad_value_is_dropped(name, caplog):
-    """It is reported, no call raises, and what is beside it is logged."""
+    """It is reported, no call raises, and the values beside it are logged."""
     with caplog.at_level(logging.ERROR), wandb.init(project="p", name="run") as run:
         run.log({"bad": BAD[name], "loss": 1.0})
 
@@ -687,7 +687,7 @@ def test_a_bad_value_is_dropped(name, caplog):
 
 
 def test_a_bad_call_affects_no_other(caplog):
-    """What is no mapping is not logged; with a step that is no number, the step stays."""
+    """An argument that isn't a mapping is dropped; a step that isn't a number leaves the step unchanged."""
     with caplog.at_level(logging.ERROR), wandb.init(project="p", name="run") as run:
         run.log(["no", "mapping"])
         run.log({"loss": 1.0}, step="three")
@@ -720,8 +720,8 @@ for count in range(settings["max_iters"] + 1):
 
 
 @pytest.mark.xdist_group("wandb")
-def test_a_program_of_training_runs_with_one_import_changed(tmp_path):
-    """Every number is the same in both, at the same step; the program does not end its run."""
+def test_a_training_program_runs_with_one_import_changed(tmp_path):
+    """Every number is equal at the same step; the program doesn't finish its run."""
     theirs = tmp_path / "theirs"
     theirs.mkdir()
     quiet = {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "WANDB_ERROR_REPORTING": "false"}
@@ -734,7 +734,7 @@ def test_a_program_of_training_runs_with_one_import_changed(tmp_path):
     assert run.hyperparameters == {"learning_rate": 0.1, "max_iters": 20, "eval_interval": 5}
 
 
-# Programs of others, whose `import wandb` finds ours.
+# Other people's programs, whose `import wandb` finds ours.
 
 
 def test_the_tracker_of_accelerate_logs_to_it(monkeypatch):

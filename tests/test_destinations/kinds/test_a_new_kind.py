@@ -1,4 +1,4 @@
-"""Declares a kind of record that only this file knows: it is written, read, exported, sent and shown."""
+"""Declares a kind of record only in this file: it's written, read, exported, sent and shown."""
 
 import json
 from types import SimpleNamespace
@@ -23,7 +23,7 @@ from events.logger.records import RECORD_KINDS, RecordKind
 
 @attrs.frozen
 class Molecule:
-    """A molecule, by its atoms."""
+    """A molecule, as a list of atoms."""
 
     name: str
     step: int | None
@@ -39,7 +39,7 @@ def check(tools, atoms, **others):
 
 
 def write(name, *, atoms):
-    """Copies the arguments; the background thread does the rest."""
+    """Copies the arguments; the background thread writes them."""
     copied = list(atoms)
 
     def work(output):
@@ -79,7 +79,7 @@ def water(step=3, atoms=("H", "H", "O")):
 
 @pytest.fixture
 def written(tmp_path):
-    """A run with two molecules, read again, and what other destinations received."""
+    """Writes and reads a run with two molecules, and returns what other destinations received."""
     memory, text = InMemory(), TextFile(str(tmp_path / "log.txt"))
     folder = tmp_path / "runs" / "mine"
     with WritingRun([RunDirectory(folder), memory, text], run_name="mine", raise_errors=True) as run:
@@ -118,7 +118,7 @@ def test_damaged_line_is_counted(written):
 
 
 def test_in_memory_and_text_file_keep_it(written):
-    """They keep its single argument under its name and step."""
+    """They keep its single argument with its name and step."""
     records = [(one.kind, one.name, one.step, one.value) for one in written.memory.records]
 
     assert records[0] == ("molecule", "water", 3, ["H", "H", "O"])
@@ -181,7 +181,7 @@ def test_page_has_a_renderer_for_each_kind():
 
 
 def test_exported_site_has_it(written, tmp_path):
-    """The site has the API's answers for it."""
+    """The site has the API's responses for it."""
     with open_runs(tmp_path / "runs", cache=tmp_path / "cache") as runs:
         report = export_site(Catalog(runs), tmp_path / "site")
 

@@ -1,4 +1,4 @@
-"""Every core destination keeps the contract of destinations, which its own tests then need not repeat."""
+"""Every core destination keeps the contract of destinations, so its own tests don't repeat it."""
 
 import io
 import json
@@ -20,7 +20,7 @@ class TestLoggerDestination(DestinationContract):
 class TestRecordingDestination(DestinationContract):
     @pytest.fixture
     def destination(self):
-        """Returns one that records."""
+        """Returns a destination that records."""
         return RecordingDestination()
 
     def read_metrics(self, destination):
@@ -38,7 +38,7 @@ class TestRecordingDestination(DestinationContract):
 class TestInMemory(DestinationContract):
     @pytest.fixture
     def destination(self):
-        """Returns one without a bound."""
+        """Returns a destination without a bound."""
         return InMemory()
 
     def read_metrics(self, destination):
@@ -48,7 +48,7 @@ class TestInMemory(DestinationContract):
 class TestConsole(DestinationContract):
     @pytest.fixture
     def destination(self):
-        """Returns one that prints into memory."""
+        """Returns a destination that prints into memory."""
         return Console(stream=io.StringIO(), log_traces=True)
 
     def read_output(self, destination):
@@ -58,7 +58,7 @@ class TestConsole(DestinationContract):
 class TestProgressBar(DestinationContract):
     @pytest.fixture
     def destination(self):
-        """Returns one that prints lines into memory, each time."""
+        """Returns a destination that prints lines into memory, each time."""
         return ProgressBar(["*"], stream=io.StringIO(), line_seconds=0)
 
     def read_output(self, destination):
@@ -68,14 +68,14 @@ class TestProgressBar(DestinationContract):
 class TestTextFile(DestinationContract):
     @pytest.fixture(autouse=True)
     def in_its_own_folder(self, tmp_path, monkeypatch):
-        """Makes the files of a test its own."""
+        """Gives a test its own files."""
         self.folder = tmp_path / "logs"
         self.folder.mkdir()
         monkeypatch.chdir(self.folder)
 
     @pytest.fixture
     def destination(self):
-        """Returns one with everything on, for rank 0."""
+        """Returns a destination with every option on, for rank 0."""
         return TextFile(
             "{run_name}/log.jsonl",
             "log.jsonl",
@@ -93,20 +93,19 @@ class TestTextFile(DestinationContract):
         ]
 
     def read_output(self, destination):
-        # By the names of the runs, of which "second" comes after "first"; two files may be of one tick of the
-        # clock.
+        # Sorted by run name: "second" comes after "first", and two files may have the same tick of the clock.
         return "".join(path.read_text() for path in sorted(self.folder.glob("*/log.jsonl")))
 
 
 class TestTextFileForPeople(DestinationContract):
     @pytest.fixture(autouse=True)
     def in_its_own_folder(self, tmp_path, monkeypatch):
-        """Makes the files of a test its own."""
+        """Gives a test its own files."""
         monkeypatch.chdir(tmp_path)
 
     @pytest.fixture
     def destination(self):
-        """Returns one with its defaults, but for the ranks."""
+        """Returns a destination with its defaults, except for the ranks."""
         return TextFile("{run_name}.txt")
 
     def read_output(self, destination):
@@ -116,5 +115,5 @@ class TestTextFileForPeople(DestinationContract):
 
 
 def number(value):
-    """Reads a number as the docs say that it is written."""
+    """Parses a number in its documented form."""
     return math.nan if value == "NaN" else float(value) if isinstance(value, str) else value

@@ -1,4 +1,4 @@
-"""The contract catches destinations that break it; its helpers do what they say."""
+"""The contract catches destinations that break it, and its helpers work."""
 
 import math
 import threading
@@ -11,7 +11,7 @@ from events import Event
 
 
 class Base(LoggerDestination):
-    """Keeps metrics as a list, faithfully."""
+    """Keeps metrics as a list, and the contract."""
 
     def __init__(self):
         self.kept = []
@@ -139,7 +139,7 @@ class TakesCaptions(Base):
 
 
 class TakesNoCaptions(Base):
-    """Written for Composer, whose methods have none."""
+    """Written for Composer, whose methods have no captions."""
 
     def __init__(self):
         super().__init__()
@@ -183,7 +183,7 @@ class EncodesNames(Base):
 
 
 class Contract(DestinationContract):
-    """Reads back what the doubles above keep."""
+    """Reads the records that the doubles above keep."""
 
     def read_metrics(self, destination):
         return destination.kept
@@ -214,8 +214,8 @@ class Contract(DestinationContract):
         (EncodesNames, "test_takes_weird_names"),
     ],
 )
-def test_the_contract_catches(broken, test):
-    """Each broken destination fails the test that is about what it does wrong."""
+def test_the_contract_catches_broken_destinations(broken, test):
+    """Each broken destination fails the test about what it does wrong."""
     destination = broken()
 
     try:
@@ -225,15 +225,15 @@ def test_the_contract_catches(broken, test):
         getattr(destination, "stop", threading.Event()).set()
 
 
-def test_the_contract_catches_a_destination_that_takes_arrays_alone(tmp_path):
-    """Documented kinds of images are all tried."""
+def test_the_contract_catches_a_destination_that_accepts_only_arrays(tmp_path):
+    """It tries every documented kind of image."""
     with pytest.raises(AttributeError, match="dtype"):
         Contract().test_takes_every_kind_of_record(TakesNumpyAlone(), tmp_path)
 
 
 @pytest.mark.parametrize("kind", [TakesCaptions, TakesNoCaptions])
-def test_captions_may_be_taken_or_not(kind, tmp_path):
-    """Both keep the contract; captions and the format of a video reach the one that names them."""
+def test_captions_are_optional(kind, tmp_path):
+    """Both keep the contract; captions and a video's format reach a method that names them."""
     destination = kind()
 
     Contract().test_is_a_destination(destination)
@@ -246,8 +246,8 @@ def test_captions_may_be_taken_or_not(kind, tmp_path):
         assert destination.told.count("told") == 3
 
 
-def test_the_faithful_double_passes():
-    """What fails above fails because of what it does wrong: the base of the doubles keeps the contract."""
+def test_a_correct_double_passes():
+    """The base class of the broken doubles keeps the contract, so they fail only for what they override."""
     for name in dir(Contract):
         if name.startswith("test_") and name not in {
             "test_takes_every_kind_of_record",
@@ -257,7 +257,7 @@ def test_the_faithful_double_passes():
 
 
 def test_a_recording_destination_records_calls_with_copies():
-    """Calls come with their arguments by name; views show events, metrics and hyperparameters."""
+    """Calls have their arguments by name; views show events, metrics and hyperparameters."""
     recording = RecordingDestination()
     run = DryRun(recording)
     metrics, rows = {"loss": 1.0}, [[1]]
@@ -282,7 +282,7 @@ def test_a_recording_destination_records_calls_with_copies():
 
 
 def test_a_recording_destination_can_store_files(tmp_path):
-    """With stores_files=True it takes what is uploaded."""
+    """With stores_files=True it accepts uploads."""
     recording = RecordingDestination(stores_files=True)
     run = DryRun(recording)
     (tmp_path / "file").write_bytes(b"content")
@@ -293,7 +293,7 @@ def test_a_recording_destination_can_store_files(tmp_path):
 
 
 def test_a_dry_run_fires_the_events_of_the_loop_in_order():
-    """One epoch of one batch with an evaluation of one batch fires what the docs of Event draw."""
+    """One epoch of one batch, with an evaluation of one batch, fires the events of Event's docs."""
     recording = RecordingDestination()
     run = DryRun(recording, max_duration="1ep", batches_per_epoch=1, eval_batches=1)
 

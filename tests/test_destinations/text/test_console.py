@@ -26,7 +26,7 @@ def silent(**options):
 
 
 def test_an_epoch_is_a_block():
-    """A title says where training is, the metrics stand below it, aligned, with four digits."""
+    """A title shows the position; the metrics are below it, aligned, with four digits."""
     console = silent()
     values = {"loss/train": 2.302585, "lr": 1e-5, "time/epoch": 3}
     run = DryRun(console, max_duration="2ep", batches_per_epoch=30, train_metrics=lambda _: values)
@@ -42,7 +42,7 @@ def test_an_epoch_is_a_block():
 
 
 def test_records_after_an_epoch_belong_to_it():
-    """A loop that evaluates after `epoch_end` sees it below that epoch, and what follows `epoch_start` below the next."""
+    """An evaluation after `epoch_end` is below that epoch, and records after `epoch_start` below the next."""
     console = silent()
     with Run(loggers=[console], max_duration="2ep") as run:
         for epoch in range(2):
@@ -61,7 +61,7 @@ def test_records_after_an_epoch_belong_to_it():
 
 
 def test_an_evaluation_is_a_block():
-    """An evaluation prints nothing before its end, and then its metrics and the batch."""
+    """It prints nothing before its end, then its metrics and the batch."""
     console = silent()
     run = DryRun(console, eval_metrics=lambda _: {"accuracy": 0.96875, "loss": 12345.678})
     run.init()
@@ -81,7 +81,7 @@ def test_an_evaluation_is_a_block():
 
 
 def test_an_evaluation_without_metrics_prints_nothing():
-    """There is no title with nothing under it."""
+    """A title is never printed without metrics."""
     console = silent()
     run = DryRun(console, eval_metrics=lambda _: {}, train_metrics=lambda _: {})
     run.init()
@@ -100,7 +100,7 @@ def test_an_evaluation_without_metrics_prints_nothing():
     ],
 )
 def test_a_run_without_epochs_has_tenths_or_minutes(length, titles):
-    """A run of known length has ten blocks, another has one a minute."""
+    """A run of known length has ten blocks; another has one per minute."""
     console = silent()
     run = DryRun(console, max_duration=length, batches_per_epoch=10_000)
     run.init()
@@ -115,7 +115,7 @@ def test_a_run_without_epochs_has_tenths_or_minutes(length, titles):
 
 
 def test_a_long_epoch_shows_its_progress_every_five_minutes():
-    """The first epoch of a day does not leave the terminal empty for a day."""
+    """An epoch that takes a day doesn't leave the terminal empty for that long."""
     console = silent()
     run = DryRun(console, max_duration="1ep", batches_per_epoch=13, seconds_per_batch=60)
 
@@ -125,8 +125,8 @@ def test_a_long_epoch_shows_its_progress_every_five_minutes():
 
 
 @pytest.mark.parametrize(("count", "lines"), [(3, 3), (4, 4), (5, 3), (12, 6), (40, 7)])
-def test_many_metrics_stand_in_two_columns(count, lines):
-    """Up to four below each other, then two columns; beyond a dozen they are counted."""
+def test_many_metrics_are_in_two_columns(count, lines):
+    """Four metrics are in one column, more are in two; beyond a dozen they are counted."""
     console = silent()
     values = {f"layer{number}/norm": number / 7 for number in range(count)}
     run = DryRun(console, max_duration="1ep", batches_per_epoch=1, train_metrics=lambda _: values)
@@ -139,7 +139,7 @@ def test_many_metrics_stand_in_two_columns(count, lines):
 
 
 def test_losses_and_accuracies_come_first():
-    """What is left out is what says least."""
+    """The least informative metrics are left out."""
     console = silent(max_metrics=2)
     values = {"norm": 1.0, "val_loss": 2.0, "lr": 3.0, "top1_accuracy": 4.0}
     run = DryRun(console, max_duration="1ep", batches_per_epoch=1, train_metrics=lambda _: values)
@@ -147,8 +147,8 @@ def test_losses_and_accuracies_come_first():
     assert printed(run, console)[1:] == ["  val_loss       2.0", "  top1_accuracy  4.0", "  and 2 more"]
 
 
-def test_long_names_are_cut_in_the_middle():
-    """Lines fit 80 columns; both ends of a name stay."""
+def test_long_names_are_shortened_in_the_middle():
+    """Lines fit 80 columns, and both ends of a name stay."""
     console = silent()
     values = {f"model/{'layer/' * 30}{number}": 1.0 for number in range(12)}
     run = DryRun(console, max_duration="1ep", batches_per_epoch=1, train_metrics=lambda _: values)
@@ -159,8 +159,8 @@ def test_long_names_are_cut_in_the_middle():
     assert re.fullmatch(r"  model/[a-z/]+…[a-z/]+0  +1.0   model/[a-z/]+…[a-z/]+6  +1.0", lines[0])
 
 
-def test_metrics_are_chosen_by_patterns():
-    """Those that are left out by default can be chosen too."""
+def test_patterns_choose_metrics():
+    """They can also choose metrics that are left out by default."""
     console = silent(metrics=["time/*"])
     values = {"loss": 1.0, "time/epoch": 2}
     run = DryRun(console, max_duration="1ep", batches_per_epoch=1, train_metrics=lambda _: values)
@@ -169,7 +169,7 @@ def test_metrics_are_chosen_by_patterns():
 
 
 def test_hyperparameters_are_a_few_lines():
-    """Those of the user first, no flag that is off, a dozen at most, within 80 columns."""
+    """The user's come first, without flags that are off: at most a dozen, within 80 columns."""
     console = silent()
     run = DryRun(console, train_metrics=lambda _: {})
     run.init()
@@ -188,7 +188,7 @@ def test_hyperparameters_are_a_few_lines():
 
 
 def test_a_wide_table_fits_the_terminal():
-    """Cells and lines are cut."""
+    """Cells and lines are shortened."""
     console = silent()
     run = DryRun(console)
     run.init()
@@ -200,7 +200,7 @@ def test_a_wide_table_fits_the_terminal():
 
 
 def test_a_terminal_escape_in_a_name_is_shown_escaped():
-    """Names, hyperparameters and cells cannot move the cursor."""
+    """Names, hyperparameters and cells can't move the cursor."""
     console = Console(stream=io.StringIO())
     evil = "a\x1b[2J\r\nb"
     run = DryRun(console, run_name="evil\x1b[2J", max_duration="1ep", train_metrics=lambda _: {evil: 1.0})
@@ -224,7 +224,7 @@ from tqdm import tqdm
 
 
 def test_titles_are_bold_on_a_terminal_without_no_color(monkeypatch):
-    """A terminal has styles, unless NO_COLOR says otherwise; a file has none."""
+    """A terminal has styles unless NO_COLOR is set; a file has none."""
 
     class Terminal(io.StringIO):
         def isatty(self):
@@ -242,8 +242,8 @@ def test_titles_are_bold_on_a_terminal_without_no_color(monkeypatch):
     assert first_line(Terminal()) == "Epoch 1/1"
 
 
-def test_a_foreign_bar_stays_below_the_blocks(terminal):
-    """A loop over `tqdm(loader)` and a Console share a terminal: blocks are whole, the bar comes last."""
+def test_another_tqdm_bar_stays_below_the_blocks(terminal):
+    """With a loop over `tqdm(loader)` and a Console on one terminal, blocks are whole and the bar is last."""
     screen = terminal(
         PRELUDE
         + """
@@ -264,8 +264,8 @@ run.close()
 # The summary.
 
 
-def test_the_summary_says_how_the_run_went(tmp_path, monkeypatch):
-    """How it ended, best and last values, folder, store, and a command that works."""
+def test_the_summary_shows_how_the_run_went(tmp_path, monkeypatch):
+    """It has the status, best and last values, folder, store, and a working command."""
     monkeypatch.chdir(tmp_path)
     console = Console(stream=io.StringIO())
     values = iter([0.5, 0.9, 0.8])
@@ -296,7 +296,7 @@ def test_the_summary_says_how_the_run_went(tmp_path, monkeypatch):
     assert main(lines[-2].split()[4:]) == 0
 
 
-def test_the_summary_of_a_resumed_run_has_the_best_of_all_its_sessions(tmp_path):
+def test_the_summary_of_a_resumed_run_covers_all_its_sessions(tmp_path):
     """The best value came before the resume, and the smallest loss after it."""
     console = Console(stream=io.StringIO())
     for begin, values in ((0, [0.9, 0.5]), (2, [0.4, 0.6])):
@@ -317,7 +317,7 @@ def test_the_summary_of_a_resumed_run_has_the_best_of_all_its_sessions(tmp_path)
     ]
 
 
-def test_a_failed_run_says_why():
+def test_a_failed_run_shows_why():
     """One line has the status and the exception."""
     console = Console(stream=io.StringIO())
     run = DryRun(console, max_duration="3ep")
@@ -332,7 +332,7 @@ def test_a_failed_run_says_why():
 
 
 def test_a_stopped_run_has_a_stop_reason():
-    """The reason given to `stop_training` stands in the first line."""
+    """The first line has the reason given to `stop_training`."""
     console = Console(stream=io.StringIO())
     run = DryRun(console, max_duration="3ep")
     run.init()
@@ -350,8 +350,8 @@ class Broken(Console):
         raise OSError("no")
 
 
-def test_a_destination_that_failed_is_named():
-    """What went wrong on the way is not only in the log."""
+def test_a_failed_destination_is_named():
+    """The summary repeats errors that were logged earlier."""
     console = Console(stream=io.StringIO())
     run = DryRun(console, Broken(summary=False), max_duration="2ba", raise_errors=False)
 
@@ -361,7 +361,7 @@ def test_a_destination_that_failed_is_named():
 
 
 def test_files_that_did_not_arrive_are_counted(tmp_path):
-    """A store that is gone at the end: the summary says how many files wait, and how to finish."""
+    """If the store is down at the end, the summary has the number of waiting files and how to finish."""
     console = Console(stream=io.StringIO())
     (tmp_path / "store").write_text("a file where the folder of the store's should be")
     (tmp_path / "a.pt").write_bytes(b"a")
@@ -380,7 +380,7 @@ def test_files_that_did_not_arrive_are_counted(tmp_path):
 
 
 def test_only_one_destination_prints_the_summary():
-    """A Console does, else a ProgressBar; rank 1 prints none, nor does a run in which nothing happened."""
+    """A Console prints it, otherwise a ProgressBar; rank 1 and an empty run print none."""
 
     def count(*destinations, rank=0, fits=True):
         run = DryRun(*destinations, rank=rank, max_duration="1ba")
@@ -404,7 +404,7 @@ class LogsAtClose(Callback):
 
 
 def test_records_at_close_are_in_the_summary():
-    """The summary comes last."""
+    """The summary is printed last."""
     console = Console(stream=io.StringIO())
     run = DryRun(console, max_duration="1ba", callbacks=[LogsAtClose()])
 
@@ -421,13 +421,13 @@ def test_records_at_close_are_in_the_summary():
     ],
 )
 def test_bad_arguments(arguments, message):
-    """Each is an error at once."""
+    """Each raises at once."""
     with pytest.raises(ValueError, match=message):
         Console(**arguments)
 
 
 def test_one_pattern_is_not_a_list():
-    """A string would be taken letter by letter."""
+    """A string would be read letter by letter."""
     with pytest.raises(TypeError, match=r"Write \['loss'\]"):
         Console(metrics="loss")
 
@@ -441,8 +441,8 @@ def test_a_long_folder_is_shown_in_full(tmp_path, monkeypatch):
     assert f"Look at it: destinations runs show {folder}" in printed(run, console)
 
 
-def test_a_destination_that_cannot_say_where_it_is_costs_only_its_line():
-    """An exception of `place` is no failure of the console."""
+def test_a_destination_whose_place_raises_loses_only_its_line():
+    """An exception in `place` doesn't fail the console."""
 
     class Lost(Console):
         def place(self):
@@ -464,7 +464,7 @@ def test_a_destination_that_cannot_say_where_it_is_costs_only_its_line():
     ],
 )
 def test_nan_is_never_the_best(losses, line):
-    """A loss that was a number once has that as its best; one that never was has none."""
+    """A loss with some numbers has the best of them; a loss that is always NaN has none."""
     console = Console(stream=io.StringIO())
     run = DryRun(
         console,
@@ -480,7 +480,7 @@ def test_nan_is_never_the_best(losses, line):
 
 
 def test_a_loss_among_many_metrics_is_in_the_summary():
-    """It may come after hundreds of norms, and names without end are not kept without end."""
+    """It may come after hundreds of norms, and the number of names kept is bounded."""
     console = Console(stream=io.StringIO())
 
     def values(state):

@@ -22,12 +22,12 @@ def printed(run, console):
 
 
 def headers(lines):
-    """Returns the lines that open a block."""
+    """Returns the first line of each block."""
     return [line for line in lines if line.startswith("[")]
 
 
-def test_prints_each_batch_under_its_header():
-    """With the default interval every batch has a block: where the run is, then the metrics."""
+def test_each_batch_is_printed_under_its_header():
+    """With the default interval every batch has a block: the position, then the metrics."""
     console = Console(stream=io.StringIO())
     run = DryRun(console, max_duration="2ep", batches_per_epoch=2)
 
@@ -47,8 +47,8 @@ def test_prints_each_batch_under_its_header():
     ("interval", "interval_unit", "length", "length_unit"),
     [(1, "ba", 9, "ba"), (3, "ba", 10, "ep"), (3, "ep", 10, "ba"), (3, "ep", 10, "ep")],
 )
-def test_prints_the_first_every_nth_and_the_rest(interval, interval_unit, length, length_unit):
-    """Blocks come after the first batch or epoch, after each multiple, and at the end of fit for what is left over."""
+def test_the_first_every_nth_and_the_rest_are_printed(interval, interval_unit, length, length_unit):
+    """Blocks come after the first batch or epoch, after each multiple, and at the end of fit for the rest."""
     batches_per_epoch = 3
     console = Console(f"{interval}{interval_unit}", io.StringIO())
     run = DryRun(console, max_duration=f"{length}{length_unit}", batches_per_epoch=batches_per_epoch)
@@ -67,7 +67,7 @@ def test_prints_the_first_every_nth_and_the_rest(interval, interval_unit, length
     [("100sp", [1, 2, 4, 5, 7, 8, 10]), ("4sec", [1, 2, 4, 6, 8, 10]), ("0.5dur", [1, 5, 10])],
 )
 def test_the_interval_may_have_any_unit(interval, expected):
-    """Samples, seconds and shares of the run are intervals too."""
+    """Samples, seconds and fractions of the run are intervals too."""
     console = Console(interval, io.StringIO())
     run = DryRun(console, max_duration="10ba", samples_per_batch=64, seconds_per_batch=2.0)
 
@@ -77,7 +77,7 @@ def test_the_interval_may_have_any_unit(interval, expected):
 
 
 def test_the_interval_may_be_in_iterations():
-    """With "2iter" the first iteration is printed, and every second one."""
+    """With "2iter" the console prints the first iteration and every second one."""
     console = Console("2iter", io.StringIO())
     run = DryRun(console, max_duration=None)
     run.init()
@@ -91,8 +91,8 @@ def test_the_interval_may_be_in_iterations():
     assert headers(console._stream.getvalue().splitlines()) == [f"[batch={batch}]:" for batch in (1, 2, 4)]
 
 
-def test_a_share_of_an_unknown_length_is_an_error_of_the_console():
-    """Without max_duration a tenth of the run is unknown: fit says so once, and the rest comes at close."""
+def test_a_fraction_of_an_unknown_length_is_an_error_of_the_console():
+    """Without max_duration a tenth of the run is unknown: one error is logged, and close prints the rest."""
     console = Console("0.1dur", io.StringIO())
     run = DryRun(console, max_duration=None, raise_errors=False)
     run.init()
@@ -107,7 +107,7 @@ def test_a_share_of_an_unknown_length_is_an_error_of_the_console():
 
 
 def test_the_last_value_of_an_interval_is_printed():
-    """Of values that came in between, the last one stands; names that came once in between are there too."""
+    """The block has the last value of each name, and names logged only once."""
     console = Console("3ba", io.StringIO())
     run = DryRun(
         console,
@@ -141,8 +141,8 @@ def test_the_last_value_of_an_interval_is_printed():
         ("3sec", "[second=1.5/3]:"),
     ],
 )
-def test_the_header_says_how_far_the_run_is_in_its_own_unit(length, header):
-    """A run that is measured in samples says how many it has seen."""
+def test_the_header_shows_progress_in_the_runs_unit(length, header):
+    """A run measured in samples shows the samples seen."""
     console = Console(stream=io.StringIO())
     run = DryRun(console, max_duration=length, seconds_per_batch=1.5)
 
@@ -150,7 +150,7 @@ def test_the_header_says_how_far_the_run_is_in_its_own_unit(length, header):
 
 
 def test_the_header_of_an_unknown_length_has_no_total():
-    """The number of batches of an epoch, or of a run without an end, is unknown."""
+    """The number of batches may be unknown for an epoch, or for an endless run."""
     console = Console(stream=io.StringIO())
     run = DryRun(console, max_duration="1ep", batches_per_epoch=1, knows_length=False)
     endless = DryRun(Console(stream=console._stream), max_duration=None, knows_length=False)
@@ -184,7 +184,7 @@ def test_small_numbers_are_printed_in_full(value, text):
 
 
 def test_an_evaluation_prints_its_progress_in_tenths_then_all_its_metrics():
-    """Of 25 batches the first and nine marks are printed, then the block of the end."""
+    """For 25 batches it prints the first and nine marks, then the final block."""
     console = Console(stream=io.StringIO())
     run = DryRun(console, eval_metrics=lambda _: {"metrics/val/accuracy": 0.96875, "metrics/val/loss": 1e-7})
     run.init()
@@ -211,8 +211,8 @@ def test_an_empty_evaluation_prints_its_end():
     assert console._stream.getvalue() == "[Eval batch=0/0] Eval on eval data\n"
 
 
-def test_an_evaluation_of_unknown_length_prints_its_end_alone():
-    """Where the length is unknown there are no tenths."""
+def test_an_evaluation_of_unknown_length_prints_only_its_end():
+    """If the length is unknown there are no tenths."""
     console = Console(stream=io.StringIO())
     run = DryRun(console, knows_length=False)
     run.init()
@@ -226,7 +226,7 @@ def test_an_evaluation_of_unknown_length_prints_its_end_alone():
 
 
 def test_metrics_of_training_survive_an_evaluation():
-    """What waits for its interval when an evaluation begins is printed at that interval."""
+    """Metrics that wait when an evaluation begins are printed at their interval."""
     console = Console("3ba", io.StringIO())
     run = DryRun(
         console, max_duration="4ba", train_metrics=lambda state: {f"at/{int(state.timestamp.batch)}": 1.0}
@@ -257,8 +257,8 @@ class LogsAtTheEndOfEpochs(Callback):
         logger.log_metrics({"epoch/loss": 0.125})
 
 
-def test_metrics_of_another_cadence_survive_the_end_of_an_epoch():
-    """What is logged at the end of an epoch is printed with the next batches, with an interval in batches."""
+def test_metrics_of_another_interval_survive_the_end_of_an_epoch():
+    """With an interval in batches, metrics from the end of an epoch are printed with the next batches."""
     console = Console("2ba", io.StringIO())
     run = DryRun(
         console,
@@ -285,8 +285,8 @@ def test_metrics_of_another_cadence_survive_the_end_of_an_epoch():
     ]
 
 
-def test_metrics_of_the_end_of_an_epoch_belong_to_its_block():
-    """With an interval in epochs, callbacks have logged when the block is printed."""
+def test_metrics_at_the_end_of_an_epoch_belong_to_its_block():
+    """With an interval in epochs, the block is printed after the callbacks have logged."""
     console = Console("1ep", io.StringIO())
     run = DryRun(console, max_duration="1ep", batches_per_epoch=3, callbacks=[LogsAtTheEndOfEpochs()])
 
@@ -298,7 +298,7 @@ def test_metrics_of_the_end_of_an_epoch_belong_to_its_block():
 
 
 def test_hyperparameters_are_printed_once_as_yaml():
-    """They come before the first block, and are not repeated; later ones are printed when they come."""
+    """They come before the first block and aren't repeated; later ones are printed on arrival."""
     console = Console("1ep", io.StringIO())
     run = DryRun(console, max_duration="1ep", batches_per_epoch=1)
     run.init()
@@ -343,7 +343,7 @@ class LogsOneTable(Callback):
 
 
 def test_a_table_is_printed_once():
-    """A table stands aligned in one block, and in no later one."""
+    """It's aligned in one block, and in no later one."""
     console = Console(stream=io.StringIO())
     run = DryRun(console, max_duration="2ba", callbacks=[LogsOneTable()])
 
@@ -382,7 +382,7 @@ def test_a_long_table_is_cut():
 
 
 def test_texts_and_traces():
-    """A text is printed with its lines; traces only where they are asked for."""
+    """A text is printed with its lines; traces are printed only on request."""
     streams = io.StringIO(), io.StringIO()
     run = DryRun(Console(stream=streams[0]), Console(stream=streams[1], log_traces=True), max_duration="1ba")
     run.init()
@@ -396,7 +396,7 @@ def test_texts_and_traces():
 
 
 def test_rank_1_prints_nothing_at_all():
-    """Hyperparameters, metrics, tables and evaluations are rank 0's to print, what came before INIT included."""
+    """Only rank 0 prints hyperparameters, metrics, tables and evaluations, also from before INIT."""
     console = Console(stream=io.StringIO(), log_traces=True)
     run = DryRun(console, rank=1, callbacks=[LogsOneTable()])
     run.logger.log_metrics({"early": 1.0})
@@ -412,7 +412,7 @@ def test_rank_1_prints_nothing_at_all():
 
 
 def test_an_interval_without_metrics_prints_nothing():
-    """There is no header with nothing under it."""
+    """A header is never printed without metrics."""
     console = Console(stream=io.StringIO())
     run = DryRun(console, max_duration="3ba", train_metrics=lambda _: {})
 
@@ -420,7 +420,7 @@ def test_an_interval_without_metrics_prints_nothing():
 
 
 def test_pending_metrics_are_printed_at_close():
-    """A run that breaks off, and a loop of one's own without FIT_END, lose nothing."""
+    """An interrupted run, and a custom loop without FIT_END, lose nothing."""
     console = Console("100ba", io.StringIO())
     run = DryRun(console, max_duration="9ba")
     run.init()
@@ -448,7 +448,7 @@ def test_a_resumed_run_keeps_its_multiples():
 
 
 def test_stderr_is_looked_up_when_printing(capsys):
-    """Where no stream is given, a redirection of sys.stderr after the import gets the lines."""
+    """Without a stream argument, the lines go to sys.stderr even if it's redirected after the import."""
     console = Console()
     run = DryRun(console, max_duration="1ba")
     run.init()
@@ -458,8 +458,8 @@ def test_stderr_is_looked_up_when_printing(capsys):
     assert capsys.readouterr().err == "[batch=1/1]:\n  Train loss/train: 1.0\n"
 
 
-def test_a_stream_that_speaks_ascii_gets_escapes():
-    """A name in Greek letters does not break the console of a machine without UTF-8."""
+def test_an_ascii_stream_gets_escapes():
+    """A Greek name doesn't raise on a machine without UTF-8."""
     raw = io.BytesIO()
     run = DryRun(
         Console(stream=io.TextIOWrapper(raw, "ascii")), max_duration="1ba", train_metrics=lambda _: {"λ": 1.0}
@@ -480,7 +480,7 @@ def test_a_name_with_a_newline_stays_in_its_line():
 
 
 def test_bad_arguments():
-    """An interval that is none, and a negative number of rows, are errors at once."""
+    """An invalid interval and a negative number of rows raise at once."""
     with pytest.raises(ValueError, match="interval must be positive"):
         Console("0ba")
     with pytest.raises(ValueError, match="table_rows must be at least 0"):

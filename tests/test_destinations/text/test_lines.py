@@ -1,4 +1,4 @@
-"""How numbers, names and captured output become lines, for any input."""
+"""Lines of numbers, names and captured output, for any input."""
 
 import json
 import math
@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from destinations.text.formatting import describe, exact, one_line, plain, short, table_text
 from destinations.text.text_file import LineRecord, LineSplitter, json_line, text_lines
 
-# A machine with other work takes what time it takes, for any example.
+# A busy machine may be slow, for any example.
 at_any_speed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 TEXTS = st.text(st.characters(codec=None), max_size=30)
 
 
 def feed(pieces):
-    """Returns the lines that a splitter makes of pieces, the unfinished one included."""
+    """Returns the lines that a splitter makes of pieces, including the unfinished one."""
     splitter = LineSplitter()
     lines = [line for piece in pieces for line in splitter.feed(piece)]
     return lines + splitter.take_partial()
@@ -27,7 +27,7 @@ def feed(pieces):
 @example(["a\r", "b\n"])
 @at_any_speed
 def test_lines_do_not_depend_on_the_pieces(pieces):
-    """However a text is cut into writes, the lines are the same."""
+    """The lines are the same for any division of the text into writes."""
     assert feed(pieces) == feed(["".join(pieces)])
 
 
@@ -40,8 +40,8 @@ def test_without_carriage_returns_no_character_is_lost(text):
     assert "\n".join(lines) == text.removesuffix("\n")
 
 
-def test_a_line_without_an_end_does_not_grow_for_ever():
-    """A million characters without a newline are a line, and the rest another."""
+def test_a_line_without_an_end_is_bounded():
+    """A million characters without a newline are one line, and the rest is another."""
     lines = feed(["x" * 600_000, "x" * 600_000, "\n"])
 
     assert [len(line) for line in lines] == [1 << 20, 1_200_000 - (1 << 20)]
@@ -49,15 +49,15 @@ def test_a_line_without_an_end_does_not_grow_for_ever():
 
 @given(TEXTS)
 @at_any_speed
-def test_a_name_stays_in_its_line(text):
-    """No text, whatever is in it, begins a new line."""
+def test_a_name_stays_on_its_line(text):
+    """No text begins a new line."""
     assert len(one_line(text).splitlines()) <= 1
 
 
 @given(st.dictionaries(TEXTS, st.floats() | st.integers() | st.booleans(), max_size=4))
 @at_any_speed
 def test_json_reads_back(metrics):
-    """Metrics come out of their line as they went in, NaN and infinities as the documented strings."""
+    """Metrics are unchanged, with NaN and infinities as the documented strings."""
     line = json_line(LineRecord("metrics", "", 1, 2.5, metrics)).encode("utf-8", "backslashreplace").decode()
 
     read = json.loads(line)["metrics"]
@@ -67,8 +67,8 @@ def test_json_reads_back(metrics):
 
 @given(st.floats(allow_nan=False))
 @at_any_speed
-def test_text_lines_hold_every_digit(value):
-    """A number in a line for people reads back as itself."""
+def test_text_lines_have_every_digit(value):
+    """A number in a line for people reads back unchanged."""
     line = text_lines(LineRecord("metrics", "", 3, 0.0, {"loss": value}))
 
     assert line.startswith("[metric][batch=3]: loss: ")
@@ -81,12 +81,12 @@ def test_text_lines_hold_every_digit(value):
 @example(1e-5)
 @at_any_speed
 def test_a_shown_number_is_near_the_number(value):
-    """Rounding for people loses less than a part in a thousand, of numbers of any size."""
+    """Rounding for people changes a number of any size by less than a thousandth."""
     assert math.isclose(float(short(value)), value, rel_tol=1e-3)
 
 
 def test_values_are_described_by_type():
-    """Arrays are shown by type and shape, scalars by value, bytes by number."""
+    """Arrays are shown by type and shape, scalars by value, bytes by size."""
     import numpy as np
     import torch
 
@@ -100,5 +100,5 @@ def test_values_are_described_by_type():
 
 
 def test_a_table_without_columns():
-    """Nothing in it is no error."""
+    """An empty table raises nothing."""
     assert table_text([], [], 5) == "|  |\n|  |\n"

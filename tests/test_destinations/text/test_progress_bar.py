@@ -1,4 +1,4 @@
-"""What ProgressBar shows, on lines, on a terminal and in a notebook."""
+"""What ProgressBar shows, as lines, on a terminal and in a notebook."""
 
 import functools
 import io
@@ -15,7 +15,7 @@ ProgressBar = functools.partial(destinations.ProgressBar, summary=False)
 
 
 class Clock:
-    """Goes forward when it is told to."""
+    """A clock that tests advance."""
 
     now = 0.0
 
@@ -58,22 +58,22 @@ def final_lines(*, rank=0, eval_every=None, **options):
     ],
 )
 def test_the_bars_of_a_run(options, expected):
-    """A bar for each epoch where the run is measured in epochs, otherwise one in the unit of the run.
+    """A run measured in epochs has a bar for each epoch; another has one in its own unit.
 
-    None on rank 1.
+    Rank 1 has none.
     """
     assert final_lines(**options) == expected
 
 
 def test_totals_are_known_from_the_second_epoch_on():
-    """Where the dataloader does not know its length, the batches of the first epoch are counted."""
+    """If the dataloader has no length, the batches of the first epoch are counted."""
     lines = final_lines(max_duration="3ep", knows_length=False)
 
     assert lines == ["Epoch 1/3: 3 batch", "Epoch 2/3: 100% 3/3", "Epoch 3/3: 100% 3/3"]
 
 
 def test_a_bar_over_the_whole_run_learns_its_total():
-    """One bar over epochs of unknown length has a total when the first is over."""
+    """A single bar over epochs of unknown length has a total once the first epoch ends."""
     bar = ProgressBar(stream=io.StringIO(), whole_run=True, line_seconds=0, clock=Clock())
     run = DryRun(bar, max_duration="2ep", knows_length=False)
     run.init()
@@ -91,8 +91,8 @@ def test_a_bar_over_the_whole_run_learns_its_total():
     ]
 
 
-def test_a_run_without_an_end_counts_batches():
-    """Without max_duration there is a bar without a total, also where only batches start and end."""
+def test_an_endless_run_counts_batches():
+    """Without max_duration the bar has no total, even if the loop fires only batch events."""
     bar = ProgressBar(stream=io.StringIO(), line_seconds=1e9, clock=Clock())
     run = DryRun(bar, max_duration=None, knows_length=False)
     run.init()
@@ -105,7 +105,7 @@ def test_a_run_without_an_end_counts_batches():
 
 
 def test_evaluation_and_prediction_have_bars():
-    """Each evaluation, named by its label, and each prediction has a bar of its own, with its own metrics."""
+    """Each evaluation, named by its label, and each prediction has its own bar and metrics."""
     bar = ProgressBar(stream=io.StringIO(), line_seconds=1e9, clock=Clock())
     run = DryRun(bar, max_duration="2ba", batches_per_epoch=9)
     run.init()
@@ -138,7 +138,7 @@ def test_evaluation_and_prediction_have_bars():
     ],
 )
 def test_chosen_metrics_are_shown(metrics, shown):
-    """Patterns choose; losses, accuracies and metrics are the default."""
+    """Patterns choose metrics; losses, accuracies and metrics are the default."""
     bar = ProgressBar(
         **({} if metrics is None else {"metrics": metrics}),
         stream=io.StringIO(),
@@ -162,7 +162,7 @@ def test_chosen_metrics_are_shown(metrics, shown):
 
 
 def test_lines_come_at_intervals():
-    """Where there is no terminal a whole line is printed every line_seconds, and one at the end."""
+    """Without a terminal, a whole line is printed every line_seconds, and one at the end."""
     clock = Clock()
     bar = ProgressBar(stream=io.StringIO(), line_seconds=10, clock=clock)
     run = DryRun(bar, max_duration="7ba", batches_per_epoch=9)
@@ -183,7 +183,7 @@ def test_lines_come_at_intervals():
 
 
 def test_a_bar_is_drawn_ten_times_a_second_and_not_at_each_step():
-    """A second of a thousand steps draws ten times, and once more at the end."""
+    """A second of a thousand steps draws it ten times, and once more at the end."""
 
     class CountsDraws:
         draws = 0
@@ -210,8 +210,8 @@ def test_a_bar_is_drawn_ten_times_a_second_and_not_at_each_step():
     assert during in {9, 10}
 
 
-def test_a_stream_that_can_only_write():
-    """Neither fileno nor isatty, flush or encoding is needed."""
+def test_a_stream_needs_only_write():
+    """It needs neither fileno nor isatty, flush or encoding."""
     stream = OnlyWrites()
     run = DryRun(ProgressBar(stream=stream, line_seconds=1e9, clock=Clock()), max_duration="1ba")
     run.init()
@@ -221,10 +221,10 @@ def test_a_stream_that_can_only_write():
     assert stream.text == "Train: 100% 1/1 [00:00<?, ? batch/s, loss/train=1.0]\n"
 
 
-def test_a_resumed_run_shows_where_it_is():
-    """A run that continues at batch 4 of epoch 2 begins its bar there.
+def test_a_resumed_run_shows_its_position():
+    """A run that continues at batch 4 of epoch 2 starts its bar there.
 
-    Lengths that were counted are kept with it.
+    Counted lengths are kept too.
     """
     first = ProgressBar(stream=io.StringIO(), line_seconds=1e9, clock=Clock())
     run = DryRun(first, max_duration="1ep", batches_per_epoch=6, knows_length=False)
@@ -252,8 +252,8 @@ def test_a_resumed_run_shows_where_it_is():
     ]
 
 
-def test_a_run_that_breaks_off_leaves_its_bar():
-    """An exception inside an evaluation closes both bars where they were, and puts the streams back."""
+def test_an_interrupted_run_leaves_its_bar():
+    """An exception inside an evaluation closes both bars at their positions, and restores the streams."""
     before = sys.stdout, sys.stderr
     bar = ProgressBar(stream=io.StringIO(), line_seconds=1e9, clock=Clock())
     run = DryRun(bar, max_duration="9ba")
@@ -283,12 +283,12 @@ ProgressBar = functools.partial(destinations.ProgressBar, summary=False)
 
 
 def without_numbers(screen):
-    """Returns the screen with speeds and bars taken out."""
+    """Returns the screen without speeds and bars."""
     return [re.sub(r"\|.*?\| (\d+/\d+) \[.*", r"\1", line) for line in screen]
 
 
 def test_printing_on_a_terminal_leaves_whole_lines(terminal):
-    """What user code prints stands above the bars in lines of its own, in order, and the bars end as bars."""
+    """Output of user code is above the bars, on its own lines and in order; the bars stay bars."""
     screen = terminal(
         PRELUDE
         + """
@@ -331,7 +331,7 @@ print("the end")
 
 
 def test_a_short_bar_leaves_nothing_of_a_long_one(terminal):
-    """An evaluation in the middle of an epoch ends in a line of its own, with nothing behind it, and so do both bars."""
+    """An evaluation during an epoch ends on its own line with nothing after it, and so do both bars."""
     screen = terminal(
         PRELUDE
         + """
@@ -351,8 +351,8 @@ run.close()
 
 
 @pytest.mark.parametrize("rows", [0, 1, 2])
-def test_a_terminal_that_says_it_has_no_rows_has_a_bar(terminal, rows):
-    """A container may be given a terminal without a size."""
+def test_a_terminal_without_rows_has_a_bar(terminal, rows):
+    """A container may have a terminal without a size."""
     screen = terminal(
         PRELUDE
         + """
@@ -367,8 +367,8 @@ run.close()
     assert screen[-2].startswith("Epoch 1/1: 100%|")
 
 
-def test_logging_and_tqdm_of_the_user_on_a_terminal(terminal):
-    """Handlers made before the run, `tqdm.write` and a bar of the user's own get along with the bars."""
+def test_user_logging_and_tqdm_on_a_terminal(terminal):
+    """Handlers made before the run, `tqdm.write` and a user's bar coexist with the bars."""
     screen = terminal(
         PRELUDE
         + """
@@ -405,7 +405,7 @@ logging.warning("the end")
 def test_all_destinations_on_one_terminal(terminal, tmp_path):
     """Console's blocks and the bar share a terminal.
 
-    A TextFile that captures has the lines and the bar's last state.
+    A TextFile with capture has the lines and the bar's last state.
     """
     path = tmp_path / "log.txt"
     screen = terminal(
@@ -446,7 +446,7 @@ run.close()
 
 
 def test_in_a_notebook_the_bar_is_a_widget(monkeypatch, capsys):
-    """With a kernel and ipywidgets the bar is tqdm's widget, and prints need no help."""
+    """With a kernel and ipywidgets the bar is tqdm's widget, and prints stay whole."""
     ipython = pytest.importorskip("IPython")
     pytest.importorskip("ipywidgets")
     monkeypatch.setattr(ipython, "get_ipython", lambda: types.SimpleNamespace(config={"IPKernelApp": {}}))
@@ -467,7 +467,7 @@ def test_in_a_notebook_the_bar_is_a_widget(monkeypatch, capsys):
 
 
 def test_bad_arguments():
-    """A single string where a list is meant, and times that go back, are errors at once."""
+    """A string in place of a list, and negative times, raise at once."""
     with pytest.raises(TypeError, match=r"metrics must be a list of patterns, got 'loss'. Write \['loss'\]"):
         ProgressBar("loss")
     with pytest.raises(ValueError, match="must not be negative"):
@@ -486,7 +486,7 @@ def test_a_stream_may_be_the_first_argument():
 
 
 def test_a_pipe_has_a_line_for_each_tenth():
-    """However long a batch takes: ten lines for a bar of known length, none for an unknown one without seconds."""
+    """A bar of known length prints ten lines; one of unknown length prints none without seconds."""
     clock = Clock()
     bar = ProgressBar(stream=io.StringIO(), line_seconds=10, clock=clock)
     run = DryRun(bar, max_duration="200ba", batches_per_epoch=200)
@@ -504,8 +504,8 @@ def test_a_pipe_has_a_line_for_each_tenth():
     ]
 
 
-def test_handlers_of_any_logger_and_bars_of_the_user_around_the_run(terminal):
-    """A handler was made before the run, one is below the user's logger, and tqdm draws a bar too."""
+def test_handlers_of_any_logger_and_user_bars_around_the_run(terminal):
+    """One handler was made before the run, another belongs to the user's logger, and tqdm draws a bar too."""
     screen = terminal(
         PRELUDE
         + """
@@ -531,8 +531,8 @@ assert log.handlers[0].stream is sys.stderr
 
 
 @pytest.mark.parametrize("make", [ProgressBar, functools.partial(destinations.Console, summary=False)])
-def test_text_in_a_notebook_is_no_error_output(make, monkeypatch, capsys):
-    """Without widgets, lines go to the standard output of the cell: a notebook shows the other one in red."""
+def test_text_in_a_notebook_is_not_error_output(make, monkeypatch, capsys):
+    """Without widgets, lines go to the cell's standard output: notebooks show stderr in red."""
     ipython = types.ModuleType("IPython")
     ipython.get_ipython = lambda: types.SimpleNamespace(config={"IPKernelApp": {}})
     monkeypatch.setitem(sys.modules, "IPython", ipython)
@@ -550,7 +550,7 @@ def test_text_in_a_notebook_is_no_error_output(make, monkeypatch, capsys):
 
 
 def test_metrics_leave_room_for_the_bar(terminal):
-    """Many metrics with long names: the bar is still one, and values are whole."""
+    """With many long metric names, the bar is still visible and values are whole."""
     screen = terminal(
         PRELUDE
         + """

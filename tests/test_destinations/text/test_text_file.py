@@ -1,4 +1,4 @@
-"""What TextFile writes, and what it leaves alone."""
+"""What TextFile writes, and what it doesn't touch."""
 
 import collections
 import contextlib
@@ -24,7 +24,7 @@ from destinations.text.text_file import LineWriter, open_new
 
 @pytest.fixture(autouse=True)
 def _in_an_empty_folder(tmp_path, monkeypatch):
-    """Each test has a working directory of its own."""
+    """Each test has its own working directory."""
     folder = tmp_path / "work"
     folder.mkdir()
     monkeypatch.chdir(folder)
@@ -46,7 +46,7 @@ def listing(folder):
 
 
 def a_clock():
-    """Returns a clock that goes forward a second at each look."""
+    """Returns a clock that advances a second per call."""
     return map(float, itertools.count(1000)).__next__
 
 
@@ -68,7 +68,7 @@ def log_one_of_each(run):
 
 
 def test_lines_for_people(folder):
-    """Each record has its lines, with the kind and the batch before them; numbers are written in full."""
+    """Each record has its lines, starting with kind and batch; numbers are written in full."""
     run = DryRun(TextFile(), run_name="mine")
     run.init()
 
@@ -186,8 +186,8 @@ def test_json_lines(folder):
     ]
 
 
-def test_json_of_numbers_that_are_none(folder):
-    """NaN and infinities are strings; every other float reads back as itself."""
+def test_nan_and_infinities_are_json_strings(folder):
+    """Every other float reads back unchanged."""
     run = DryRun(TextFile("log.jsonl", format="jsonl", clock=a_clock()))
     run.init()
 
@@ -203,7 +203,7 @@ def test_json_of_numbers_that_are_none(folder):
 
 
 def test_names_cannot_forge_lines(folder):
-    """A name with line ends stays in its line, in both formats, also for readers that split at more than newlines."""
+    """A name with line ends stays on its line in both formats, whatever a reader splits at."""
     name = "a\n[metric][batch=9]: b\r\x85\u2028\x1b[2J"
     run = DryRun(TextFile("log.txt"), TextFile("log.jsonl", format="jsonl", clock=a_clock()))
     run.init()
@@ -218,7 +218,7 @@ def test_names_cannot_forge_lines(folder):
 
 
 def test_traces_can_be_left_out(folder):
-    """With log_traces=False there are none."""
+    """With log_traces=False the file has none."""
     run = DryRun(TextFile("log.txt", log_traces=False))
     run.init()
 
@@ -228,8 +228,8 @@ def test_traces_can_be_left_out(folder):
     assert listing(folder) == {"log.txt": ""}
 
 
-def test_records_of_before_init_are_written(folder):
-    """What was logged before the file had a name stands at its beginning."""
+def test_records_before_init_are_written(folder):
+    """They're at the beginning of the file."""
     file = TextFile("log.txt")
     run = DryRun(file)
     run.logger.log_metrics({"early": 1.0}, 0)
@@ -244,8 +244,8 @@ def test_records_of_before_init_are_written(folder):
 # Existing files.
 
 
-def test_a_fresh_run_refuses_an_existing_file(folder):
-    """With the defaults an existing file raises FileExistsError, and keeps its content to the byte."""
+def test_a_new_run_refuses_an_existing_file(folder):
+    """By default an existing file raises FileExistsError and stays unchanged."""
     (folder / "log.txt").write_text("precious")
     run = DryRun(TextFile("log.txt"))
 
@@ -258,7 +258,7 @@ def test_a_fresh_run_refuses_an_existing_file(folder):
 
 
 def test_a_refused_file_does_not_stop_training(folder):
-    """Outside of tests the logger keeps the error, counted, and training continues."""
+    """Outside of tests the logger counts the error, and training continues."""
     (folder / "log.txt").write_text("precious")
     recording = RecordingDestination()
     run = DryRun(TextFile("log.txt"), recording, raise_errors=False)
@@ -275,8 +275,8 @@ def test_a_refused_file_does_not_stop_training(folder):
 @pytest.mark.parametrize(
     "first_event", ["fit_start", "batch_start", "eval_standalone_start", "predict_start"]
 )
-def test_a_loop_that_loads_nothing_refuses_too(folder, first_event):
-    """Where AFTER_LOAD does not come, the first event of the loop decides."""
+def test_a_loop_without_after_load_refuses_too(folder, first_event):
+    """Without AFTER_LOAD, the first event of the loop decides."""
     (folder / "log.txt").write_text("precious")
     run = DryRun(TextFile("log.txt"))
     run.fire("init")
@@ -285,8 +285,8 @@ def test_a_loop_that_loads_nothing_refuses_too(folder, first_event):
         run.fire(first_event)
 
 
-def test_close_refuses_where_nothing_else_came(folder):
-    """A run that only logged has begun anew as well."""
+def test_close_refuses_if_no_event_came(folder):
+    """A run that only logged counts as new."""
     (folder / "log.txt").write_text("precious")
     run = DryRun(TextFile("log.txt"), raise_errors=False)
     run.fire("init")
@@ -300,9 +300,9 @@ def test_close_refuses_where_nothing_else_came(folder):
 
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_a_resumed_run_appends(folder, overwrite):
-    """A run that continues from a checkpoint continues its file, whatever overwrite says.
+    """A run that continues from a checkpoint continues its file, whatever `overwrite` is.
 
-    What came before the load is in.
+    Records from before the load are in it.
     """
     (folder / "log.txt").write_text("[metric][batch=4]: loss: 1.0\n")
     run = DryRun(TextFile("log.txt", overwrite=overwrite))
@@ -319,8 +319,8 @@ def test_a_resumed_run_appends(folder, overwrite):
     }
 
 
-def test_append_continues_where_a_run_starts_anew(folder):
-    """With append=True an existing file is continued from the start."""
+def test_append_continues_a_file_in_a_new_run(folder):
+    """With append=True a new run continues an existing file."""
     (folder / "log.txt").write_text("old\n")
     run = DryRun(TextFile("log.txt", append=True))
 
@@ -331,8 +331,8 @@ def test_append_continues_where_a_run_starts_anew(folder):
     assert listing(folder) == {"log.txt": "old\n[metric][batch=0]: loss: 0.5\n"}
 
 
-def test_overwrite_replaces_the_file_and_leaves_open_readers_alone(folder):
-    """With overwrite=True the old content goes, but a reader that has it open is not disturbed."""
+def test_overwrite_replaces_the_file_for_new_readers_only(folder):
+    """With overwrite=True the old content goes, but a reader with the file open still sees it."""
     (folder / "log.txt").write_text("old\n")
     run = DryRun(TextFile("log.txt", overwrite=True))
 
@@ -346,8 +346,8 @@ def test_overwrite_replaces_the_file_and_leaves_open_readers_alone(folder):
     assert listing(folder) == {"log.txt": "[metric][batch=0]: loss: 0.5\n"}
 
 
-def test_overwrite_leaves_devices_alone():
-    """A path that is no regular file is written to, not replaced."""
+def test_overwrite_does_not_replace_devices():
+    """A path that isn't a regular file is written to, not replaced."""
     run = DryRun(TextFile("/dev/null", overwrite=True))
 
     run.init()
@@ -367,7 +367,7 @@ def test_overwrite_leaves_devices_alone():
     ],
 )
 def test_a_torn_last_line_gets_its_end(folder, torn, repaired):
-    """What a killed process left half written ends before the next line begins."""
+    """A line that a killed process left half written ends before the next line begins."""
     (folder / "log.txt").write_text(torn)
     run = DryRun(TextFile("log.txt", append=True))
 
@@ -378,10 +378,10 @@ def test_a_torn_last_line_gets_its_end(folder, torn, repaired):
     assert listing(folder) == {"log.txt": repaired + "[metric][batch=0]: loss: 0.5\n"}
 
 
-def test_a_torn_line_of_json_is_kept_as_text(folder):
-    """Half a record does not break readers of JSON, and is not thrown away.
+def test_a_torn_json_line_is_kept_as_text(folder):
+    """Half a record doesn't break JSON readers, and isn't lost.
 
-    A whole one without an end stays.
+    A complete one without a newline stays.
     """
     (folder / "torn.jsonl").write_text('{"kind":"metrics"}\n{"kind":"metr')
     (folder / "whole.jsonl").write_text('{"kind":"metrics"}')
@@ -396,8 +396,8 @@ def test_a_torn_line_of_json_is_kept_as_text(folder):
     }
 
 
-def test_a_torn_line_longer_than_a_block(folder):
-    """The end of the last whole line is found however far back it is, and bytes that are no UTF-8 survive."""
+def test_a_torn_line_may_be_longer_than_a_block(folder):
+    """The end of the last whole line is found at any distance, and bytes that aren't UTF-8 survive."""
     long = b"whole\n" + b"x" * 200_000 + b"\xff"
     (folder / "log.txt").write_bytes(long)
     run = DryRun(TextFile("log.txt", append=True))
@@ -421,8 +421,8 @@ def test_a_torn_line_longer_than_a_block(folder):
         ("log.txt", ["log.txt"]),
     ],
 )
-def test_each_rank_writes_a_file_where_its_name_has_the_rank(folder, filename, files):
-    """Without a rank in the name, rank 0 alone writes."""
+def test_each_rank_writes_a_file_if_its_name_has_the_rank(folder, filename, files):
+    """Without a rank in the name, only rank 0 writes."""
     for rank in (1, 0):
         run = DryRun(TextFile(filename), run_name="mine", rank=rank)
         run.init()
@@ -449,10 +449,10 @@ def test_a_later_chdir_does_not_move_the_file(folder, monkeypatch):
 # Capture.
 
 
-def test_captures_lines_of_both_streams(folder, capsys):
-    """What is printed goes where it went, and into the file line by line.
+def test_capture_copies_lines_of_both_streams(folder, capsys):
+    """Prints still reach their stream, and the file line by line.
 
-    Half lines of the two do not mix.
+    Partial lines of the two don't mix.
     """
     run = DryRun(TextFile("log.txt", capture_stdout=True, capture_stderr=True))
     run.init()
@@ -478,7 +478,7 @@ def test_captures_lines_of_both_streams(folder, capsys):
     assert capsys.readouterr() == ("one\ntwo\nout: rest\nno endafter close\n", "err: half, whole\n")
 
 
-def test_a_progress_bar_is_captured_as_its_last_state(folder, capsys):
+def test_a_progress_bar_is_captured_in_its_last_state(folder, capsys):
     """Carriage returns overwrite, as on a terminal.
 
     A Windows line end is one line end, also in two pieces.
@@ -499,7 +499,7 @@ def test_a_progress_bar_is_captured_as_its_last_state(folder, capsys):
 
 
 def test_streams_are_restored_exactly(capsys):
-    """After close the streams are the very objects that were there."""
+    """After close the streams are the same objects as before."""
     before = sys.stdout, sys.stderr
     run = DryRun(TextFile("log.txt", capture_stdout=True, capture_stderr=True))
     run.init()
@@ -513,7 +513,7 @@ def test_streams_are_restored_exactly(capsys):
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 def test_two_captures_end_in_any_order(capsys, order):
-    """Whichever of two closes first, in the end the streams are what they were, and the open one keeps capturing."""
+    """Whichever closes first, the open one keeps capturing, and in the end the streams are restored."""
     before = sys.stdout
     runs = [DryRun(TextFile(f"{name}.txt", capture_stdout=True), run_name=name) for name in ("a", "b")]
     for run in runs:
@@ -532,9 +532,9 @@ def test_two_captures_end_in_any_order(capsys, order):
 
 
 def test_a_redirection_inside_and_around(capsys):
-    """`contextlib.redirect_stdout` within the run takes its prints away and gives them back.
+    """`contextlib.redirect_stdout` within the run takes the prints and returns them.
 
-    One around it is restored.
+    One around the run is restored.
     """
     inner, outer = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(outer):
@@ -550,7 +550,7 @@ def test_a_redirection_inside_and_around(capsys):
 
 
 def test_a_wrapper_that_stays_on_top_keeps_working(capsys):
-    """A foreign wrapper that is not removed before close keeps writing; nothing more is captured."""
+    """Another library's wrapper that isn't removed before close keeps writing; nothing more is captured."""
 
     class Shouting:
         def __init__(self, stream):
@@ -574,8 +574,8 @@ def test_a_wrapper_that_stays_on_top_keeps_working(capsys):
     assert capsys.readouterr().out == "A\nB\n"
 
 
-def test_the_rest_of_the_stream_is_the_streams_own(capfd):
-    """Encoding, fileno, isatty and flush come from the wrapped stream."""
+def test_other_attributes_come_from_the_wrapped_stream(capfd):
+    """Encoding, fileno, isatty and flush are the wrapped stream's."""
     before = sys.stdout
     run = DryRun(TextFile("log.txt", capture_stdout=True))
     run.init()
@@ -591,15 +591,15 @@ def test_the_rest_of_the_stream_is_the_streams_own(capfd):
 
 
 class PrintsWhenRendered:
-    """A trace whose text is made with a print."""
+    """A trace that prints when it's converted to text."""
 
     def __str__(self):
         print("printed while rendering")
         return "text"
 
 
-def test_printing_in_the_middle_of_logging_does_not_deadlock(folder, capsys):
-    """What prints while it is logged, and a thread that logs that the disk is full, only add lines."""
+def test_printing_while_logging_does_not_deadlock(folder, capsys):
+    """A record that prints, and a thread that logs that the disk is full, only add lines."""
     run = DryRun(TextFile("log.txt", capture_stdout=True, capture_stderr=True))
     run.init()
     handler = logging.StreamHandler(sys.stderr)
@@ -621,7 +621,7 @@ def test_printing_in_the_middle_of_logging_does_not_deadlock(folder, capsys):
 
 
 def test_lines_of_many_threads_are_whole(folder, capsys):
-    """Eight threads that print and log at once lose nothing and mix nothing."""
+    """Eight threads that print and log at once lose and mix nothing."""
     run = DryRun(TextFile("log.txt", capture_stdout=True))
     run.init()
 
@@ -643,7 +643,7 @@ def test_lines_of_many_threads_are_whole(folder, capsys):
 
 
 def test_the_exception_that_ended_the_run_is_written(folder):
-    """The traceback stands at the end, without its secrets."""
+    """The traceback is at the end, without its secrets."""
     run = DryRun(TextFile("log.txt"))
     run.init()
 
@@ -660,7 +660,7 @@ def test_the_exception_that_ended_the_run_is_written(folder):
 
 
 def test_an_uncaught_exception_is_the_last_captured_line(folder):
-    """A script that dies without closing its run has its traceback in the file, once, as it was printed."""
+    """If a script dies without closing its run, the file has its traceback once, as printed."""
     code = """
 from destinations import TextFile
 from destinations.testing import DryRun
@@ -683,7 +683,7 @@ raise RuntimeError("the end")
 
 
 def test_a_forked_child_writes_nothing(folder):
-    """A child of a fork neither writes what waits in the queue again, nor what it prints or logs."""
+    """It neither rewrites queued lines nor writes what it prints or logs itself."""
     code = """
 import os, sys
 from destinations import TextFile
@@ -712,8 +712,8 @@ sys.exit(status)
     assert listing(folder) == {"log.txt": "[metric][batch=0]: before: 1.0\n[metric][batch=0]: after: 1.0\n"}
 
 
-def test_a_kill_loses_nothing_that_was_flushed(folder):
-    """After flush the lines are the system's, and survive SIGKILL."""
+def test_a_kill_loses_no_flushed_line(folder):
+    """After flush the lines belong to the system, and survive SIGKILL."""
     code = """
 import os, signal
 from destinations import TextFile
@@ -733,8 +733,8 @@ os.kill(os.getpid(), signal.SIGKILL)
     }
 
 
-def test_the_thread_writes_without_being_asked(folder):
-    """After flush_seconds what is in the queue goes into the file, without a call of flush."""
+def test_the_thread_writes_after_flush_seconds(folder):
+    """Queued lines reach the file without a call of flush."""
     queue, is_rendering = collections.deque(["a record"]), threading.Event()
 
     def render(record):
@@ -749,8 +749,8 @@ def test_the_thread_writes_without_being_asked(folder):
     writer.close()
 
 
-def test_a_record_that_cannot_be_rendered_takes_no_other_with_it(folder, caplog):
-    """It is reported once, and left out."""
+def test_a_record_that_cannot_be_rendered_affects_no_other(folder, caplog):
+    """It's reported once and left out."""
     queue = collections.deque([1, 0, 0, 2])
     writer = LineWriter(open_new(folder / "log.txt"), queue, lambda n: f"{1 / n}\n", flush_seconds=600)
 
@@ -762,8 +762,8 @@ def test_a_record_that_cannot_be_rendered_takes_no_other_with_it(folder, caplog)
     ]
 
 
-def test_a_full_queue_drops_and_says_so(folder):
-    """While the disk stands still, calls return, what does not fit is counted, and a line says how many are missing."""
+def test_a_full_queue_drops_and_counts(folder):
+    """While the disk hangs, calls return, dropped records are counted, and a line has their number."""
     file = TextFile("log.txt", max_pending_records=3, flush_interval=600)
     run = DryRun(file)
     run.init()
@@ -785,8 +785,8 @@ def test_a_full_queue_drops_and_says_so(folder):
     ]
 
 
-def test_a_disk_that_is_full_for_a_while_loses_nothing(folder, monkeypatch):
-    """A write that fails half way is taken up where it stopped: no line is lost, none comes twice."""
+def test_a_temporarily_full_disk_loses_nothing(folder, monkeypatch):
+    """A write that fails half way continues where it stopped: no line is lost or repeated."""
     file = TextFile("log.txt", flush_interval=600)
     run = DryRun(file)
     run.init()
@@ -811,7 +811,7 @@ def test_a_disk_that_is_full_for_a_while_loses_nothing(folder, monkeypatch):
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is full")  # noqa: PTH110
 def test_a_disk_that_stays_full_is_reported_at_close():
-    """What could not be written is counted in the error, and training was never disturbed."""
+    """The error counts the unwritten lines, and training was never disturbed."""
     before = set(threading.enumerate())
     run = DryRun(TextFile("/dev/full"), raise_errors=False)
     run.init()
@@ -838,10 +838,10 @@ class CountsUploads(LoggerDestination):
         self.uploads.append((remote_file_name, overwrite, file_path.read_text().count("\n")))
 
 
-def test_is_uploaded_at_the_ends_of_epochs_and_at_close():
-    """With a remote name the whole file goes up once an epoch and at close, where it has grown.
+def test_the_file_is_uploaded_after_epochs_and_at_close():
+    """With a remote name the whole file is uploaded once per epoch and at close, if it has grown.
 
-    Never at each batch.
+    It is never uploaded per batch.
     """
     store = CountsUploads()
     run = DryRun(
@@ -875,6 +875,6 @@ def test_is_uploaded_at_the_ends_of_epochs_and_at_close():
     ],
 )
 def test_bad_arguments(arguments, message):
-    """What cannot work is an error at once."""
+    """Invalid arguments raise at once."""
     with pytest.raises(ValueError, match=message):
         TextFile(**arguments)

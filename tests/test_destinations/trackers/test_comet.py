@@ -1,4 +1,4 @@
-"""Comet's offline experiment, in a process of its own, and the archive that it writes, read back."""
+"""Comet's offline experiment in its own process, and the archive that it writes."""
 
 import io
 import json
@@ -18,7 +18,7 @@ from destinations import Comet
 
 ROOT = Path(__file__).parents[3]
 
-# One process for all of them.
+# One process for all tests.
 pytestmark = pytest.mark.xdist_group("comet")
 
 EVERYTHING = """
@@ -61,7 +61,7 @@ EVERYTHING = """
 
 @pytest.fixture(scope="module")
 def archive(tmp_path_factory):
-    """Logs everything there is; returns the description, the messages and the files of the archive."""
+    """Logs every kind of record; returns the archive's description, messages and files."""
     folder = tmp_path_factory.mktemp("comet")
     outcome = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(EVERYTHING)],
@@ -85,7 +85,7 @@ def archive(tmp_path_factory):
 
 
 def assets(archive):
-    """Returns the step and content of each upload by kind and name; texts have no names, but numbers."""
+    """Returns the step and content of each upload by kind and name; texts have numbers in place of names."""
     _, _, messages, files = archive
     found = {}
     for number, one in enumerate(messages["file_upload"]):
@@ -97,7 +97,7 @@ def assets(archive):
 
 
 def test_the_experiment_is_described(archive):
-    """It has a key, project, name and tags, and how the run ended."""
+    """It has a key, project, name, tags and final status."""
     key, description, messages, _ = archive
     others = {one["key"]: one["value"] for one in messages["log_other"]}
 
@@ -108,7 +108,7 @@ def test_the_experiment_is_described(archive):
 
 
 def test_metrics_and_hyperparameters_have_their_steps_and_names(archive):
-    """Integers too; nested names are joined as Comet does."""
+    """Integers are kept; nested names are joined as Comet does."""
     _, _, messages, _ = archive
     metrics = [one["metric"] for one in messages["metric_msg"]]
     parameters = {one["param"]["paramName"]: one["param"]["paramValue"] for one in messages["parameter_msg"]}
@@ -122,7 +122,7 @@ def test_metrics_and_hyperparameters_have_their_steps_and_names(archive):
 
 
 def test_every_kind_of_record_is_in_the_archive(archive):
-    """Under its name and step, with the content that was given."""
+    """Each has its name and step, and the logged content."""
     found = assets(archive)
     _, _, messages, _ = archive
 
@@ -148,8 +148,8 @@ def test_every_kind_of_record_is_in_the_archive(archive):
     assert [one["name"] for one in messages["3d-image"]] == ["points"]
 
 
-def test_a_file_is_copied_when_it_is_given(archive):
-    """What is written to it later is not in the archive."""
+def test_a_file_is_copied_at_the_call(archive):
+    """Later changes to it aren't in the archive."""
     found = assets(archive)
 
     assert found["asset", "sub/weights.bin"][1] == b"weights"
@@ -177,8 +177,8 @@ SENDING = """
 """
 
 
-def test_a_run_that_is_sent_is_in_archives(tmp_path):
-    """What is new is a further archive of the same experiment; sent anew, the run has another one alone."""
+def test_a_sent_run_is_in_archives(tmp_path):
+    """New records go into a further archive of the same experiment; `again` writes a single complete one."""
     outcome = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(SENDING)],
         env={**os.environ, "PYTHONPATH": str(ROOT), "HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)},

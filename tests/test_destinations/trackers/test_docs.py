@@ -1,4 +1,4 @@
-"""docs/trackers.md says what the code does: its examples run, its tables are the code's."""
+"""docs/trackers.md matches the code: its examples run, and its tables are complete."""
 
 import inspect
 import re
@@ -22,7 +22,7 @@ BLOCKS = [
 
 @pytest.mark.parametrize("code", BLOCKS, ids=[str(index) for index in range(len(BLOCKS))])
 def test_examples_with_tensorboard_run(code, tmp_path):
-    """They run by themselves, with warnings as errors, and leave an event file with scalars."""
+    """They run alone, with warnings as errors, and write an event file with scalars."""
     finished = subprocess.run(
         [sys.executable, "-W", "error", "-c", code],
         cwd=tmp_path,
@@ -38,12 +38,12 @@ def test_examples_with_tensorboard_run(code, tmp_path):
 
 
 def test_there_are_three_such_examples():
-    """The test above leaves none out."""
+    """The test above covers all of them."""
     assert len(BLOCKS) == 3
 
 
 def test_every_option_of_tensorboard_is_documented_with_its_default():
-    """The page's table has it, and so has the docstring, its own or that of all trackers."""
+    """It is in the page's table and in the docstring of the class or of all trackers."""
     section = PAGE.split("## TensorBoard", 1)[1].split("### Options")[1].split("\n### ")[0]
     documented = dict(re.findall(r"^\| `(\w+)` \| `(.+?)` \|", section, re.MULTILINE))
 

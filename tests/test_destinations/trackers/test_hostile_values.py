@@ -1,4 +1,4 @@
-"""Names, numbers and tables that no tracker takes, and what stands beside them."""
+"""Names, numbers and tables that no tracker accepts, and good records beside them."""
 
 import itertools
 import math
@@ -9,7 +9,7 @@ import pytest
 from destinations import MLflow, TensorBoard
 from events import Run
 
-# MLflow's own use of SQLAlchemy 2.1.
+# MLflow triggers a deprecation of SQLAlchemy 2.1.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated:DeprecationWarning"),
     pytest.mark.xdist_group("mlflow"),
@@ -32,7 +32,7 @@ NAMES = [
 
 
 def log_everything(logger):
-    """Logs each name as each kind of record, each odd number, and large tables; a good metric beside each."""
+    """Logs each name as each kind of record, odd numbers and large tables, each beside a good metric."""
     for step, name in enumerate(NAMES):
         logger.log_metrics({name: 1.0, "good": float(step)}, step)
         logger.log_text(name, name=name, step=step)
@@ -51,7 +51,7 @@ def log_everything(logger):
 GOOD = [float(step) for step in range(len(NAMES) + 6)]
 
 
-def test_tensorboard_keeps_all_that_stands_beside_odd_names_and_numbers(tmp_path):
+def test_tensorboard_keeps_records_beside_odd_names_and_numbers(tmp_path):
     """Each good value is there, and nothing failed."""
     event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     destination = TensorBoard(tmp_path)
@@ -64,8 +64,8 @@ def test_tensorboard_keeps_all_that_stands_beside_odd_names_and_numbers(tmp_path
     assert len(accumulator.Scalars("odd")) == 6
 
 
-def test_mlflow_keeps_all_that_stands_beside_odd_names_and_numbers(tmp_path, caplog):
-    """An integer that is too large for a float is infinite, and does not cost its row."""
+def test_mlflow_keeps_records_beside_odd_names_and_numbers(tmp_path, caplog):
+    """An integer too large for a float becomes infinity, and its row is kept."""
     mlflow = pytest.importorskip("mlflow")
     uri = f"sqlite:///{tmp_path}/store.db"
     destination = MLflow(uri, "mine", artifact_location=str(tmp_path / "artifacts"), close_seconds=300)

@@ -1,4 +1,4 @@
-"""MLflow: what its client finds afterwards in a SQLite store, and on a real server."""
+"""MLflow: what its client reads from a SQLite store and from a real server."""
 
 import functools
 import io
@@ -32,21 +32,21 @@ from destinations.trackers.names import Names
 from events import Run
 
 pytestmark = [
-    # The package, a store and a server are shared by the tests of this module.
+    # The tests of this module share the package, a store and a server.
     pytest.mark.xdist_group("mlflow"),
-    # MLflow's own use of SQLAlchemy 2.1.
+    # MLflow triggers a deprecation of SQLAlchemy 2.1.
     pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated:DeprecationWarning"),
 ]
 
 PATIENCE_SECONDS = 60
-# For a server to start, and for a run to be written to it, on a machine that is busy with other things.
+# Time to start a server and to write a run to it on a busy machine.
 SERVER_SECONDS = 300
-# What SQL has for an infinity, to MLflow.
+# MLflow stores this number for infinity in SQL.
 GREATEST = 1.7976931348623157e308
 
 
 class Clock:
-    """A millisecond later at each call, so that every row has a time of its own."""
+    """A clock that advances a millisecond per call, so that every row has its own time."""
 
     def __init__(self, start=1_000_000_000_000):
         self._milliseconds = itertools.count(start)
@@ -57,7 +57,7 @@ class Clock:
 
 @pytest.fixture
 def tmp_path(tmp_path):
-    """A folder of a name that no other has: experiments have it too, in a store that all tests share."""
+    """A folder with a unique name: experiments are named after it in a store that all tests share."""
     folder = tmp_path / f"of-{uuid.uuid4().hex}"
     folder.mkdir()
     return folder
@@ -65,7 +65,7 @@ def tmp_path(tmp_path):
 
 @pytest.fixture(scope="module")
 def sqlite_uri(tmp_path_factory):
-    """Returns the URI of a store that has its tables; making them takes seconds."""
+    """Returns the URI of a store with its tables, which take seconds to create."""
     from mlflow.tracking import MlflowClient
 
     uri = f"sqlite:///{tmp_path_factory.mktemp('mlflow')}/store.db"
@@ -75,10 +75,10 @@ def sqlite_uri(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def server_uri(sqlite_uri, tmp_path_factory):
-    """Returns the URI of a real server on loopback, which runs until the tests of this module are done."""
+    """Returns the URI of a real server on loopback, which runs until the tests of this module end."""
     folder = tmp_path_factory.mktemp("server")
     shutil.copy(sqlite_uri.removeprefix("sqlite:///"), folder / "store.db")
-    # It takes a port itself, and says which: one that was looked for before may be taken by then.
+    # It picks a port itself and prints it: a port found earlier could be taken by then.
     command = [
         sys.executable,
         "-m",
@@ -128,7 +128,7 @@ def server_uri(sqlite_uri, tmp_path_factory):
 
 
 def _address(said):
-    """Returns the address at which a server listens, once it says so: that its start is complete, it says before."""
+    """Returns a server's address once it logs it; it reports its start as complete before that."""
     lines = []
     for line in said:
         lines.append(line)
@@ -145,7 +145,7 @@ def client_of(uri):
 
 
 def make(uri, folder, **options):
-    """Returns one for an experiment of its own, whose artifacts are in a folder."""
+    """Returns an MLflow destination with its own experiment, whose artifacts are in a folder."""
     options = {"artifact_location": str(folder / "artifacts"), "clock": Clock(), **options}
     return MLflow(
         uri, str(folder.name), close_seconds=2 * PATIENCE_SECONDS, wait_seconds=PATIENCE_SECONDS, **options
@@ -161,7 +161,7 @@ def runs_of(uri, experiment):
 
 
 def rows_of(uri, run, keys=None):
-    """Returns step and values of each call, which a time of its own tells apart, under the names that were logged."""
+    """Returns step and values of each call with the logged names; each call has its own time."""
     rows = {}
     for key in run.data.metrics if keys is None else keys:
         name = run.data.tags.get(entity_key(f"metric_name.{key}"), key)
@@ -179,7 +179,7 @@ def artifacts_of(uri, run, path=None):
 
 
 def alike(values, except_names=frozenset()):
-    """Returns metrics as MLflow keeps them: double precision, infinities as the greatest numbers, in no order."""
+    """Returns metrics as MLflow keeps them: double precision, infinities as the largest numbers, sorted."""
     return sorted(
         (name.encode("utf-8", "backslashreplace"), repr(max(-GREATEST, min(GREATEST, float(value))) + 0.0))
         for name, value in values.items()
@@ -190,7 +190,7 @@ def alike(values, except_names=frozenset()):
 class TestMLflow(DestinationContract):
     @pytest.fixture
     def destination(self, sqlite_uri, tmp_path):
-        """Returns one for a SQLite store."""
+        """Returns a destination with a SQLite store."""
         self.uri, self.experiment = sqlite_uri, tmp_path.name
         return make(sqlite_uri, tmp_path)
 
@@ -198,7 +198,7 @@ class TestMLflow(DestinationContract):
         return [row for run in runs_of(self.uri, self.experiment) for row in rows_of(self.uri, run)]
 
     def _has_metrics(self, destination, recording, except_names=frozenset()):
-        """Compares as MLflow keeps them; a tag cannot hold a name that is no UTF-8."""
+        """Compares as MLflow keeps them; a tag can't hold a name that isn't UTF-8."""
         except_names = {
             *except_names,
             *(name.encode("utf-8", "backslashreplace").decode() for name in except_names),
@@ -215,12 +215,12 @@ class TestMLflow(DestinationContract):
         ]
 
 
-# What is there.
+# Its content.
 
 
 @pytest.fixture(scope="module", params=["sqlite", "server"])
 def everything(request, tmp_path_factory):
-    """Returns the run that one of each kind of record made, in a store and on a server."""
+    """Returns a run with one of each kind of record, in a store and on a server."""
     folder = tmp_path_factory.mktemp(f"everything-{request.param}")
     uri = request.getfixturevalue(f"{request.param}_uri")
     pixels = np.arange(2 * 3 * 8 * 10, dtype="uint8").reshape(2, 3, 8, 10)
@@ -252,29 +252,29 @@ def everything(request, tmp_path_factory):
 
 
 class Everything:
-    """A run that is over, as its store has it."""
+    """A finished run, as its store has it."""
 
     def __init__(self, uri, run, destination):
         self.uri, self.run, self.destination = uri, run, destination
         self.artifacts = artifacts_of(uri, run)
 
     def artifact(self, pattern):
-        """Returns the bytes of the one artifact that a regular expression matches."""
+        """Returns the bytes of the only artifact that matches a regular expression."""
         (path,) = [one for one in self.artifacts if re.fullmatch(pattern, one)]
         with open(client_of(self.uri).download_artifacts(self.run.info.run_id, path), "rb") as file:  # noqa: PTH123
             return file.read()
 
 
-def test_nothing_failed(everything):
-    """Each kind of record was taken."""
+def test_every_kind_of_record_is_accepted(everything):
+    """Nothing failed."""
     counts = everything.destination.counts
 
     assert counts.errors == {}
     assert (counts.written_rows, counts.failed_rows, counts.dropped_records) == (3, 0, 0)
 
 
-def test_the_run_is_called_as_asked(everything):
-    """It has its name, tags and status, and the times of the clock."""
+def test_the_run_has_the_given_name(everything):
+    """It has its name, tags and status, and the clock's times."""
     run = everything.run
 
     assert (run.info.run_name, run.info.status) == ("named", "FINISHED")
@@ -285,7 +285,7 @@ def test_the_run_is_called_as_asked(everything):
 def test_metrics_keep_steps_times_and_values(everything):
     """A smaller step may follow a larger one, and values may be integers, booleans and NaN.
 
-    More metrics at once than a request may hold.
+    One call has more metrics than a request may hold.
     """
     names = ("loss", "acc_1", "unnamed", "big", "yes", "inf", "many/0")
     run = everything.run
@@ -301,8 +301,8 @@ def test_metrics_keep_steps_times_and_values(everything):
     assert many == {f"many/{index}": float(index) for index in range(1100)}
 
 
-def test_names_that_are_changed_are_written_down(everything):
-    """They are tags; no two metrics become one."""
+def test_changed_names_are_recorded(everything):
+    """They're tags, and no two metrics are merged."""
     tags = everything.run.data.tags
     names = {key: tags[key] for key in tags if key.startswith("metric_name.")}
 
@@ -313,7 +313,7 @@ def test_names_that_are_changed_are_written_down(everything):
 
 
 def test_hyperparameters_are_params_and_a_file(everything):
-    """Flat; what is too long is cut there, what has changed is a tag, and the file has all of it."""
+    """Params are flat; long values are cut, changed ones are tags, and the file has everything."""
     params, tags = everything.run.data.params, everything.run.data.tags
     whole = yaml.safe_load(everything.artifact("hparams.yaml"))
 
@@ -331,7 +331,7 @@ def test_hyperparameters_are_params_and_a_file(everything):
 
 
 def test_images_have_keys_and_steps(everything):
-    """MLflow's own page of images has them, each pixel as it was."""
+    """MLflow's own page shows them, with unchanged pixels."""
     expected = np.arange(480, dtype="uint8").reshape(2, 3, 8, 10).transpose(0, 2, 3, 1)
 
     for index in range(2):
@@ -339,8 +339,8 @@ def test_images_have_keys_and_steps(everything):
         assert np.array_equal(np.asarray(Image.open(io.BytesIO(data))), expected[index])
 
 
-def test_masks_are_images_with_the_numbers_beside(everything):
-    """People get an overlay, programs the class indices as PNG and the labels."""
+def test_masks_are_images_with_their_numbers(everything):
+    """People get an overlay; programs get class indices as PNG, and the labels."""
     assert everything.artifact(r"images/masked~truth\+step\+6\+.*\.png")
     indices = np.asarray(Image.open(io.BytesIO(everything.artifact(r"masks/masked/truth/00000006_.*\.png"))))
     labels = json.loads(everything.artifact(r"masks/masked/00000006_.*\.labels\.json"))
@@ -350,7 +350,7 @@ def test_masks_are_images_with_the_numbers_beside(everything):
 
 
 def test_tables_can_be_read_by_mlflow(everything):
-    """Columns and rows; listed in the tag by which MLflow finds tables."""
+    """They have columns and rows, and are listed in the tag that MLflow searches."""
     table = json.loads(everything.artifact(r"tables/table/00000004_.*\.json"))
     listed = json.loads(everything.run.data.tags["mlflow.loggedArtifacts"])
 
@@ -359,8 +359,8 @@ def test_tables_can_be_read_by_mlflow(everything):
     assert listed[0]["path"] in everything.artifacts
 
 
-def test_all_else_is_artifacts(everything):
-    """Texts, sounds, videos, histograms, point clouds, traces and files."""
+def test_other_records_are_artifacts(everything):
+    """These are texts, sounds, videos, histograms, point clouds, traces and files."""
     assert everything.artifact(r"texts/te_xt/00000001_\d+_\d+\.txt").decode() == "<b> \\udc80"
     with wave.open(io.BytesIO(everything.artifact(r"audio/sound/00000001_.*\.wav"))) as sound:
         assert (sound.getframerate(), sound.getnframes()) == (8000, 100)
@@ -371,10 +371,10 @@ def test_all_else_is_artifacts(everything):
     assert everything.artifact(r"checkpoints/ep 1\.pt") == b"hello"
 
 
-def test_a_server_that_does_not_answer_is_asked_again(tmp_path, monkeypatch, caplog):
-    """Nothing is given up before close; then it is told what was."""
+def test_an_unreachable_server_is_retried(tmp_path, monkeypatch, caplog):
+    """Nothing is dropped before close, which then reports it."""
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    # Bound, so that no other process can have the port, and not listening.
+    # Bound, so that no other process can take the port, but not listening.
     with socket.socket() as deaf:
         deaf.bind(("127.0.0.1", 0))
         uri = f"http://127.0.0.1:{deaf.getsockname()[1]}"
@@ -397,8 +397,8 @@ def test_a_server_that_does_not_answer_is_asked_again(tmp_path, monkeypatch, cap
     assert "rows of metrics" in caplog.text
 
 
-def test_a_row_that_is_refused_does_not_keep_others_out(sqlite_uri, tmp_path, caplog):
-    """Of rows that are sent together, the good ones are there; the others are counted, and reported once."""
+def test_a_refused_row_does_not_affect_others(sqlite_uri, tmp_path, caplog):
+    """Good rows of the same request arrive; the others are counted and reported once."""
     destination = make(sqlite_uri, tmp_path)
     run = DryRun(destination)
     run.init()
@@ -412,8 +412,8 @@ def test_a_row_that_is_refused_does_not_keep_others_out(sqlite_uri, tmp_path, ca
     assert (destination.counts.written_rows, destination.counts.failed_rows) == (2, 2)
 
 
-def test_a_server_that_hangs_costs_close_its_deadline(tmp_path, monkeypatch, caplog):
-    """Training and close continue while a request has no answer."""
+def test_close_waits_for_a_hanging_server_until_its_deadline(tmp_path, monkeypatch, caplog):
+    """Training and close continue while a request has no response."""
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     with socket.create_server(("127.0.0.1", 0)) as silent:
         destination = MLflow(f"http://127.0.0.1:{silent.getsockname()[1]}", "e", close_seconds=0.05)
@@ -435,17 +435,17 @@ def test_a_server_that_hangs_costs_close_its_deadline(tmp_path, monkeypatch, cap
     assert destination.counts.written_rows == 0
 
 
-def test_files_can_be_brought_back(sqlite_uri, tmp_path):
-    """What was uploaded comes back while the run is open; what was not is not found.
+def test_files_can_be_downloaded(sqlite_uri, tmp_path):
+    """Uploaded files come back while the run is open; others raise.
 
-    Nothing is overwritten unasked.
+    Existing files are overwritten only on request.
     """
     (tmp_path / "file").write_text("hello")
     destination = make(sqlite_uri, tmp_path, log_artifacts=True)
     run = DryRun(destination)
     run.init()
     run.fire("fit_start")
-    # The run is made; the file itself is what `download_file` waits for.
+    # The run exists; `download_file` waits for the file itself.
     assert destination._feed.flush(SERVER_SECONDS)
     run.logger.upload_file("a/b.pt", tmp_path / "file")
 
@@ -460,7 +460,7 @@ def test_files_can_be_brought_back(sqlite_uri, tmp_path):
     run.close()
 
 
-# How it ends, and is continued.
+# Its end and continuation.
 
 
 @pytest.mark.parametrize(
@@ -471,7 +471,7 @@ def test_files_can_be_brought_back(sqlite_uri, tmp_path):
         (SystemExit(143), "KILLED"),
     ],
 )
-def test_the_status_says_how_it_ended(sqlite_uri, tmp_path, exception, status):
+def test_the_status_shows_how_the_run_ended(sqlite_uri, tmp_path, exception, status):
     """The exception is a tag, without secrets."""
     run = DryRun(make(sqlite_uri, tmp_path), max_duration="1ba")
     run.init()
@@ -485,8 +485,8 @@ def test_the_status_says_how_it_ended(sqlite_uri, tmp_path, exception, status):
     assert "hunter2" not in str(found.data.tags)
 
 
-def test_a_run_continues_under_its_id(sqlite_uri, tmp_path):
-    """A checkpoint holds it; names that were changed keep their keys, params that changed are tags."""
+def test_a_run_continues_with_its_id(sqlite_uri, tmp_path):
+    """A checkpoint has the id; renamed metrics keep their keys, and changed params are tags."""
     destination = make(sqlite_uri, tmp_path)
     first = DryRun(destination, max_duration="1ba")
     first.init()
@@ -510,8 +510,8 @@ def test_a_run_continues_under_its_id(sqlite_uri, tmp_path):
     assert (run.data.params["lr"], run.data.tags["changed_param.lr"]) == ("0.1", "0.2")
 
 
-def test_a_run_continues_where_asked(sqlite_uri, tmp_path):
-    """Its id says which; that of another rank's checkpoint is not taken."""
+def test_a_run_continues_by_a_given_id(sqlite_uri, tmp_path):
+    """Its argument selects the run; the id in another rank's checkpoint is ignored."""
     first = DryRun(make(sqlite_uri, tmp_path), max_duration="1ba")
     first.init()
     first.fit()
@@ -535,8 +535,8 @@ def test_a_run_continues_where_asked(sqlite_uri, tmp_path):
     assert found[old.info.run_id].data.tags["more"] == "1"
 
 
-def test_each_rank_is_a_run_of_its_own(sqlite_uri, tmp_path):
-    """With `all_ranks`, named after the rank, with tags to find them by."""
+def test_each_rank_has_its_own_run(sqlite_uri, tmp_path):
+    """With `all_ranks`, the run is named after the rank and has tags to find it."""
     run = DryRun(make(sqlite_uri, tmp_path, all_ranks=True), rank=1, max_duration="1ba")
 
     run.init()
@@ -548,9 +548,9 @@ def test_each_rank_is_a_run_of_its_own(sqlite_uri, tmp_path):
     assert (found.data.tags["run_group"], found.data.tags["rank"]) == ("dry-run", "1")
 
 
-def test_the_monitor_of_the_machine_runs_along(sqlite_uri, tmp_path, monkeypatch):
-    """MLflow's own, where asked; its thread is gone after close."""
-    # It ends when it is told to, and does not write to the store at the same time as we do: SQLite takes one
+def test_the_system_monitor_runs_on_request(sqlite_uri, tmp_path, monkeypatch):
+    """It's MLflow's own; its thread is gone after close."""
+    # It ends when told to, and doesn't write to the store at the same time as we do: SQLite allows one
     # writer.
     monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", str(SERVER_SECONDS))
     destination = make(sqlite_uri, tmp_path, log_system_metrics=True)
@@ -569,7 +569,7 @@ def test_the_monitor_of_the_machine_runs_along(sqlite_uri, tmp_path, monkeypatch
 
 
 def test_other_uses_of_mlflow_are_unaffected(sqlite_uri, tmp_path):
-    """No active run, and the tracking URI is what it was."""
+    """There is no active run, and the tracking URI is unchanged."""
     import mlflow
 
     before = mlflow.get_tracking_uri()
@@ -585,8 +585,8 @@ def test_other_uses_of_mlflow_are_unaffected(sqlite_uri, tmp_path):
     run.close()
 
 
-def test_a_deleted_experiment_is_an_error_that_says_so(sqlite_uri, tmp_path, caplog):
-    """MLflow keeps its name."""
+def test_a_deleted_experiment_raises(sqlite_uri, tmp_path, caplog):
+    """MLflow keeps its name, and the error says so."""
     client = client_of(sqlite_uri)
     client.delete_experiment(client.create_experiment(tmp_path.name))
     destination = make(sqlite_uri, tmp_path)
@@ -617,8 +617,8 @@ def test_an_empty_experiment_is_refused():
         MLflow("sqlite://", "")
 
 
-def test_making_one_imports_nothing():
-    """MLflow takes seconds to import: the lane does that."""
+def test_creating_one_imports_nothing():
+    """MLflow takes seconds to import, so the lane imports it."""
     code = "import sys; from destinations import MLflow; MLflow('sqlite://', 'e'); print('mlflow' in sys.modules)"
 
     done = subprocess.run(
@@ -629,8 +629,8 @@ def test_making_one_imports_nothing():
 
 
 @pytest.mark.parametrize("name", [*WEIRD_NAMES, "a//b", "a/./b", "a/", ".", "..", "é" * 300, "a:b c-d.e_f/g"])
-def test_any_name_is_made_one_that_mlflow_takes(name):
-    """Held against MLflow's own checks; good names are left alone."""
+def test_any_name_becomes_one_that_mlflow_accepts(name):
+    """MLflow's own checks accept it; good names are unchanged."""
     from mlflow.utils.validation import _validate_metric, _validate_param
 
     key = entity_key(name)
@@ -642,8 +642,8 @@ def test_any_name_is_made_one_that_mlflow_takes(name):
         assert key == name
 
 
-def test_no_two_names_become_one():
-    """The later of two that would has a hash; the same names in the same order get the same keys."""
+def test_no_two_names_are_merged():
+    """The later of two equal keys gets a hash; the same names in the same order get the same keys."""
     names = Names(entity_key)
 
     keys = [names.key(name) for name in ("a_", "a@", "a#", "x" * 250, "x" * 251, "x" * 252)]
@@ -654,7 +654,7 @@ def test_no_two_names_become_one():
 
 
 def test_requests_are_within_limits():
-    """Number and bytes are bounded; nothing is left out."""
+    """Number and bytes are bounded, and nothing is left out."""
     from mlflow.entities import Metric
     from mlflow.utils.proto_json_utils import message_to_json
 
@@ -688,9 +688,9 @@ def test_transient_errors_differ_from_permanent_ones():
 
 
 def test_the_example_of_the_docs_runs(sqlite_uri, tmp_path, monkeypatch):
-    """As it stands, and leaves a run with its rows."""
+    """It runs unchanged, and leaves a run with its rows."""
     monkeypatch.chdir(tmp_path)
-    # With its tables, which take seconds to make.
+    # With its tables, which take seconds to create.
     shutil.copy(sqlite_uri.removeprefix("sqlite:///"), tmp_path / "mlflow.db")
     page = (Path(__file__).parents[3] / "docs/trackers.md").read_text()
     (code,) = [one for one in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "MLflow(" in one]

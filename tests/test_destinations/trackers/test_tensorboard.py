@@ -1,4 +1,4 @@
-"""`TensorBoard`: what is in its files, by TensorBoard's own reader, and by its server in `test_tensorboard_server.py`."""
+"""`TensorBoard` files, read by TensorBoard's own reader; `test_tensorboard_server.py` asks its server."""
 
 import errno
 import importlib
@@ -30,13 +30,13 @@ SECONDS = 60.0
 
 @pytest.fixture(scope="module", autouse=True)
 def package():
-    """Imports what the first lane would import, which takes a part of the time that a close may take."""
+    """Imports what the first lane would import, which takes part of the time that close is allowed."""
     for name in ("tensorboard.summary.writer.record_writer", "destinations.trackers.tensorboard_summaries"):
         importlib.import_module(name)
 
 
 def accumulator(folder):
-    """Reads a folder as TensorBoard does, and keeps everything."""
+    """Reads a folder as TensorBoard does, without sampling."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     sizes = dict.fromkeys(("scalars", "images", "audio", "histograms", "tensors", "compressedHistograms"), 0)
@@ -66,7 +66,7 @@ def rows_of(path):
 
 
 def scalars(folder, tag):
-    """Returns step and value of the points that TensorBoard shows of a tag."""
+    """Returns the steps and values that TensorBoard shows for a tag."""
     return [(point.step, point.value) for point in accumulator(folder).Scalars(tag)]
 
 
@@ -103,16 +103,15 @@ def metric(step, **values):
 class TestTensorBoard(DestinationContract):
     @pytest.fixture
     def destination(self, tmp_path):
-        """Returns one that keeps a folder for each run."""
+        """Returns a destination with a folder for each run."""
         self.folder = tmp_path / "logs"
         return TensorBoard(self.folder / "{run_name}")
 
     def read_metrics(self, destination):
-        # By the number of the file in this process: two folders may be made within one tick of the file
-        # system's clock.
+        # By the file's number in this process: two folders may have the same tick of the file system's clock.
         files = sorted(self.folder.glob("*/*"), key=lambda path: int(path.name.rpartition(".")[2]))
         found = [row for file in files for row in rows_of(file)]
-        # Written out, and of two kinds of records.
+        # Written to disk, with two kinds of records.
         odd = {"lone\\udc80surrogate/metric": "lone\udc80surrogate"}
         return [(step, {odd.get(tag, tag): one for tag, one in values.items()}) for step, values in found]
 
@@ -120,7 +119,7 @@ class TestTensorBoard(DestinationContract):
         return {str(path): path.read_bytes() for path in self.folder.rglob("*") if path.is_file()}
 
     def _has_metrics(self, destination, recording, except_names=None):
-        """Compares with what float32 makes of the values: TensorBoard's scalars are no finer."""
+        """Compares with the values as float32, which is the precision of TensorBoard's scalars."""
         narrowed = RecordingDestination()
         for step, values in recording.metrics:
             with np.errstate(over="ignore"):
@@ -129,7 +128,7 @@ class TestTensorBoard(DestinationContract):
 
 
 def test_a_call_is_one_event(tmp_path):
-    """It has all names of the call, its step and its time; the last event says how the run ended."""
+    """It has all names of the call, its step and its time; the last event has the run's status."""
     ticks = itertools.count(1000)
 
     logged(tmp_path, metric(3, a=1.5, b=True), metric(4, b=2.0), clock=lambda: float(next(ticks)))
@@ -148,8 +147,8 @@ def test_a_call_is_one_event(tmp_path):
     ]
 
 
-def test_the_file_is_byte_for_byte_what_tensorboards_own_writer_writes(tmp_path):
-    """Checksums are equal too, by either library."""
+def test_the_file_equals_tensorboards_own_byte_for_byte(tmp_path):
+    """Checksums are equal too, with either library."""
     from tensorboard.summary.writer.record_writer import RecordWriter
 
     logged(tmp_path, metric(1, loss=0.5), metric(2, loss=0.25))
@@ -163,7 +162,7 @@ def test_the_file_is_byte_for_byte_what_tensorboards_own_writer_writes(tmp_path)
 
 
 def test_odd_numbers_and_names(tmp_path):
-    """Numbers beyond float32 are infinite, names that are no UTF-8 are written out, an empty call is no event."""
+    """Numbers beyond float32 are infinite, other than UTF-8 is escaped, and an empty call writes no event."""
     values = {"huge": 2**2000, "less": -(2**2000), "wide": 1e300, "nan": math.nan, "损失 🙂": 2**53, "": 7}
 
     destination = logged(
@@ -185,7 +184,7 @@ def test_odd_numbers_and_names(tmp_path):
 
 
 def test_many_sets_of_names_take_bounded_memory(tmp_path):
-    """What is kept of each set of names is kept for the newest ones."""
+    """Only the newest sets of names are cached."""
     destination = TensorBoard(tmp_path, flush_seconds=SECONDS)
     run = DryRun(destination)
     run.init()
@@ -201,7 +200,7 @@ def test_many_sets_of_names_take_bounded_memory(tmp_path):
 
 
 def test_a_name_of_two_kinds_has_two_tags(tmp_path):
-    """TensorBoard knows one kind of record by a tag: the second to come adds its kind to the name."""
+    """A TensorBoard tag has one kind of record, so the second kind is appended to its name."""
     logged(
         tmp_path,
         metric(1, loss=1.0),
@@ -216,7 +215,7 @@ def test_a_name_of_two_kinds_has_two_tags(tmp_path):
     assert found.Histograms("loss/histogram")[0].histogram_value.num == 2.0
 
 
-def test_media_are_what_was_logged(tmp_path):
+def test_media_are_unchanged(tmp_path):
     """Pixels, samples, counts, points and texts come back, each at its step."""
     image = np.arange(48, dtype=np.uint8).reshape(3, 4, 4)
     mask = np.zeros((4, 4), np.uint8)
@@ -286,7 +285,7 @@ def _text(found, tag):
 
 
 def test_a_video_file_becomes_a_gif(tmp_path):
-    """MP4 is decoded; GIF is taken as it is; what is neither is counted, and costs nothing else."""
+    """MP4 is decoded, and GIF is kept; any other file is counted and affects nothing else."""
     from destinations.media import mp4_bytes
 
     frames = np.zeros((4, 3, 16, 16), np.uint8)
@@ -312,7 +311,7 @@ def test_a_video_file_becomes_a_gif(tmp_path):
 
 
 def test_long_tables_are_cut(tmp_path):
-    """After a thousand rows, with a line that says how many more there were."""
+    """They end after a thousand rows, with a line that counts the others."""
     logged(tmp_path, lambda logger: logger.log_table(["a"], [[one] for one in range(1200)], "table"))
 
     lines = _text(accumulator(tmp_path), "table").splitlines()
@@ -320,8 +319,8 @@ def test_long_tables_are_cut(tmp_path):
     assert lines[-1] == "(200 more rows)"
 
 
-def test_hyperparameters_are_those_of_the_run_itself(tmp_path):
-    """The metrics' file has nested names joined, values of each type, and the session's start and end."""
+def test_hyperparameters_are_in_the_runs_own_file(tmp_path):
+    """The metrics' file has joined names, values of each type, and the session's start and end."""
     from tensorboard.plugins.hparams import metadata
 
     parameters = {"lr": 0.1, "bias": True, "model": {"name": "cnn", "sizes": [1, 2]}, "none": None}
@@ -374,8 +373,8 @@ def test_the_hparams_tab_shows_how_the_run_ended(tmp_path, exception, status):
     assert metadata.parse_session_end_info_plugin_data(content).status == status
 
 
-def test_a_resumed_run_replaces_what_it_goes_through_again(tmp_path):
-    """What came after the checkpoint is not shown any more, what came before it is, also at its step and above it."""
+def test_a_resumed_run_replaces_repeated_steps(tmp_path):
+    """Records after the checkpoint disappear; earlier ones stay, even at its step or above."""
     ticks = itertools.count(1000)
     destination = TensorBoard(tmp_path, clock=lambda: float(next(ticks)))
     run = DryRun(destination)
@@ -391,7 +390,7 @@ def test_a_resumed_run_replaces_what_it_goes_through_again(tmp_path):
     run.close()
 
     resumed(tmp_path, 4, saved, metric(4, loss=44.0), metric(5, loss=55.0), metric(500, **{"by sample": 2.0}))
-    # A second resume does not bring back what the first one replaced.
+    # A second resume doesn't restore what the first one replaced.
     resumed(tmp_path, 4, saved, metric(4, loss=444.0))
 
     found = accumulator(tmp_path)
@@ -402,8 +401,8 @@ def test_a_resumed_run_replaces_what_it_goes_through_again(tmp_path):
     assert len(list(tmp_path.iterdir())) == 3
 
 
-def test_a_trainer_that_resumes_shows_each_batch_once(tmp_path):
-    """From a real checkpoint in the middle, although the first session went on after it."""
+def test_a_resumed_trainer_shows_each_batch_once(tmp_path):
+    """It resumes from a real checkpoint in the middle, although the first session continued after it."""
     import torch
     from torch.utils.data import DataLoader, TensorDataset
 
@@ -438,8 +437,8 @@ def test_a_trainer_that_resumes_shows_each_batch_once(tmp_path):
     assert len(list((tmp_path / "logs").iterdir())) == 2
 
 
-def test_a_run_that_begins_anew_in_a_folder_replaces_the_old_one(tmp_path):
-    """Its first logged step does; hyperparameters, and runs without training, replace nothing."""
+def test_a_new_run_in_a_folder_replaces_the_old_one(tmp_path):
+    """Its first logged step replaces it; hyperparameters, and runs without training, replace nothing."""
     logged(tmp_path, metric(0, loss=1.0), metric(1, loss=2.0), metric(2, loss=3.0))
     logged(tmp_path, metric(1, accuracy=0.5))
     resumed(tmp_path, 0, None, lambda logger: logger.log_hyperparameters({"lr": 0.1}))
@@ -451,8 +450,8 @@ def test_a_run_that_begins_anew_in_a_folder_replaces_the_old_one(tmp_path):
     assert scalars(tmp_path, "loss") == [(0, 1.0), (1, 20.0)]
 
 
-def test_a_torn_file_is_no_obstacle(tmp_path):
-    """A session that was killed in the middle of a record is resumed from its whole ones."""
+def test_a_torn_file_is_resumed(tmp_path):
+    """A session killed in the middle of a record resumes from the complete ones."""
     logged(tmp_path, *(metric(step, loss=float(step)) for step in range(5)))
     (path,) = tmp_path.iterdir()
     path.write_bytes(path.read_bytes()[:-7])
@@ -462,8 +461,8 @@ def test_a_torn_file_is_no_obstacle(tmp_path):
     assert scalars(tmp_path, "loss") == [(0, 0.0), (1, 1.0), (2, 22.0)]
 
 
-def test_two_writers_in_one_folder_do_not_meet(tmp_path):
-    """Each has a file of its own, all that they wrote is there, and neither replaces what the other writes."""
+def test_two_writers_in_one_folder_are_independent(tmp_path):
+    """Each has its own file with all its records, and neither replaces the other's."""
     first, second = TensorBoard(tmp_path), TensorBoard(tmp_path)
     runs = [DryRun(first), DryRun(second)]
     for run, destination in zip(runs, (first, second), strict=True):
@@ -481,8 +480,8 @@ def test_two_writers_in_one_folder_do_not_meet(tmp_path):
     assert len(scalars(tmp_path, "from/0")) == len(scalars(tmp_path, "from/1")) == 50
 
 
-def test_a_newer_file_is_read_later_also_when_the_clock_was_put_back(tmp_path):
-    """TensorBoard reads by name; no name is taken twice."""
+def test_a_newer_file_sorts_later_even_if_the_clock_was_set_back(tmp_path):
+    """TensorBoard reads by name; no name is used twice."""
     paths = []
 
     for seconds in (2000.0, 2000.0, 1000.0):
@@ -493,8 +492,8 @@ def test_a_newer_file_is_read_later_also_when_the_clock_was_put_back(tmp_path):
     assert paths == sorted(set(paths))
 
 
-def test_ranks_have_folders_of_their_own(tmp_path):
-    """They have them where asked; without, rank 1 makes nothing."""
+def test_ranks_have_their_own_folders(tmp_path):
+    """They have them on request; by default rank 1 writes nothing."""
     for all_ranks in (False, True):
         run = DryRun(TensorBoard(tmp_path / str(all_ranks), all_ranks=all_ranks), rank=1)
         run.init()
@@ -505,8 +504,8 @@ def test_ranks_have_folders_of_their_own(tmp_path):
     assert rows(tmp_path / "True" / "rank1") == [(1, {"loss": 1.0})]
 
 
-def test_the_file_is_uploaded_where_asked(tmp_path):
-    """At the end of `fit` as it is by then, and at close, under a name of the run's."""
+def test_the_file_is_uploaded_on_request(tmp_path):
+    """It's uploaded at the end of `fit` and at close, under a name of the run's."""
     store = RecordingDestination(stores_files=True)
     run = DryRun(TensorBoard(tmp_path, remote_folder="{run_name}/tensorboard"), store, max_duration="1ep")
     run.init()
@@ -525,7 +524,7 @@ def test_the_file_is_uploaded_where_asked(tmp_path):
 
 
 def _whole(data, folder):
-    """Returns the records of a file of which these are the bytes, all of which must be whole."""
+    """Returns the records in a file's bytes, all of which must be complete."""
     copy = folder / "copy"
     copy.write_bytes(data)
     found = list(records(copy))
@@ -535,7 +534,7 @@ def _whole(data, folder):
 
 
 class FullDisk:
-    """`os.write` of a disk that is full, and takes three bytes of each call until then."""
+    """An `os.write` of a full disk, which accepts at most three bytes before it raises."""
 
     def __init__(self):
         self.is_full = False
@@ -551,7 +550,7 @@ class FullDisk:
 
 
 class OnDisk(TensorBoard):
-    """A TensorBoard that writes by a function."""
+    """A TensorBoard that writes with a given function."""
 
     def __init__(self, folder, write, **options):
         super().__init__(folder, **options)
@@ -561,8 +560,8 @@ class OnDisk(TensorBoard):
         return TensorBoardSink(super().make_sink(state).folder, 1.0, self.write)
 
 
-def test_a_full_disk_loses_nothing_once_there_is_room(tmp_path):
-    """Records wait, whole, in order, and training continues."""
+def test_a_temporarily_full_disk_loses_nothing(tmp_path):
+    """Records wait, whole and in order, and training continues."""
     disk = FullDisk()
     destination = OnDisk(tmp_path, disk, flush_seconds=0.01, close_seconds=SECONDS)
     run = DryRun(destination)
@@ -581,8 +580,8 @@ def test_a_full_disk_loses_nothing_once_there_is_room(tmp_path):
     assert destination.counts.written_rows == 50
 
 
-def test_a_disk_that_stays_full_does_not_keep_the_run_from_ending(tmp_path, caplog):
-    """At the deadline what waits is given up, and it is said."""
+def test_a_disk_that_stays_full_does_not_block_close(tmp_path, caplog):
+    """At the deadline the waiting records are dropped and reported."""
     disk = FullDisk()
     destination = OnDisk(tmp_path, disk, flush_seconds=0.01, close_seconds=0.2)
     run = DryRun(destination)
@@ -602,7 +601,7 @@ def test_a_disk_that_stays_full_does_not_keep_the_run_from_ending(tmp_path, capl
 
 
 def test_too_much_for_a_full_disk_waits_in_the_queue(tmp_path):
-    """Beyond eight MiB in the writer the lane stands still, and its own bounds hold."""
+    """Beyond eight MiB in the writer the lane stops, and its own bounds apply."""
     disk = FullDisk()
     sink = TensorBoardSink(tmp_path / "run", 1.0, disk)
     sink.open()
@@ -622,8 +621,8 @@ def test_too_much_for_a_full_disk_waits_in_the_queue(tmp_path):
     assert [step for step, _ in rows(tmp_path / "run")] == [*range(written)]
 
 
-def test_a_file_that_cannot_be_made_yet_is_made_later(tmp_path):
-    """Opening is tried again, and leaves one file."""
+def test_a_file_that_cannot_be_created_is_retried(tmp_path):
+    """One file is left in the end."""
     (tmp_path / "run").write_text("in the way")
     sink = TensorBoardSink(tmp_path / "run", 1.0)
 
@@ -642,7 +641,7 @@ def test_a_file_that_cannot_be_made_yet_is_made_later(tmp_path):
 def test_monitor_events_arrive_as_scalars(tmp_path):
     """A Stat's windows and an event's numbers arrive as scalars, its strings as texts.
 
-    Torch.monitor's come the same way.
+    Events of torch.monitor do the same.
     """
     import torch.monitor
 
@@ -670,10 +669,10 @@ def test_monitor_events_arrive_as_scalars(tmp_path):
     assert _text(found, "loaded/from") == "disk"
 
 
-# What torch says where this process may have one processor only.
+# torch warns if this process may use only one processor.
 @pytest.mark.filterwarnings("ignore:This DataLoader will create 2 worker processes:UserWarning")
-def test_forked_workers_of_a_dataloader_write_nothing(tmp_path):
-    """The parent's file is whole after them."""
+def test_forked_dataloader_workers_write_nothing(tmp_path):
+    """The parent's file is complete afterwards."""
     import torch.utils.data
 
     destination = TensorBoard(tmp_path, flush_seconds=0.01)
@@ -702,8 +701,8 @@ def test_forked_workers_of_a_dataloader_write_nothing(tmp_path):
     assert rows(tmp_path) == [(0, {"loss": 1.0}), (1, {"loss": 2.0})]
 
 
-def test_a_folder_that_cannot_be_is_an_error_at_init(tmp_path):
-    """With what is in the way, and the run continues without it."""
+def test_an_impossible_folder_raises_at_init(tmp_path):
+    """The error names the obstacle, and the run continues without this destination."""
     (tmp_path / "file").write_text("")
     run = DryRun(TensorBoard(tmp_path / "file" / "run"), raise_errors=False)
 
@@ -715,7 +714,7 @@ def test_a_folder_that_cannot_be_is_an_error_at_init(tmp_path):
 
 
 def test_log_dir_and_path_are_known_while_the_run_is_open(tmp_path):
-    """The folder with its placeholders filled in, the file once it is made."""
+    """`log_dir` has its placeholders filled in; `path` is set once the file exists."""
     destination = TensorBoard(tmp_path / "{run_name}")
     run = DryRun(destination)
     before = (destination.log_dir, destination.path)
@@ -729,9 +728,9 @@ def test_log_dir_and_path_are_known_while_the_run_is_open(tmp_path):
 
 
 def test_tensorflow_and_torch_are_not_imported(tmp_path):
-    """A whole run leaves both alone, where they are installed too.
+    """A whole run imports neither, even if both are installed.
 
-    Importing and making one leaves `tensorboard` alone.
+    Importing and creating one doesn't import `tensorboard`.
     """
     (tmp_path / "tensorflow.py").write_text("raise SystemExit('tensorflow was imported')")
     code = f"""
@@ -764,7 +763,7 @@ print([name for name in ("tensorflow", "torch") if name in sys.modules])
 
 
 def test_the_error_names_the_missing_package(tmp_path):
-    """The error comes where it is made, not where the run begins."""
+    """The constructor raises, not `init`."""
     code = """
 import sys
 sys.modules["tensorboard"] = None
@@ -780,7 +779,7 @@ destinations.TensorBoard()
 
 
 def test_the_file_is_the_same_without_fast_checksums(tmp_path):
-    """`google_crc32c` is for speed alone."""
+    """`google_crc32c` affects only speed."""
     code = f"""
 import sys
 sys.modules["google_crc32c"] = None
@@ -801,8 +800,8 @@ run.init(), run.fit(), run.close()
 
 
 @pytest.mark.parametrize("restored", [6, 0])
-def test_rows_logged_before_training_begins_are_shown(tmp_path, restored):
-    """A loop without `batch_start` begins to train with its first `batch_end`, after its first row."""
+def test_rows_before_training_are_shown(tmp_path, restored):
+    """Training without `batch_start` begins at its first `batch_end`, after its first row."""
 
     def train(first, steps):
         run = Run(TensorBoard(tmp_path), run_name="mine", raise_errors=True)

@@ -1,6 +1,6 @@
-"""What the `tensorboard` program shows of our files, asked over HTTP.
+"""The `tensorboard` program shows our files, as asked over HTTP.
 
-One server for all tests of the module.
+All tests of the module share one server.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.xdist_group("tensorboard")
 
 START_SECONDS = 120.0
 ANSWER_SECONDS = 60.0
-# What the page of hyperparameters asks for, whatever became of a session.
+# The hyperparameter page asks for these statuses.
 QUESTION = {
     "allowedStatuses": ["STATUS_UNKNOWN", "STATUS_SUCCESS", "STATUS_FAILURE", "STATUS_RUNNING"],
     "startIndex": 0,
@@ -35,19 +35,19 @@ QUESTION = {
 
 
 class Server:
-    """A `tensorboard` at work."""
+    """A running `tensorboard`."""
 
     def __init__(self, address):
         self._address = address
 
     def get(self, route, **query):
-        """Returns the answer of a route, parsed."""
+        """Returns the parsed response of a route."""
         url = f"{self._address}data/{route}?{urllib.parse.urlencode(query)}"
         with urllib.request.urlopen(url, timeout=ANSWER_SECONDS) as answer:  # noqa: S310  # ours
             return json.loads(answer.read())
 
     def post(self, route, body):
-        """Returns the answer to a question in JSON."""
+        """Returns the response to a JSON request."""
         request = urllib.request.Request(  # noqa: S310  # ours
             f"{self._address}data/{route}",
             json.dumps(body).encode(),
@@ -59,7 +59,7 @@ class Server:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    """Starts the program over three runs, and waits until it has read them."""
+    """Starts the program on three runs, and waits until it has read them."""
     folder = tmp_path_factory.mktemp("logs")
     _write_runs(folder)
     command = [sys.executable, "-m", "tensorboard.main", "--logdir", str(folder), "--port", "0"]
@@ -68,7 +68,7 @@ def server(tmp_path_factory):
         program = subprocess.Popen(
             [*command, "--host", "127.0.0.1", "--reload_interval", "1"], stdout=log, stderr=log
         )
-    # Whatever hangs, it does not outlive this.
+    # Even if something hangs, the process is killed.
     alarm = threading.Timer(2 * START_SECONDS, program.kill)
     alarm.daemon = True
     alarm.start()
@@ -86,7 +86,7 @@ def server(tmp_path_factory):
 
 
 def _wait_until(condition, what, said):
-    """Asks again and again, until the answer is something."""
+    """Repeats a request until its response is not empty."""
     deadline, pause = time.monotonic() + START_SECONDS, threading.Event()
     while time.monotonic() < deadline:
         if found := condition():
@@ -96,13 +96,13 @@ def _wait_until(condition, what, said):
 
 
 def _address(said):
-    """Returns the address that the program has printed."""
+    """Returns the address that the program prints."""
     found = re.search(r"http://127\.0\.0\.1:\d+/", said.read_text())
     return found and found[0]
 
 
 def _has_read(server):
-    """Says whether the last scalar of each run is there, and the end of each session, which comes after it."""
+    """Returns whether the last scalar of each run is there, and each session's end, which follows it."""
     try:
         tags = server.get("plugin/scalars/tags")
         groups = server.post("plugin/hparams/session_groups", QUESTION)["sessionGroups"]
@@ -167,12 +167,12 @@ def _write_resumed(folder):
 
 
 def test_the_runs_are_the_folders(server):
-    """No further run appears for hyperparameters or anything else."""
+    """No other run appears for hyperparameters or anything else."""
     assert sorted(server.get("runs")) == ["first", "resumed", "second"]
 
 
 def test_scalars_have_their_steps_and_times(server):
-    """Values are float32; times are those of the calls."""
+    """Values are float32, and times are from the calls."""
     tags = server.get("plugin/scalars/tags")
     loss = server.get("plugin/scalars/scalars", run="first", tag="loss")
 
@@ -181,14 +181,14 @@ def test_scalars_have_their_steps_and_times(server):
 
 
 def test_a_resumed_run_shows_no_step_twice(server):
-    """What was logged after the checkpoint is replaced."""
+    """Records after the checkpoint are replaced."""
     loss = server.get("plugin/scalars/scalars", run="resumed", tag="loss")
 
     assert [(step, value) for _, step, value in loss] == [(0, 0.0), (1, 1.0), (2, 2.0), (3, 33.0)]
 
 
-def test_the_hparams_tab_has_all_hyperparameters_and_metrics_of_all_runs(server):
-    """It has those that one run has alone too, with how each run ended."""
+def test_the_hparams_tab_has_all_hyperparameters_and_metrics(server):
+    """It includes names that only one run has, and each run's status."""
     experiment = server.post("plugin/hparams/experiment", {"experimentName": "", "hparamsLimit": 0})
     names = [info["name"] for info in experiment["hparamInfos"]]
     metrics = [info["name"] for info in experiment["metricInfos"]]

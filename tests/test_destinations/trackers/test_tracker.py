@@ -1,4 +1,4 @@
-"""The base of trackers: what the training thread is spared, whatever the sink does in its own."""
+"""The base of trackers: a misbehaving sink in its own thread doesn't affect the training thread."""
 
 import errno
 import importlib.util
@@ -20,7 +20,7 @@ SECONDS = 60.0
 
 
 class Recording(Sink):
-    """Keeps what it is given, in order."""
+    """Keeps its arguments, in order."""
 
     def __init__(self):
         self.calls = []
@@ -57,7 +57,7 @@ class Recording(Sink):
 
 
 class Recorder(Tracker):
-    """A tracker whose sinks can be looked at."""
+    """A tracker whose sinks can be inspected."""
 
     sink_class = Recording
 
@@ -85,7 +85,7 @@ class Hanging(Recording):
 
 
 class Refusing(Recording):
-    """Raises at whatever it is given."""
+    """Raises at every record."""
 
     def log_metrics(self, rows):
         raise ConnectionError("nobody there, token=hf_abcdefghijklmnopqrstuvwxyz0123456789")
@@ -95,7 +95,7 @@ class Refusing(Recording):
 
 
 class OutOfOrder(Recording):
-    """Takes nothing for its first calls, as a disk that is full, then everything."""
+    """Refuses its first calls, like a full disk, then accepts everything."""
 
     def __init__(self, failures):
         super().__init__()
@@ -127,7 +127,7 @@ class Ticking:
 
 
 def hanging_run(**options):
-    """Returns a tracker in a run, its sink, which hangs, and the run; one row is in its hands."""
+    """Returns a tracker in a run, its hanging sink, which has one row, and the run."""
     sink = Hanging()
     tracker = Recorder(sink, flush_seconds=0.01, **options)
     run = DryRun(tracker)
@@ -151,8 +151,8 @@ class TestRecorder(DestinationContract):
         return [repr(sink.calls) for sink in destination.made]
 
 
-def test_records_arrive_in_the_order_in_which_they_were_logged():
-    """Metrics and other records come between `open` and `close`, with the end of the run."""
+def test_records_arrive_in_logged_order():
+    """Metrics and other records come between `open` and `close`, which gets the run's end."""
     tracker = Recorder(clock=Ticking())
     run = DryRun(tracker)
     run.init()
@@ -284,7 +284,7 @@ def test_a_hanging_sink_drops_only_old_metrics():
     sink.may_go_on.set()
     run.close()
 
-    # A row counts for one more than its values.
+    # A row counts as one more than its number of values.
     assert waiting == 10
     assert [step for _, step, _ in sink.of("metrics")] == [0, *range(91, 101)]
     assert (tracker.counts.rows, tracker.counts.written_rows, tracker.counts.dropped_rows) == (101, 11, 90)
@@ -376,7 +376,7 @@ def test_a_raising_sink_is_counted_and_reported_once(caplog):
     assert "of 10 rows of metrics 0 were dropped and 10 failed" in caplog.records[-1].getMessage()
 
 
-def test_rows_that_are_refused_do_not_take_others_with_them():
+def test_refused_rows_do_not_affect_others():
     """A sink can say how many rows of a chunk it rejected."""
 
     class RefusesOne(Recording):
@@ -459,12 +459,12 @@ def test_close_has_a_deadline(caplog):
     assert [call[0] for call in sink.calls] == ["open", "metrics", "close"]
 
 
-def test_a_second_run_has_nothing_to_do_with_a_sink_that_hangs():
-    """The run after it gets what is its own."""
+def test_a_second_run_is_independent_of_a_hanging_sink():
+    """The next run receives its own records."""
     tracker, sink, run = hanging_run(close_seconds=0.05)
     thread = tracker._feed._lane._thread
     run.close()
-    # The deadline was for the first: this one is to have all the time that it takes.
+    # The deadline was for the first run: this one may take as long as it needs.
     tracker._close_seconds = SECONDS
 
     second = DryRun(tracker)
@@ -480,7 +480,7 @@ def test_a_second_run_has_nothing_to_do_with_a_sink_that_hangs():
     assert [step for _, step, _ in sink.of("metrics")] == [0]
 
 
-def test_close_without_a_tracker_that_could_be_made():
+def test_close_works_if_the_tracker_could_not_be_created():
     """If the sink can't be made, the run continues, and nothing is kept forever."""
 
     class Unmade(Tracker):
@@ -499,7 +499,7 @@ def test_close_without_a_tracker_that_could_be_made():
 
 
 @pytest.mark.parametrize(("all_ranks", "sinks"), [(False, 0), (True, 1)])
-def test_other_ranks_have_a_sink_where_asked(all_ranks, sinks):
+def test_other_ranks_have_a_sink_on_request(all_ranks, sinks):
     """By default only rank 0 has one."""
     tracker = Recorder(all_ranks=all_ranks)
     run = DryRun(tracker, rank=1)
@@ -513,7 +513,7 @@ def test_other_ranks_have_a_sink_where_asked(all_ranks, sinks):
     assert [step for sink in tracker.made for _, step, _ in sink.of("metrics")] == [0, 1] * sinks
 
 
-def test_the_sink_gets_the_step_from_which_training_continues():
+def test_the_sink_gets_the_step_at_which_training_continues():
     """It is called once per load, with the time of the checkpoint by the tracker's clock."""
     tracker = Recorder(clock=lambda: 1234.5)
     saved = pickle.loads(pickle.dumps(tracker.state_dict()))  # noqa: S301  # our own bytes
@@ -637,7 +637,7 @@ def test_a_lane_does_its_timers_work():
 
 
 class FileSink(Recording):
-    """Keeps the content of files; asks for a retry once, and rejects the file "bad"."""
+    """Keeps the content of files; asks for one retry, and rejects the file "bad"."""
 
     def __init__(self):
         super().__init__()
@@ -655,7 +655,7 @@ class FileSink(Recording):
 
 
 class FileRecorder(Recorder):
-    """A tracker that takes files."""
+    """A tracker that accepts files."""
 
     def can_upload_files(self):
         return True

@@ -1,4 +1,4 @@
-"""Trackio, in a process of its own: where it keeps its runs is read when it is imported."""
+"""Trackio, in its own process, because it reads its folder at import."""
 
 import contextlib
 import importlib.util
@@ -16,7 +16,7 @@ from destinations import Trackio
 
 ROOT = Path(__file__).parents[3]
 
-# One process for all of them.
+# One process for all tests.
 pytestmark = pytest.mark.xdist_group("trackio")
 
 needs_trackio = pytest.mark.skipif(
@@ -69,7 +69,7 @@ EVERYTHING = """
 
 @pytest.fixture(scope="module")
 def logged(tmp_path_factory):
-    """Runs a script that logs everything there is; returns what Trackio has: rows, configurations, files."""
+    """Runs a script that logs every kind of record; returns Trackio's rows, configurations and files."""
     folder = tmp_path_factory.mktemp("trackio")
     outcome = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(EVERYTHING)],
@@ -106,7 +106,7 @@ def test_metrics_have_their_steps_and_a_resumed_run_continues(logged):
 
 @needs_trackio
 def test_hyperparameters_are_the_configuration(logged):
-    """Those that come late are a text; names that Trackio keeps for itself get a sign before them."""
+    """Late ones are a text; names that Trackio reserves get a prefix."""
     metrics, configs, _ = logged
 
     assert configs[0]["lr"] == 0.1
@@ -117,7 +117,7 @@ def test_hyperparameters_are_the_configuration(logged):
 
 @needs_trackio
 def test_every_kind_of_record_arrives(logged):
-    """Each has the type that Trackio has for it; several images are numbered, masks are laid over."""
+    """Each has the matching Trackio type; several images are numbered, masks are overlaid."""
     metrics, _, suffixes = logged
 
     types = {
@@ -170,8 +170,8 @@ SENDING = """
 
 
 @needs_trackio
-def test_a_run_folder_that_is_sent(tmp_path):
-    """What is new is sent, once; sent anew, it takes the place of what was there."""
+def test_a_run_folder_is_sent(tmp_path):
+    """New records are sent once; `again` replaces the earlier ones."""
     outcome = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(SENDING), str(tmp_path)],
         env={**os.environ, "PYTHONPATH": str(ROOT), "TRACKIO_DIR": str(tmp_path), "HF_HUB_OFFLINE": "1"},
@@ -206,7 +206,7 @@ def test_a_missing_package_is_named(monkeypatch):
         Trackio("project")
 
 
-def test_an_unknown_way_to_resume_is_refused():
+def test_an_unknown_resume_mode_raises():
     """The constructor raises."""
     with pytest.raises(ValueError, match='resume must be "never"'):
         Trackio("project", resume="always")

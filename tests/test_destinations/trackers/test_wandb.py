@@ -1,4 +1,4 @@
-"""W&B offline: what its own reader finds in the file that was written, and what W&B does to the process."""
+"""W&B offline: its own reader reads the file written, and W&B's effects on the process are bounded."""
 
 import gc
 import json
@@ -31,24 +31,23 @@ from destinations.trackers.wandb import artifact_name, few_bins, media_key, metr
 from events import Run
 
 pytestmark = [
-    # The package and its service are shared by the tests of this module.
+    # The tests of this module share the package and its service.
     pytest.mark.xdist_group("wandb"),
-    # W&B keeps its last hundred artifacts, and the folder of each with them, which goes when the artifact is
-    # forgotten.
+    # W&B keeps its last hundred artifacts with their folders, and deletes a folder when it forgets the
+    # artifact.
     pytest.mark.filterwarnings("ignore:Implicitly cleaning up <TemporaryDirectory:ResourceWarning"),
 ]
 
 PATIENCE_SECONDS = 60
-# For W&B's service to start, and to end with all that a run has logged, on a machine that is busy with other
-# things.
+# Time for W&B's service to start, and to finish a run with all its records, on a busy machine.
 SERVICE_SECONDS = 300
-# Where W&B keeps what, that it waits for its service, and that it does not report its errors.
+# W&B's folders, the wait for its service, and no error reports.
 WANDB = {
     "WANDB_ERROR_REPORTING": "false",
     "WANDB__SERVICE_WAIT": str(SERVICE_SECONDS),
     "WANDB_INIT_TIMEOUT": str(SERVICE_SECONDS),
 }
-# Neither measured nor asked of the machine: what a test is not about.
+# These tests neither measure the machine nor ask about it.
 QUIET = {
     "x_disable_stats": True,
     "disable_git": True,
@@ -59,7 +58,7 @@ QUIET = {
 
 @pytest.fixture(scope="module", autouse=True)
 def _collected():
-    """Has W&B forget its artifacts, whose folders warn when they go, before tests of others."""
+    """Has W&B forget its artifacts, whose folders warn on deletion, before other tests run."""
     yield
     from wandb.sdk.artifacts import artifact_instance_cache as caches
 
@@ -95,8 +94,8 @@ def make(folder, **options):
 def files_of(folder):
     """Returns the transaction logs of the runs in a folder, oldest first, once each is complete.
 
-    W&B's service completes them a moment after `finish` has returned; the record of the exit is the last. By
-    that, also the times of the folders are no order.
+    W&B's service completes them a moment after `finish` returns, with the exit record last. Folder times
+    therefore don't give the order.
     """
     deadline, pause = time.monotonic() + SERVICE_SECONDS, threading.Event()
     found = []
@@ -109,25 +108,25 @@ def files_of(folder):
 
 
 def begun_at(path):
-    """Returns when a run began, as its log has it."""
+    """Returns when a run began, according to its log."""
     return datetime.fromisoformat(records_of(path, "run")[0]["start_time"])
 
 
 def is_complete(path):
-    """Says whether the last record is there."""
+    """Returns whether the last record is there."""
     done = subprocess.run(inspect(path), check=False, capture_output=True, timeout=PATIENCE_SECONDS)
     return done.returncode == 0 and b'"type":"exit"' in done.stdout
 
 
 def inspect(path):
-    """Returns the command that has W&B's own reader print a transaction log."""
+    """Returns the command that prints a transaction log with W&B's own reader."""
     from wandb.util import get_core_path
 
     return [get_core_path(), "leet", "inspect", "-json", "-no-observability", "-run-file", str(path)]
 
 
 def records_of(path, kind=None):
-    """Returns what W&B's own reader finds in a transaction log: records, or the payloads of one kind."""
+    """Returns the records that W&B's own reader finds in a transaction log, or the payloads of one kind."""
     text = subprocess.run(inspect(path), check=True, capture_output=True, timeout=PATIENCE_SECONDS).stdout
     records = [json.loads(line) for line in text.splitlines()]
     return records if kind is None else [record[kind] for record in records if record["type"] == kind]
@@ -149,7 +148,7 @@ def nested(items):
 
 
 def table_of(path, name):
-    """Returns a table as the artifact holds it that W&B makes of it: with its images."""
+    """Returns a table from W&B's artifact, with its images."""
     for artifact in records_of(path, "artifact"):
         for entry in artifact["manifest"]["contents"]:
             if entry["path"] == f"{name}.table.json":
@@ -158,7 +157,7 @@ def table_of(path, name):
 
 
 def config_of(path):
-    """Returns the config that a run has at its end."""
+    """Returns a run's final config."""
     config = {}
     for record in records_of(path, "run"):
         config |= record.get("config", {}).get("update", {})
@@ -168,14 +167,14 @@ def config_of(path):
 
 
 def number(value):
-    """Reads a number as W&B writes it."""
+    """Parses a number as W&B writes it."""
     return float(value.lower()) if isinstance(value, str) else value
 
 
 class TestWandB(DestinationContract):
     @pytest.fixture
     def destination(self, tmp_path):
-        """Returns one that is offline, and takes everything."""
+        """Returns an offline destination that accepts everything."""
         self.folder = tmp_path
         self.names = Names(lambda name: metric_key(name, "global_step"))
         for name in WEIRD_NAMES:
@@ -199,7 +198,7 @@ class TestWandB(DestinationContract):
         return found
 
     def _has_metrics(self, destination, recording, except_names=frozenset()):
-        """Compares as W&B keeps them: keys have no order, and numbers are JSON's, of which 1 and 1.0 are the same."""
+        """Compares as W&B keeps them: keys are unordered, and numbers are JSON's, in which 1 equals 1.0."""
         expected = [(step, alike(values, except_names)) for step, values in recording.metrics]
         expected = [(step, values) for step, values in expected if values]
         found = [(step, alike(values, except_names)) for step, values in self.read_metrics(destination)]
@@ -211,13 +210,13 @@ class TestWandB(DestinationContract):
 
 
 def alike(values, except_names=frozenset()):
-    """Returns metrics in a form that is equal where W&B cannot tell them apart: 1 and 1.0, 0.0 and -0.0."""
+    """Returns metrics in a form that ignores what W&B can't distinguish: 1 and 1.0, 0.0 and -0.0."""
     return sorted(
         (name, repr(float(value) + 0.0)) for name, value in values.items() if name not in except_names
     )
 
 
-# What is there.
+# Its content.
 
 
 @pytest.fixture(scope="module")
@@ -291,8 +290,8 @@ def everything(tmp_path_factory):
     }
 
 
-def test_nothing_failed(everything):
-    """Each kind of record was taken by W&B."""
+def test_every_kind_of_record_is_accepted(everything):
+    """Nothing failed."""
     counts = everything["counts"]
 
     assert counts.errors == {}
@@ -300,7 +299,7 @@ def test_nothing_failed(everything):
 
 
 def test_metrics_keep_steps_times_and_names(everything):
-    """A smaller step after a larger one is not lost; names that are W&B's own get a prefix.
+    """A smaller step after a larger one is kept; names that W&B reserves get a prefix.
 
     Times are the clock's.
     """
@@ -320,14 +319,14 @@ def test_metrics_keep_steps_times_and_names(everything):
 
 
 def test_charts_have_our_step_as_their_axis(everything):
-    """The metric of the step is defined, and is the step of all others."""
+    """The step metric is defined, and is the x-axis of all others."""
     metrics = records_of(everything["path"], "metric")
 
     assert metrics[0]["name"] == "global_step"
     assert (metrics[1]["glob_name"], metrics[1]["step_metric"]) == ("*", "global_step")
 
 
-def test_the_run_is_called_as_asked(everything):
+def test_the_run_has_the_given_name(everything):
     """Project, entity, name, group, tags, notes and id are there."""
     (run,) = records_of(everything["path"], "run")
     expected = {
@@ -344,7 +343,7 @@ def test_the_run_is_called_as_asked(everything):
 
 
 def test_hyperparameters_are_the_config(everything):
-    """Nested as they were; what is no UTF-8 is written out, NaN is a text."""
+    """Their nesting is kept; texts that aren't UTF-8 are escaped, and NaN is a text."""
     assert config_of(everything["path"]) == {
         "lr": 0.1,
         "optimizer": {"name": "sgd"},
@@ -353,7 +352,7 @@ def test_hyperparameters_are_the_config(everything):
     }
 
 
-def test_images_are_what_they_were(everything):
+def test_images_are_unchanged(everything):
     """They are equal pixel by pixel, with step and time."""
     media = everything["media"]["pictures"]
     expected = np.arange(480, dtype="uint8").reshape(2, 3, 8, 10).transpose(0, 2, 3, 1)
@@ -377,7 +376,7 @@ def test_masks_have_pixels_and_labels(everything):
 
 
 def test_classes_beyond_a_byte_are_renumbered(everything):
-    """Their labels keep the number that they had."""
+    """Their labels keep the original number."""
     media = everything["media"]["many classes"]
     (first,) = media["all_masks"]
 
@@ -387,8 +386,8 @@ def test_classes_beyond_a_byte_are_renumbered(everything):
     assert "1000: z" in json.dumps(records_of(everything["path"], "config"))
 
 
-def test_images_come_as_a_table_where_asked(everything):
-    """`use_table` asks for it, and masks come too."""
+def test_images_come_as_a_table_on_request(everything):
+    """`use_table` asks for it, and masks are included."""
     media = everything["media"]["tabled"]
 
     table = table_of(everything["path"], "tabled")
@@ -398,7 +397,7 @@ def test_images_come_as_a_table_where_asked(everything):
 
 
 def test_tables_have_their_cells(everything):
-    """Numbers, texts and images; anything else is its text."""
+    """Cells are numbers, texts or images; anything else becomes text."""
     media = everything["media"]["table"]
 
     table = table_of(everything["path"], "table")
@@ -409,15 +408,15 @@ def test_tables_have_their_cells(everything):
     assert table["data"][2] == [None, "[1, 2]"]
 
 
-def test_texts_are_html_without_markup_of_theirs(everything):
-    """What was logged is shown, not interpreted."""
+def test_texts_are_escaped_html(everything):
+    """The logged text is shown, not interpreted."""
     text = (everything["files"] / everything["media"]["text"]["path"]).read_text()
 
     assert "&lt;b&gt; &amp; \\udc80</pre>" in text
 
 
 def test_sounds_and_videos_are_files(everything):
-    """WAV with its rate, MP4, and the bytes of a file as they were."""
+    """They are WAV with its rate, MP4, or the unchanged bytes of a file."""
     media, files = everything["media"], everything["files"]
 
     with wave.open(str(files / media["sound"]["path"])) as sound:
@@ -427,7 +426,7 @@ def test_sounds_and_videos_are_files(everything):
 
 
 def test_histograms_have_counts_and_edges(everything):
-    """They count finite values; more bins than W&B takes are joined, and no value is lost."""
+    """They count finite values; bins beyond W&B's limit are merged without losing a value."""
     row = next(row for row in everything["rows"] if "histogram._type" in row)
     fine = next(row for row in everything["rows"] if "fine._type" in row)
 
@@ -438,7 +437,7 @@ def test_histograms_have_counts_and_edges(everything):
 
 
 def test_points_are_numbers(everything):
-    """Positions and colours; what has no position is left out, for JSON has no NaN."""
+    """They have positions and colours; a point without a position is left out, because JSON has no NaN."""
     media = everything["media"]["points"]
 
     points = json.loads((everything["files"] / "media/object3D" / media["filenames"][0]).read_text())
@@ -454,7 +453,7 @@ def test_traces_are_a_table(everything):
 
 
 def test_files_are_artifacts(everything):
-    """Under a name that W&B takes, with the path in it that was asked for."""
+    """Each has a name that W&B accepts, and contains the requested path."""
     artifacts = [one for one in records_of(everything["path"], "artifact") if one["type"] == "file"]
 
     (artifact,) = artifacts
@@ -464,19 +463,19 @@ def test_files_are_artifacts(everything):
 
 
 def test_a_completed_run_exits_with_zero(everything):
-    """Others do not: see below."""
+    """See below for the other statuses."""
     assert records_of(everything["path"], "exit")[0].get("exit_code", 0) == 0
 
 
-# How it ends, and is continued.
+# Its end and continuation.
 
 
 @pytest.mark.parametrize(
     ("exception", "code"),
     [(ValueError("password=hunter2"), 1), (KeyboardInterrupt(), 255), (SystemExit(143), 1)],
 )
-def test_the_exit_code_says_how_it_ended(tmp_path, exception, code):
-    """Failed, interrupted and preempted runs are told apart.
+def test_the_exit_code_shows_how_the_run_ended(tmp_path, exception, code):
+    """Failed, interrupted and preempted runs differ.
 
     The exception is in the summary, without secrets.
     """
@@ -496,10 +495,10 @@ def test_the_exit_code_says_how_it_ended(tmp_path, exception, code):
     )
 
 
-def test_a_run_continues_under_its_id(tmp_path):
-    """A checkpoint holds the id of the run, and a run that loads it continues with that.
+def test_a_run_continues_with_its_id(tmp_path):
+    """A checkpoint has the run's id, and a run that loads it continues under that id.
 
-    Another rank's does not.
+    Another rank's checkpoint is ignored.
     """
     first = DryRun(make(tmp_path), max_duration="1ba")
     first.init()
@@ -527,7 +526,7 @@ def test_a_run_continues_under_its_id(tmp_path):
 
 
 def test_each_rank_is_a_run_of_the_group(tmp_path):
-    """With `all_ranks`, named after the rank; a given id is one for each."""
+    """With `all_ranks`, the run is named after the rank, and a given id becomes one per rank."""
     destination = make(tmp_path, all_ranks=True, run_id="theid")
     run = DryRun(destination, rank=1, max_duration="1ba")
 
@@ -545,7 +544,7 @@ def test_each_rank_is_a_run_of_the_group(tmp_path):
 
 
 def test_the_name_may_have_any_placeholder_of_a_run(tmp_path):
-    """Those of `format_run_name`; with `{rank}` in it, the rank is not appended once more."""
+    """They are those documented for `format_run_name`; with `{rank}` in it, the rank isn't appended again."""
     run = DryRun(make(tmp_path, all_ranks=True, name="{run_name} {rank:02d}"), rank=1, max_duration="1ba")
 
     run.init()
@@ -557,7 +556,7 @@ def test_the_name_may_have_any_placeholder_of_a_run(tmp_path):
 
 
 def test_a_disabled_one_writes_nothing(tmp_path):
-    """It fails at nothing either."""
+    """Nothing fails either."""
     destination = make(tmp_path, mode="disabled")
     run = DryRun(destination, max_duration="1ba")
 
@@ -570,8 +569,8 @@ def test_a_disabled_one_writes_nothing(tmp_path):
     assert files_of(tmp_path) == []
 
 
-def test_going_online_without_a_key_is_an_error_of_the_lane(tmp_path, monkeypatch, caplog):
-    """There is no prompt on the terminal; the error says what to do, once, and training continues."""
+def test_online_mode_without_a_key_is_an_error_of_the_lane(tmp_path, monkeypatch, caplog):
+    """The terminal shows no prompt; one error says what to do, and training continues."""
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.setenv("NETRC", str(tmp_path / "none"))
     destination = make(tmp_path, mode="online")
@@ -588,7 +587,7 @@ def test_going_online_without_a_key_is_an_error_of_the_lane(tmp_path, monkeypatc
 
 
 def test_a_required_tracker_without_a_key_stops_the_run_before_training(tmp_path, monkeypatch):
-    """The error comes where the run begins, and says what to do."""
+    """The error comes when the run begins, and says what to do."""
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.setenv("NETRC", str(tmp_path / "none"))
 
@@ -597,7 +596,7 @@ def test_a_required_tracker_without_a_key_stops_the_run_before_training(tmp_path
 
 
 def test_it_is_not_the_global_run(tmp_path):
-    """`wandb.run` stays the user's; ours is `run` while it lasts."""
+    """`wandb.run` stays the user's; ours is the attribute `run` while the run is open."""
     import wandb
 
     destination = make(tmp_path, run_id="mine")
@@ -613,7 +612,7 @@ def test_it_is_not_the_global_run(tmp_path):
     assert destination.run is None
 
 
-# What it does to the process.
+# Its effects on the process.
 
 ALONE = """
 import sys
@@ -634,7 +633,7 @@ print(*(one.pid for one in psutil.Process().children()))
 
 
 def test_w_and_bs_own_process_ends_with_the_program(tmp_path):
-    """Nothing is asked of the network or printed, and secrets of the command line are not noted."""
+    """It uses no network, prints nothing, and doesn't record secrets from the command line."""
     with socket.create_server(("127.0.0.1", 0)) as proxy:
         proxy.settimeout(0.0)
         address = f"http://127.0.0.1:{proxy.getsockname()[1]}"
@@ -655,8 +654,7 @@ def test_w_and_bs_own_process_ends_with_the_program(tmp_path):
         with pytest.raises(BlockingIOError):
             proxy.accept()
 
-    # On stderr, others than W&B and we may have something to say: a package that is compiled, or is to be
-    # gone one day.
+    # Other libraries may print to stderr too, such as deprecation warnings.
     counts, processes = done.stdout.splitlines()
     assert (done.returncode, counts) == (0, "6 {}"), done.stderr
     assert [pid for pid in processes.split() if psutil.pid_exists(int(pid))] == []
@@ -666,8 +664,8 @@ def test_w_and_bs_own_process_ends_with_the_program(tmp_path):
     ] == []
 
 
-def test_a_run_that_does_not_finish_in_time_says_how_to_upload_it(tmp_path, monkeypatch, caplog):
-    """The run folder of W&B is named, and the error counted."""
+def test_a_run_that_does_not_finish_in_time_shows_how_to_upload_it(tmp_path, monkeypatch, caplog):
+    """The error names W&B's run folder and is counted."""
     destination = make(tmp_path, run_id="mine")
     run = DryRun(destination)
     run.init()
@@ -706,8 +704,8 @@ def test_bad_arguments_are_refused(options):
 
 
 @pytest.mark.parametrize("name", WEIRD_NAMES)
-def test_any_name_is_made_one_that_w_and_b_takes(name):
-    """It is tried as a metric, as a medium, which is a path too, and as an artifact."""
+def test_any_name_becomes_one_that_w_and_b_accepts(name):
+    """It's tried as a metric, as a medium (which is also a path), and as an artifact."""
     for key in (metric_key(name, "global_step"), media_key(name)):
         assert key
         assert key.encode()
@@ -716,8 +714,8 @@ def test_any_name_is_made_one_that_w_and_b_takes(name):
     assert len(artifact_name(f"id-{name}")) <= 128
 
 
-def test_no_two_names_become_one():
-    """Where the keys of two names are the same, the second has a hash; good names are left alone."""
+def test_no_two_names_are_merged():
+    """If two names have the same key, the second gets a hash; good names are unchanged."""
     names = Names(media_key)
 
     keys = [names.key(name) for name in ("a/b", "a//b", "/a/b", "unnamed", "", "loss")]
@@ -729,7 +727,7 @@ def test_no_two_names_become_one():
 
 
 @pytest.mark.parametrize("count", [1, 511, 512, 513, 1000, 1024, 1025, 5000])
-def test_joined_bins_hold_all(count):
+def test_merged_bins_keep_all_counts(count):
     """Counts add up, and the outer edges stay."""
     counts, edges = few_bins(list(range(count)), [float(edge) for edge in range(count + 1)])
 
@@ -739,7 +737,7 @@ def test_joined_bins_hold_all(count):
 
 
 def test_the_example_of_the_docs_runs(tmp_path, monkeypatch):
-    """As it stands, and leaves a run with its rows."""
+    """It runs unchanged, and leaves a run with its rows."""
     monkeypatch.chdir(tmp_path)
     page = (Path(__file__).parents[3] / "docs/trackers.md").read_text()
     (code,) = [one for one in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "WandB(" in one]
@@ -763,7 +761,7 @@ def test_a_copy_is_closed(tmp_path):
 
 
 def test_a_fork_writes_nothing(tmp_path):
-    """A child's calls do not reach the parent's run."""
+    """A child's calls don't reach the parent's run."""
     destination = make(tmp_path)
     run = DryRun(destination)
     run.init()
@@ -775,15 +773,15 @@ def test_a_fork_writes_nothing(tmp_path):
     destination.log_metrics({"a": 2.0}, 1)
 
     assert destination.counts.rows == 0
-    # What the parent would do; here it is this process that would be left with a thread and a run.
+    # The parent would do it; here this process would otherwise keep a thread and a run.
     assert feed.stop(SERVICE_SECONDS)
     assert [row["a"] for row in rows_of(*files_of(tmp_path))] == [1.0]
 
 
-def test_a_run_folder_that_is_sent(tmp_path, monkeypatch):
-    """A whole run is sent to W&B, with all that its folder holds.
+def test_a_run_folder_is_sent(tmp_path, monkeypatch):
+    """A whole run is sent to W&B, with everything in its folder.
 
-    The second sending sends nothing, and writes nothing.
+    Sending it again sends and writes nothing.
     """
     monkeypatch.setenv("WANDB_DIR", str(tmp_path))
     for name in ("DISABLE_GIT", "X_DISABLE_STATS", "X_DISABLE_MACHINE_INFO"):

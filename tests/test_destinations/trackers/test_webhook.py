@@ -1,4 +1,4 @@
-"""Messages over HTTP: what is sent, to whom, how often, and what is never said."""
+"""Messages over HTTP: their content, recipients and frequency, and secrets that they never contain."""
 
 import functools
 import json
@@ -20,25 +20,25 @@ from tests.waiting import until
 
 PATIENCE_SECONDS = 60
 AT_ONCE = HttpRetry(attempts=4, first_seconds=0.0, timeout_seconds=PATIENCE_SECONDS)
-# As by default, with time for a machine that is busy with other things.
+# The default, with time for a busy machine.
 PATIENT = {"retry": HttpRetry(timeout_seconds=PATIENCE_SECONDS), "close_seconds": PATIENCE_SECONDS}
 SECRET = "s3cr3t-path-of-the-hook"
 
 
 def make_webhook(url, **options):
-    """Returns one that gives up nothing because the machine is slow."""
+    """Returns a webhook whose limits a slow machine doesn't reach."""
     return Webhook(url, **{**PATIENT, **options})
 
 
 def make_slack(url, **options):
-    """Returns one that gives up nothing because the machine is slow."""
+    """Returns a Slack destination whose limits a slow machine doesn't reach."""
     return Slack(url, **{**PATIENT, **options})
 
 
 class Server:
-    """Keeps what is posted to it, and answers what it was told to: a status and headers each.
+    """Keeps the posted documents, and responds with the given statuses and headers, one each.
 
-    200 in the end.
+    Afterwards it responds with 200.
     """
 
     def __init__(self):
@@ -47,8 +47,8 @@ class Server:
         self.may_answer = threading.Event()
         self.may_answer.set()
         self.has_request = threading.Event()
-        # With one thread for all requests: one for each would end a moment after the test looks for threads
-        # that are left.
+        # One thread handles all requests: separate threads could end just after the test looks for leftover
+        # threads.
         self._http = _QuietServer(("127.0.0.1", 0), functools.partial(_Handler, self))
         self._thread = threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.01})
         self._thread.start()
@@ -62,9 +62,9 @@ class Server:
         return [json.loads(body) for _, _, body in self.requests]
 
     def close(self):
-        """Answers what waits, and ends.
+        """Answers pending requests, and ends.
 
-        A lane that was not waited for has ended before: what it says is this test's.
+        Lanes that were still open have ended before, so their logs belong to this test.
         """
         self.may_answer.set()
         lanes = [one for one in threading.enumerate() if one.name in {"Webhook", "Slack"}]
@@ -78,7 +78,7 @@ class Server:
 
 class _QuietServer(HTTPServer):
     def handle_error(self, request, client_address):
-        """Says nothing of clients that have gone away."""
+        """Ignores clients that have disconnected."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -102,7 +102,7 @@ class _Handler(BaseHTTPRequestHandler):
     do_GET = do_POST  # noqa: N815  # the library's name
 
     def log_message(self, *args):
-        """Says nothing."""
+        """Logs nothing."""
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ def server():
 
 
 class Clock:
-    """Stands still until it is moved."""
+    """A clock that tests advance."""
 
     def __init__(self, now=1000.0):
         self.now = now
@@ -124,7 +124,7 @@ class Clock:
 
 
 def play(webhook, exception=None):
-    """Plays a run of two batches, which takes 65 seconds by the webhook's clock."""
+    """Plays a run of two batches, which takes 65 seconds on the webhook's clock."""
     run = DryRun(webhook, max_duration="2ba")
     run.init()
     run.fit()
@@ -136,7 +136,7 @@ def play(webhook, exception=None):
 class TestWebhookContract(DestinationContract):
     @pytest.fixture
     def destination(self, server):
-        """Returns one that tells of every event that a run has."""
+        """Returns a destination that reports every event of a run."""
         self.server = server
         return make_webhook(server.url, events=["init", "fit_start", "epoch_end", "eval_end", "fit_end"])
 
@@ -147,7 +147,7 @@ class TestWebhookContract(DestinationContract):
 class TestSlackContract(DestinationContract):
     @pytest.fixture
     def destination(self, server):
-        """Returns one with its defaults."""
+        """Returns a destination with its defaults."""
         self.server = server
         return make_slack(server.url)
 
@@ -155,11 +155,11 @@ class TestSlackContract(DestinationContract):
         return list(self.server.documents)
 
 
-# What is sent.
+# The content of messages.
 
 
 def test_a_completed_run_is_reported_once(server):
-    """With its defaults, one document comes at the end of fit: names, durations, counts, last metrics."""
+    """By default, one document is sent at the end of fit: names, durations, counts, last metrics."""
     webhook = make_webhook(server.url, clock=Clock())
 
     play(webhook)
@@ -185,7 +185,7 @@ def test_a_completed_run_is_reported_once(server):
 
 
 def test_a_failure_is_reported_at_close(server):
-    """What ended the run is there, with its traceback and without the secrets in it."""
+    """The document has the exception with its traceback, without secrets."""
     webhook = make_webhook(server.url, events=[], clock=Clock())
 
     play(webhook, ValueError(f"no password=hunter2 for {server.url}"))
@@ -200,8 +200,8 @@ def test_a_failure_is_reported_at_close(server):
 @pytest.mark.parametrize(
     ("exception", "status"), [(KeyboardInterrupt(), "interrupted"), (SystemExit(143), "preempted")]
 )
-def test_a_run_that_was_stopped_is_reported(server, exception, status):
-    """Ctrl-C and SIGTERM are no completion."""
+def test_a_stopped_run_is_reported(server, exception, status):
+    """Ctrl-C and SIGTERM don't count as completed."""
     webhook = make_webhook(server.url, events=[], clock=Clock())
 
     play(webhook, exception)
@@ -210,14 +210,14 @@ def test_a_run_that_was_stopped_is_reported(server, exception, status):
 
 
 def test_failures_need_not_be_reported(server):
-    """`on_failure=False` leaves them to the events."""
+    """`on_failure=False` reports only the events."""
     play(make_webhook(server.url, events=[], on_failure=False, clock=Clock()), ValueError())
 
     assert server.documents == []
 
 
-def test_only_chosen_events_are_heard(server):
-    """An engine finds hooks for these alone; names may be in any case."""
+def test_only_chosen_events_are_hooked(server):
+    """The engine finds hooks for these alone; names may have any case."""
     webhook = make_webhook(server.url, events="EPOCH_END", clock=Clock())
     run = DryRun(webhook, max_duration="2ep", batches_per_epoch=2)
 
@@ -232,8 +232,8 @@ def test_only_chosen_events_are_heard(server):
     assert set(vars(webhook)) & {"batch_end", "fit_end", "epoch_end"} == {"epoch_end"}
 
 
-def test_a_format_of_ones_own(server):
-    """What it returns is sent as JSON, with the headers; None is not sent."""
+def test_a_custom_format(server):
+    """Its result is sent as JSON with the headers; None isn't sent."""
     webhook = make_webhook(
         server.url,
         events=["fit_start", "fit_end"],
@@ -251,7 +251,7 @@ def test_a_format_of_ones_own(server):
 
 
 def test_values_that_json_lacks_become_text(server):
-    """NaN, infinities and lone surrogates reach the other side."""
+    """NaN, infinities and lone surrogates arrive."""
     webhook = make_webhook(server.url, clock=Clock())
     run = DryRun(webhook, max_duration=None, run_name="a\udc80b")
     run.init()
@@ -266,7 +266,7 @@ def test_values_that_json_lacks_become_text(server):
 
 
 def test_memory_for_metrics_is_bounded(server):
-    """Of more than a thousand names, the first are kept up to date."""
+    """The first thousand names are kept up to date."""
     webhook = make_webhook(server.url, clock=Clock())
 
     for index in range(3000):
@@ -276,8 +276,8 @@ def test_memory_for_metrics_is_bounded(server):
     assert webhook._metrics["first"] == 2999
 
 
-def test_each_rank_speaks_where_asked(server):
-    """With `all_ranks`, rank 1 tells too, and says who it is."""
+def test_each_rank_reports_on_request(server):
+    """With `all_ranks`, rank 1 reports too, and includes its rank."""
     webhook = make_webhook(server.url, all_ranks=True)
     run = DryRun(webhook, rank=1)
 
@@ -290,8 +290,8 @@ def test_each_rank_speaks_where_asked(server):
 # Slack.
 
 
-def test_a_slack_message_has_what_people_want_to_know(server):
-    """Name, duration, metrics, and the exception; nothing in it is markup that calls people."""
+def test_a_slack_message_has_the_essentials(server):
+    """It has the name, duration, metrics and exception; no markup in it notifies people."""
     slack = make_slack(server.url, events=[], clock=Clock())
     run = DryRun(slack, run_name="<!channel> & co", max_duration=None)
     run.init()
@@ -312,7 +312,7 @@ def test_a_slack_message_has_what_people_want_to_know(server):
 
 
 def test_slack_sends_what_the_format_returns(server):
-    """The format returns a text, a dict of Slack's own, or nothing, by event."""
+    """For each event the format may return a text, a Slack dict, or None."""
     messages = {"fit_start": {"text": "begins", "blocks": []}, "fit_end": "the end", "epoch_end": None}
     slack = make_slack(
         server.url, events=list(messages), format=lambda notice: messages[notice.event], clock=Clock()
@@ -327,7 +327,7 @@ def test_slack_sends_what_the_format_returns(server):
 
 
 def test_a_transient_response_is_retried(server):
-    """429 and 5xx are; the document arrives once it is taken."""
+    """429 and 5xx are transient, and the document arrives in the end."""
     server.answers += [(500, {}), (429, {"Retry-After": "0"}), (503, {})]
     webhook = make_webhook(server.url, retry=AT_ONCE, clock=Clock())
 
@@ -340,7 +340,7 @@ def test_a_transient_response_is_retried(server):
 
 @pytest.mark.parametrize("status", [400, 403, 404, 410])
 def test_a_final_response_is_not_retried(server, status, caplog):
-    """A refusal is reported once, by its status, without the URL."""
+    """A refusal is reported once, with its status and without the URL."""
     server.answers += [(status, {})]
     webhook = make_webhook(server.url, retry=AT_ONCE, clock=Clock())
 
@@ -364,8 +364,8 @@ def test_redirects_are_not_followed(server, status):
     assert webhook.counts.failed == 1
 
 
-def test_tries_are_bounded(server):
-    """A server that is out of order for good costs as many requests as were allowed."""
+def test_attempts_are_bounded(server):
+    """A server that stays broken gets only the allowed number of requests."""
     server.answers += [(500, {})] * 100
     webhook = make_webhook(server.url, retry=AT_ONCE, clock=Clock())
 
@@ -375,8 +375,8 @@ def test_tries_are_bounded(server):
 
 
 def test_a_port_without_a_server(caplog):
-    """A refused connection is tried again, then reported without the URL; training has not noticed."""
-    # Bound, so that no other process can have the port, and not listening.
+    """A refused connection is retried, then reported without the URL; training continues."""
+    # Bound, so that no other process can take the port, but not listening.
     with socket.socket() as deaf, caplog.at_level(logging.DEBUG):
         deaf.bind(("127.0.0.1", 0))
         webhook = make_webhook(
@@ -390,8 +390,8 @@ def test_a_port_without_a_server(caplog):
     assert SECRET not in caplog.text
 
 
-def test_a_server_that_hangs_costs_close_its_deadline(server, caplog):
-    """Training continues, close returns, and says what was not sent."""
+def test_close_stops_waiting_for_a_hanging_server_at_its_deadline(server, caplog):
+    """Training continues, and close returns and names the unsent messages."""
     server.may_answer.clear()
     webhook = make_webhook(
         server.url, events=["fit_start", "fit_end"], retry=AT_ONCE, close_seconds=0.05, clock=Clock()
@@ -404,8 +404,8 @@ def test_a_server_that_hangs_costs_close_its_deadline(server, caplog):
     server.may_answer.set()
 
 
-def test_a_connection_that_is_silent_is_given_up(server):
-    """The time limit of a request ends it, and it is tried again."""
+def test_a_silent_connection_times_out(server):
+    """The request's timeout ends it, and it's retried."""
     server.may_answer.clear()
     post = JsonPost(server.url, {}, HttpRetry(attempts=2, timeout_seconds=0.05), wait=lambda _: False)
 
@@ -413,10 +413,10 @@ def test_a_connection_that_is_silent_is_given_up(server):
         post.send({})
 
 
-def test_waits_grow_and_are_bounded(server):
-    """They double, are at least half of that, and end at the longest.
+def test_delays_grow_and_are_bounded(server):
+    """They double, with jitter down to half, up to the maximum.
 
-    What the server says counts, up to the longest.
+    The server's Retry-After applies, up to the maximum.
     """
     dates = [{"Retry-After": f"Thu, 01 Jan {year} 00:16:47 GMT"} for year in (2125, 1970)]
     server.answers += [(500, {})] * 4 + [
@@ -437,8 +437,8 @@ def test_waits_grow_and_are_bounded(server):
     assert 5 <= waits[8] <= 10
 
 
-def test_waiting_ends_when_it_is_over(server):
-    """Where the wait says that there is no more time, no other try is made."""
+def test_retries_end_at_the_deadline(server):
+    """Once the wait reports that no time is left, there is no further attempt."""
     server.answers += [(500, {})] * 4
 
     with pytest.raises(DeliveryError, match="attempt 1 of 6"):
@@ -448,7 +448,7 @@ def test_waiting_ends_when_it_is_over(server):
 
 
 def test_the_queue_is_bounded(server):
-    """While the server hangs, a hundred wait; the oldest go, and are counted."""
+    """While the server hangs, a hundred messages wait; the oldest are dropped and counted."""
     server.may_answer.clear()
     webhook = make_webhook(server.url, events=["batch_end"], clock=Clock(), close_seconds=PATIENCE_SECONDS)
     run = DryRun(webhook, max_duration="201ba", batches_per_epoch=201)
@@ -468,7 +468,7 @@ def test_the_queue_is_bounded(server):
 
 
 def test_the_url_is_not_shown():
-    """Neither `repr` nor `str` has more of it than the host."""
+    """`repr` and `str` show only the host."""
     webhook = Webhook(f"https://user:{SECRET}@example.org/{SECRET}?token={SECRET}")
 
     assert repr(webhook) == str(webhook) == "Webhook('https://example.org/…')"
@@ -489,8 +489,8 @@ def test_the_url_is_not_shown():
         None,
     ],
 )
-def test_a_message_is_not_sent_to_an_unsafe_url(url):
-    """Anything but https, or http on this machine, is refused at once, and the text does not hold the URL."""
+def test_an_unsafe_url_raises(url):
+    """Only https, or http on this machine, is accepted; the error doesn't contain the URL."""
     with pytest.raises(ValueError, match=r"^url must ") as caught:
         Webhook(url)
 
@@ -498,23 +498,23 @@ def test_a_message_is_not_sent_to_an_unsafe_url(url):
 
 
 @pytest.mark.parametrize("url", ["http://localhost:1/a", "http://127.0.0.9:1/a", "http://[::1]:1/a"])
-def test_http_is_good_enough_on_this_machine(url):
-    """The message cannot be read on the way."""
+def test_http_is_accepted_on_this_machine(url):
+    """Nobody can read the message on the way."""
     assert Webhook(url)
 
 
-def test_http_elsewhere_can_be_asked_for():
-    """`allow_http` asks for it."""
+def test_http_elsewhere_is_accepted_on_request():
+    """`allow_http` allows it."""
     assert Webhook("http://example.org/a", allow_http=True)
 
 
-def test_an_event_that_does_not_exist_is_refused():
-    """The error names the nearest."""
+def test_an_unknown_event_raises():
+    """The error names the nearest match."""
     with pytest.raises(ValueError, match="got 'fit_stop'"):
         Webhook("https://example.org/a", events=["fit_stop"])
 
 
-def test_a_copy_knows_what_the_original_knew(server):
+def test_a_copy_keeps_its_settings(server):
     """It can be sent to another process, with its events and format."""
     slack = pickle.loads(  # noqa: S301  # our own bytes
         pickle.dumps(make_slack(server.url, events=["epoch_end"], format=text_of))
@@ -529,12 +529,12 @@ def test_a_copy_knows_what_the_original_knew(server):
 
 
 def text_of(notice: Notice) -> str:
-    """Returns a text; at the top of the module, so that it can be pickled."""
+    """Returns a text. Defined at the top of the module, so that it can be pickled."""
     return f"{notice.event} of {notice.run_name}"
 
 
 def test_an_outage_and_its_end_are_reported(server, tmp_path):
-    """Once each, with what waits and where; so are a spool that fills and a run that is silent."""
+    """Each is reported once, with the pending files and the store; a full spool and a silent run are too."""
     gate = threading.Event()
     artifacts = Artifacts(
         StoreThatWaits(gate), spool=tmp_path / "spool", spool_bytes=105, free_bytes=0, close_seconds=0
@@ -558,7 +558,7 @@ def test_an_outage_and_its_end_are_reported(server, tmp_path):
 
 
 def test_a_healthy_run_reports_nothing(server, tmp_path):
-    """The thread looks, and a last time at the end."""
+    """The thread checks periodically, and once more at the end."""
     artifacts = Artifacts(tmp_path / "store", spool=tmp_path / "spool", free_bytes=0)
     (tmp_path / "file").write_bytes(b"x" * 100)
     webhook = make_webhook(server.url, events=(), alerts=Alerts(look_seconds=0.01))
@@ -569,8 +569,8 @@ def test_a_healthy_run_reports_nothing(server, tmp_path):
     assert server.documents == []
 
 
-def test_slack_says_an_alert_in_words():
-    """What was found follows the state of the run."""
+def test_slack_describes_an_alert_in_words():
+    """The finding follows the run's status."""
     notice = Notice("uploads_away", "digits", 0, 1, "running", 0.0, 61.0, 1, 20, {}, message="3 files wait")
 
     assert slack_text(notice) == "*digits*: the store is away\n1 min 1 s, epoch 1, batch 20\n3 files wait"

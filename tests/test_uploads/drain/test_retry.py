@@ -1,4 +1,4 @@
-"""How long to wait, and what a failure means."""
+"""How long a retry waits, and what each failure means."""
 
 import errno
 import json
@@ -31,8 +31,8 @@ LONGEST = RetryPolicy(uniform=lambda low, high: high)
         *((nothing, None) for nothing in (None, "-1", "9" * 5000)),
     ],
 )
-def test_the_time_that_a_server_asks_for_is_read(header, seconds):
-    """It is a number of seconds or a date; of anything else, the back-off decides."""
+def test_retry_after_is_parsed(header, seconds):
+    """It is a number of seconds or a date; for any other value, the back-off decides."""
     assert parse_retry_after(header) == seconds
 
 
@@ -42,8 +42,8 @@ def test_delays_double_up_to_a_cap():
     assert RetryPolicy(uniform=lambda low, high: low).delay_seconds(5) == 0
 
 
-def test_a_server_that_names_a_time_is_obeyed_within_reason():
-    """Retry-After counts, but not for hours."""
+def test_retry_after_is_bounded():
+    """Retry-After applies, but not for hours."""
     assert LONGEST.delay_seconds(1, retry_after_seconds=17) == 17
     assert LONGEST.delay_seconds(1, retry_after_seconds=86_400) == 300
 
@@ -66,7 +66,7 @@ def test_probes_of_a_parked_store_come_at_least_every_five_minutes():
     ],
 )
 def test_a_first_failure_has_a_meaning(error, action):
-    """It passes, parks the store, or is the entry's own."""
+    """It's transient, parks the store, or concerns only the entry."""
     assert classify_failure(error, FailureCounts(), LONGEST, successes=0).action is action
 
 
@@ -77,8 +77,8 @@ def test_a_first_failure_has_a_meaning(error, action):
         (KeyError("a bug"), 10, UploadState.REJECTED),
     ],
 )
-def test_an_unexplained_failure_is_final_after_a_while(error, tries, state):
-    """Corruption on the wire five times, unknown failures ten times, while others get through."""
+def test_an_unexplained_failure_becomes_final(error, tries, state):
+    """Five corruptions on the wire or ten unknown failures are final, while other entries succeed."""
     attempts = FailureCounts()
 
     verdicts = [classify_failure(error, attempts, LONGEST, successes=count) for count in range(1, tries + 1)]
@@ -89,8 +89,8 @@ def test_an_unexplained_failure_is_final_after_a_while(error, tries, state):
     assert verdicts[-1].state is state
 
 
-def test_network_faults_never_end_an_entry():
-    """There is no count for what passes by itself."""
+def test_network_faults_never_fail_an_entry():
+    """Transient faults have no limit."""
     attempts = FailureCounts()
 
     assert all(
@@ -100,8 +100,8 @@ def test_network_faults_never_end_an_entry():
     )
 
 
-def test_a_denial_is_about_the_name_only_while_others_get_through():
-    """A policy that denies one name fails it; a policy that denies everything parks."""
+def test_a_denial_concerns_the_name_only_while_others_succeed():
+    """A policy that denies one name fails it; a policy that denies everything parks the store."""
     denied = StoreParkedError("AccessDenied", may_be_the_entry=True)
     lonely, surrounded = FailureCounts(), FailureCounts()
 
@@ -118,8 +118,8 @@ def test_a_denial_is_about_the_name_only_while_others_get_through():
 @pytest.mark.parametrize(
     "error", [StoreError("a proxy's answer"), RemoteNotFoundError("404"), KeyError("a bug")], ids=repr
 )
-def test_nothing_fails_while_nothing_gets_through(error):
-    """It does not matter how often: it may be the network, a proxy or a bug that a restart mends."""
+def test_nothing_fails_while_nothing_succeeds(error):
+    """The number of failures doesn't matter: the network, a proxy or a bug may cause them."""
     attempts = FailureCounts()
 
     actions = {classify_failure(error, attempts, LONGEST, successes=0).action for _ in range(1000)}
@@ -127,8 +127,8 @@ def test_nothing_fails_while_nothing_gets_through(error):
     assert FailureAction.FAIL not in actions
 
 
-def test_an_answer_that_is_not_the_stores_never_fails_an_entry():
-    """Others are not held up for it where they get through; where none does, the store is probed."""
+def test_a_response_from_elsewhere_never_fails_an_entry():
+    """If others succeed they aren't delayed; if none does, the store is probed."""
     foreign, attempts = StoreError("a proxy's answer"), FailureCounts()
 
     assert {
@@ -137,15 +137,15 @@ def test_an_answer_that_is_not_the_stores_never_fails_an_entry():
     assert classify_failure(foreign, attempts, LONGEST, successes=999).action is FailureAction.PARK
 
 
-def test_a_policy_reaches_another_process_whole():
-    """Every number travels; only how to draw does not."""
+def test_a_policy_is_sent_whole_to_another_process():
+    """Every number is sent; only the random source isn't."""
     policy = RetryPolicy(first_seconds=0.5, unknown_tries=3, denied_tries=7)
 
     assert RetryPolicy(**json.loads(json.dumps(policy.to_json()))) == policy
 
 
 def test_errors_of_this_machine_never_fail_an_entry():
-    """A full disk or too many open files pass; other errors of the system are counted."""
+    """A full disk or too many open files are transient; other system errors are counted."""
     codes = ["EMFILE", "ENFILE", "ENOMEM", "ENOSPC", "EDQUOT", "EINTR", "EIO"]
     errors = [OSError(getattr(errno, code), "of this machine") for code in codes] * 20
     counts = FailureCounts()
@@ -158,8 +158,8 @@ def test_errors_of_this_machine_never_fail_an_entry():
     assert counts.unknown == 1
 
 
-def test_an_answer_that_was_lost_stays_lost():
-    """One attempt may have succeeded, whatever becomes of the next ones."""
+def test_a_lost_answer_stays_lost():
+    """One attempt may have succeeded, whatever the next ones return."""
     counts = FailureCounts()
     classify_failure(TransientStoreError("refused"), counts, LONGEST, successes=0)
     assert not counts.is_answer_lost
@@ -174,7 +174,7 @@ def test_an_answer_that_was_lost_stays_lost():
 
 
 def test_one_outage_is_one_probe_for_all_threads():
-    """Threads that are denied at the same moment count it once; each probe that fails doubles the pause."""
+    """Threads that are denied at the same moment count once; each failed probe doubles the pause."""
     now = [100.0]
     health = StoreHealth(RetryPolicy(probe_first_seconds=2.0), lambda: now[0])
 
@@ -192,7 +192,7 @@ def test_one_outage_is_one_probe_for_all_threads():
 
 
 def test_resumed_uploads_are_logged_once(caplog):
-    """It is said where they had been parked, and not for each success."""
+    """The log has one line if uploads were parked, and none per success."""
     health = StoreHealth(LONGEST, lambda: 0.0)
     health.record_success()
     assert not caplog.messages
@@ -204,7 +204,7 @@ def test_resumed_uploads_are_logged_once(caplog):
 
 
 def test_failures_count_from_the_last_success():
-    """Back-off begins anew once the store has answered."""
+    """Back-off restarts once the store has answered."""
     health = StoreHealth(LONGEST, lambda: 0.0)
 
     assert [health.record_failure("a"), health.record_failure("b")] == [1, 2]
@@ -223,7 +223,7 @@ def test_credentials_are_renewed_once_for_each_denial():
         assert [health.wants_renewal(), health.wants_renewal()] == [True, False]
 
 
-def test_the_first_pauses_are_those_of_the_policy():
+def test_the_first_pauses_follow_the_policy():
     """The default is a second, and at most a minute; for probes, five minutes."""
     policy = RetryPolicy()
 

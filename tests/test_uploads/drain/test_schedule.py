@@ -1,4 +1,4 @@
-"""Which entry is next, with a clock that only moves when told."""
+"""Which entry is next, with a clock that moves only when told."""
 
 import itertools
 import threading
@@ -19,7 +19,7 @@ class Clock:
 
 @pytest.fixture
 def clock():
-    """Time that stands still."""
+    """A clock that stands still."""
     return Clock()
 
 
@@ -41,7 +41,7 @@ def test_entries_come_in_the_order_of_submission(schedule):
 
 
 def test_one_name_is_in_flight_once(schedule):
-    """The second version waits until the first has settled."""
+    """The second version waits until the first one has settled."""
     schedule.add([_folder(1, "a"), _folder(2, "a")])
     first = schedule.next(0)
 
@@ -52,8 +52,8 @@ def test_one_name_is_in_flight_once(schedule):
     assert schedule.next(0) == _folder(2, "a")
 
 
-def test_the_same_entry_announced_twice_is_worked_on_once(schedule):
-    """An announcement and a rescan may both bring it."""
+def test_an_entry_announced_twice_is_processed_once(schedule):
+    """An announcement and a rescan may both report it."""
     schedule.add([_folder(1, "a")])
     schedule.add([_folder(1, "a")])
 
@@ -62,8 +62,8 @@ def test_the_same_entry_announced_twice_is_worked_on_once(schedule):
     assert (schedule.next(0), schedule.counts()) == (None, (0, 1))
 
 
-def test_a_listing_that_is_out_of_date_brings_nothing_back(schedule):
-    """An entry that was delivered after the listing was made is not taken for a new one."""
+def test_an_outdated_listing_brings_nothing_back(schedule):
+    """An entry delivered after the listing was made isn't taken for a new one."""
     schedule.add([_folder(1, "a")])
     schedule.settle(schedule.next(0))
 
@@ -72,8 +72,8 @@ def test_a_listing_that_is_out_of_date_brings_nothing_back(schedule):
     assert schedule.counts() == (0, 0)
 
 
-def test_a_retry_waits_its_time_and_lets_others_pass(schedule, clock):
-    """One entry's back-off does not hold the others up."""
+def test_a_retry_waits_and_lets_others_pass(schedule, clock):
+    """One entry's back-off doesn't delay the others."""
     schedule.add([_folder(1, "a"), _folder(2, "b")])
     schedule.retry(schedule.next(0), 10)
 
@@ -83,8 +83,8 @@ def test_a_retry_waits_its_time_and_lets_others_pass(schedule, clock):
     assert schedule.next(0) == _folder(1, "a")
 
 
-def test_an_entry_is_held_until_what_it_comes_after_has_settled(schedule):
-    """A pointer is not given out again before its target is there."""
+def test_an_entry_waits_until_its_dependency_has_settled(schedule):
+    """A pointer isn't handed out before its target is there."""
     schedule.add([_folder(1, "target"), _folder(2, "pointer")])
     target, pointer = schedule.next(0), schedule.next(0)
 
@@ -96,7 +96,7 @@ def test_an_entry_is_held_until_what_it_comes_after_has_settled(schedule):
 
 
 def test_an_entry_after_a_failed_one_is_broken(schedule):
-    """What points at something that never arrived is not uploaded."""
+    """A pointer to something that never arrived isn't uploaded."""
     schedule.add([_folder(1, "target"), _folder(2, "pointer")])
     target, pointer = schedule.next(0), schedule.next(0)
     schedule.settle(target, failed=True)
@@ -104,8 +104,8 @@ def test_an_entry_after_a_failed_one_is_broken(schedule):
     assert schedule.check_dependencies(pointer, [identifier_of(target)]) is DependencyState.FAILED
 
 
-def test_an_entry_waits_for_the_newer_version_of_what_it_comes_after(schedule):
-    """When the target was replaced by a newer version, the pointer waits for that one."""
+def test_an_entry_waits_for_the_newer_version_of_its_dependency(schedule):
+    """If a newer version replaced the target, the pointer waits for that one."""
     schedule.add([_folder(1, "t"), _folder(2, "t"), _folder(3, "pointer")])
     old = schedule.next(0)
     schedule.settle(old, replaced_by=identifier_of(_folder(2, "t")))
@@ -127,7 +127,7 @@ def test_a_paused_store_gets_nothing(schedule, clock):
 
 
 def test_a_parked_store_is_probed_with_one_entry_at_a_time(schedule, clock):
-    """A store that denies is asked again with one entry, not with all of them."""
+    """A store that denies gets one entry, not all of them."""
     schedule.add([_folder(1, "a"), _folder(2, "b")])
     schedule.pause(5, probing_only=True)
     clock.now += 5
@@ -138,8 +138,8 @@ def test_a_parked_store_is_probed_with_one_entry_at_a_time(schedule, clock):
     assert schedule.next(0) == _folder(2, "b")
 
 
-def test_a_name_that_was_denied_makes_way_for_another_probe(schedule, clock):
-    """Of two that are due the next probe is not the one that was denied: it may be about its name, and the other would wait for ever."""
+def test_a_denied_name_makes_way_for_another_probe(schedule, clock):
+    """The next probe is another due entry, because the denial may concern only the first name."""
     schedule.add([_folder(1, "denied"), _folder(2, "b")])
     for _ in range(2):
         denied = schedule.next(0)
@@ -151,8 +151,8 @@ def test_a_name_that_was_denied_makes_way_for_another_probe(schedule, clock):
     assert schedule.next(0) == _folder(1, "denied")
 
 
-def test_a_name_that_was_denied_is_probed_where_there_is_no_other(schedule, clock):
-    """One entry alone is asked again."""
+def test_a_denied_name_is_probed_if_there_is_no_other(schedule, clock):
+    """A single entry is tried again."""
     schedule.add([_folder(1, "denied")])
     schedule.pause(5, probing_only=True)
     clock.now += 5
@@ -163,7 +163,7 @@ def test_a_name_that_was_denied_is_probed_where_there_is_no_other(schedule, cloc
 
 
 def test_a_pause_that_ends_by_itself_probes_nothing(schedule, clock):
-    """A store that asked to slow down gets as much as before afterwards, not one entry at a time."""
+    """A store that asked to slow down gets the full rate afterwards, not one entry at a time."""
     schedule.add([_folder(1, "a"), _folder(2, "b")])
     schedule.pause(5)
     clock.now += 5
@@ -182,13 +182,13 @@ def test_a_pause_ends_with_the_first_success(schedule):
 
 
 class Waiting:
-    """A thread that waits in `next` of its schedule when this is made."""
+    """A thread that is waiting in its schedule's `next` once this is constructed."""
 
     def __init__(self, *folders, paused=()):
         is_waiting, self._found, questions = threading.Event(), [], itertools.count()
 
         def clock():
-            # The second question of the thread is asked under the lock that waiting releases.
+            # The thread reads the clock a second time under the lock that waiting releases.
             if threading.current_thread() is self._thread and next(questions) == 1:
                 is_waiting.set()
             return 0.0
@@ -210,8 +210,8 @@ class Waiting:
         return self._found
 
 
-def test_a_thread_that_waits_gets_what_is_added():
-    """It is woken, not left to wait until its time is over."""
+def test_a_waiting_thread_gets_added_entries():
+    """It's woken at once, before its timeout."""
     waiting = Waiting()
 
     waiting.schedule.add([_folder(1, "a")])
@@ -219,8 +219,8 @@ def test_a_thread_that_waits_gets_what_is_added():
     assert waiting.found() == [_folder(1, "a")]
 
 
-def test_a_thread_that_waits_gets_the_next_version_once_the_one_before_has_settled():
-    """Likewise, and nothing has to be added for it."""
+def test_a_waiting_thread_gets_the_next_version_once_the_previous_one_has_settled():
+    """It's woken although nothing was added."""
     waiting = Waiting(_folder(1, "a"), _folder(2, "a"))
 
     waiting.schedule.settle(_folder(1, "a"))
@@ -229,8 +229,8 @@ def test_a_thread_that_waits_gets_the_next_version_once_the_one_before_has_settl
 
 
 @pytest.mark.parametrize("end", [Schedule.resume, Schedule.probe_now])
-def test_a_thread_that_waits_for_the_end_of_a_pause_hears_of_it(end):
-    """A store that has answered, or new credentials, end it before its time."""
+def test_a_waiting_thread_notices_the_end_of_a_pause(end):
+    """A store that answers, or new credentials, end the pause early."""
     waiting = Waiting(paused=[_folder(1, "a")])
 
     end(waiting.schedule)
@@ -238,8 +238,8 @@ def test_a_thread_that_waits_for_the_end_of_a_pause_hears_of_it(end):
     assert waiting.found() == [_folder(1, "a")]
 
 
-def test_a_success_ends_the_probing_that_new_credentials_began(schedule):
-    """All of the entries are handed out again, not one at a time."""
+def test_a_success_ends_the_probing_after_new_credentials(schedule):
+    """All entries are handed out again, not one at a time."""
     schedule.add([_folder(1, "a"), _folder(2, "b"), _folder(3, "c")])
     schedule.pause(300, probing_only=True)
     schedule.probe_now()
@@ -251,7 +251,7 @@ def test_a_success_ends_the_probing_that_new_credentials_began(schedule):
 
 
 def test_a_recovered_store_gets_entries_in_order_of_submission(schedule, clock):
-    """A name that was denied during the outage does not let others pass for ever."""
+    """A name denied during the outage doesn't stay behind forever."""
     schedule.add([_folder(1, "denied"), _folder(2, "b")])
     schedule.pause(5, probing_only=True)
     clock.now += 5
@@ -262,8 +262,8 @@ def test_a_recovered_store_gets_entries_in_order_of_submission(schedule, clock):
     assert [schedule.next(0), schedule.next(0)] == [_folder(1, "denied"), _folder(2, "b")]
 
 
-def test_a_pause_is_only_ever_made_longer(schedule, clock):
-    """A second thread that hears of the same trouble later does not end the pause of the first."""
+def test_a_pause_is_only_extended(schedule, clock):
+    """A second thread that reports the same trouble later doesn't shorten the first one's pause."""
     schedule.add([_folder(1, "a")])
     schedule.pause(10)
     schedule.pause(1)
@@ -274,8 +274,8 @@ def test_a_pause_is_only_ever_made_longer(schedule, clock):
     assert schedule.next(0) == _folder(1, "a")
 
 
-def test_a_probe_that_has_ended_makes_room_for_the_next(schedule, clock):
-    """Delivered or put back: one at a time are handed out until the store is well again."""
+def test_a_finished_probe_makes_room_for_the_next(schedule, clock):
+    """Whether it's delivered or put back, one at a time is handed out until the store recovers."""
     schedule.add([_folder(1, "a"), _folder(2, "b"), _folder(3, "c")])
     schedule.pause(5, probing_only=True)
     clock.now += 5
@@ -287,8 +287,8 @@ def test_a_probe_that_has_ended_makes_room_for_the_next(schedule, clock):
     assert schedule.next(0) == _folder(3, "c")
 
 
-def test_an_older_version_is_told_of_a_newer_one_that_was_delivered(schedule):
-    """The newest version counts, in whichever order they were delivered; other names do not."""
+def test_an_older_version_learns_of_a_delivered_newer_one(schedule):
+    """The newest version counts, in any order of delivery; other names don't."""
     older, newer, other = _folder(1, "a"), _folder(3, "a"), _folder(2, "b")
     assert schedule.delivered_after(older) is None
     schedule.note_delivered(newer)
@@ -298,7 +298,7 @@ def test_an_older_version_is_told_of_a_newer_one_that_was_delivered(schedule):
     assert [schedule.delivered_after(one) for one in (newer, _folder(4, "a"), other)] == [None, None, None]
 
 
-def test_a_retry_of_what_is_not_in_flight_changes_nothing(schedule):
+def test_a_retry_of_an_entry_not_in_flight_changes_nothing(schedule):
     """It was settled meanwhile, or another version of the name is in flight."""
     schedule.add([_folder(1, "a"), _folder(2, "a")])
     first = schedule.next(0)
@@ -310,7 +310,7 @@ def test_a_retry_of_what_is_not_in_flight_changes_nothing(schedule):
 
 
 def test_a_delay_holds_back_the_whole_line(schedule, clock):
-    """A newer version of a name that waits for its retry does not overtake it."""
+    """A newer version doesn't overtake one that waits for its retry."""
     schedule.add([_folder(1, "a")])
     schedule.retry(schedule.next(0), 10)
     schedule.add([_folder(2, "a")])
@@ -330,7 +330,7 @@ def test_an_unknown_dependency_is_looked_up_in_the_store(schedule):
 
 
 def test_the_last_sixteen_thousand_deliveries_are_remembered():
-    """Of more, the oldest are forgotten: memory does not grow with the run."""
+    """Older ones are forgotten, so memory doesn't grow with the run."""
     history = History()
     for number in range(3 * 16_384):
         history.record(str(number))
@@ -356,7 +356,7 @@ def test_new_credentials_end_a_pause_at_once(schedule):
 
 
 def test_stopping_ends_every_wait(schedule):
-    """After stop nothing is given out, whatever is ready."""
+    """After stop nothing is handed out, even if it's ready."""
     schedule.add([_folder(1, "a")])
     schedule.stop()
 

@@ -1,4 +1,4 @@
-"""The worker process: started at once, supervised, told of everything, gone when it should be."""
+"""The worker process: started at once, supervised, informed of everything, and ended in time."""
 
 import fcntl
 import os
@@ -26,7 +26,7 @@ LIMIT_SECONDS = 180
 
 @pytest.fixture
 def make_worker_queue(tmp_path, moto, prefix):
-    """Makes queues with a worker process, and closes them."""
+    """Creates queues with a worker process, and closes them."""
     queues = []
 
     def make(uri=None, **options):
@@ -48,8 +48,8 @@ def make_worker_queue(tmp_path, moto, prefix):
         queue.close(timeout_seconds=0)
 
 
-def test_remote_stores_get_a_worker_of_their_own(make_worker_queue, make_file, moto, prefix):
-    """A URI that leads over a network is served by another process; handles hear of the end."""
+def test_remote_stores_get_their_own_worker(make_worker_queue, make_file, moto, prefix):
+    """Another process serves a URI that leads over a network, and handles settle."""
     queue = make_worker_queue()
 
     outcome = queue.submit(make_file(), "a").result(LIMIT_SECONDS)
@@ -60,7 +60,7 @@ def test_remote_stores_get_a_worker_of_their_own(make_worker_queue, make_file, m
 
 
 def test_closing_ends_the_worker_and_frees_the_spool(make_worker_queue, make_file):
-    """Nothing outlives a queue that was closed in peace."""
+    """Nothing outlives a queue that closed normally."""
     queue = make_worker_queue()
     queue.submit(make_file(), "a").result(LIMIT_SECONDS)
 
@@ -72,7 +72,7 @@ def test_closing_ends_the_worker_and_frees_the_spool(make_worker_queue, make_fil
 
 
 def test_failures_arrive_with_their_reason(make_worker_queue, make_file, moto, prefix, caplog):
-    """What the worker logs and finds comes out in this process."""
+    """The worker's logs and findings appear in this process."""
     queue = make_worker_queue()
     queue.submit(make_file(content=b"1"), "a").result(LIMIT_SECONDS)
 
@@ -83,7 +83,7 @@ def test_failures_arrive_with_their_reason(make_worker_queue, make_file, moto, p
 
 
 def test_a_killed_worker_is_replaced_and_nothing_is_lost(make_worker_queue, make_file, moto, prefix, caplog):
-    """SIGKILL of the worker costs one message and no file; no wait hangs."""
+    """SIGKILL of the worker costs one message and no file, and no wait hangs."""
     queue = make_worker_queue()
     queue.submit(make_file(), "first").result(LIMIT_SECONDS)
 
@@ -95,18 +95,18 @@ def test_a_killed_worker_is_replaced_and_nothing_is_lost(make_worker_queue, make
     assert sum("worker ended" in record.message for record in caplog.records) == 1
 
 
-def test_an_outcome_that_the_worker_did_not_send_is_looked_up(make_worker_queue, make_file, moto, prefix):
-    """The delivery of an entry whose message was lost is found in the spool's own record."""
+def test_an_unreported_outcome_is_looked_up(make_worker_queue, make_file, moto, prefix):
+    """If the message of a delivery was lost, the queue finds it in the spool's log."""
     queue = make_worker_queue()
     queue.submit(make_file(), "first").result(LIMIT_SECONDS)
-    queue._drainer._on_settled = lambda *_: None  # Outcomes that are sent get lost; "idle" is heard.
+    queue._drainer._on_settled = lambda *_: None  # Reported outcomes get lost; "idle" arrives.
 
     handle = queue.submit(make_file(), "second")
 
     assert handle.result(LIMIT_SECONDS).state is UploadState.DONE
 
 
-def test_a_stopped_worker_never_blocks_the_training(make_worker_queue, make_file, moto, prefix):
+def test_a_stopped_worker_never_blocks_training(make_worker_queue, make_file, moto, prefix):
     """With the worker frozen and the pipe full, submit continues; afterwards everything arrives."""
     queue = make_worker_queue(workers=8)
     queue.submit(make_file(), "first").result(LIMIT_SECONDS)
@@ -130,7 +130,7 @@ def test_a_stopped_worker_never_blocks_the_training(make_worker_queue, make_file
 
 
 def test_a_worker_needs_a_uri(tmp_path):
-    """A store object cannot be sent to another process; a path can."""
+    """A store object can't be sent to another process; a path can."""
     from uploads import LocalStore
 
     with pytest.raises(ValueError, match="needs a store given by URI"):
@@ -140,7 +140,7 @@ def test_a_worker_needs_a_uri(tmp_path):
 def test_secrets_reach_the_worker_but_no_file(
     make_worker_queue, make_file, moto, prefix, tmp_path, monkeypatch
 ):
-    """Keys given as options go through the pipe; nothing under the spool holds them."""
+    """Keys given as options go through the pipe; no file of the spool has them."""
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
     secrets = {"aws_access_key_id": "AKIAABCDEFGHIJKLMNOP", "aws_secret_access_key": "hush-hush"}
@@ -154,7 +154,7 @@ def test_secrets_reach_the_worker_but_no_file(
 
 
 def upload_with(package_home, source, uri, folder, **options):
-    """Uploads a file by a program in a folder, with the package that is in `package_home`."""
+    """Uploads a file with a program in a folder, using the package in `package_home`."""
     program = (
         f"import sys; sys.path[0] = {str(package_home)!r}\n"
         "from uploads import UploadQueue\n"
@@ -173,7 +173,7 @@ def upload_with(package_home, source, uri, folder, **options):
 
 
 def test_a_folder_called_uploads_in_the_working_directory_is_not_run(make_file, moto, prefix, tmp_path):
-    """The worker is this package, wherever the training was started."""
+    """The worker runs this package, wherever training started."""
     (tmp_path / "uploads").mkdir()
     (tmp_path / "uploads/__init__.py").write_text("raise SystemExit('hijacked')")
     done = upload_with(Path(uploads.__file__).parents[1], make_file(), moto.uri(prefix), tmp_path)
@@ -181,8 +181,8 @@ def test_a_folder_called_uploads_in_the_working_directory_is_not_run(make_file, 
     assert done.stdout.strip() == "done", done.stderr
 
 
-def test_the_worker_is_the_package_that_the_training_imported(make_file, moto, prefix, tmp_path):
-    """A copy that is on `sys.path` alone, neither installed nor in the working directory, runs in both processes."""
+def test_the_worker_runs_the_package_that_training_imported(make_file, moto, prefix, tmp_path):
+    """A copy on `sys.path`, neither installed nor in the working directory, runs in both processes."""
     copy = shutil.copytree(Path(uploads.__file__).parent, tmp_path / "code" / "uploads")
     pids = tmp_path / "pids"
     with (copy / "drain" / "__init__.py").open("a", encoding="utf-8") as file:
@@ -194,8 +194,8 @@ def test_the_worker_is_the_package_that_the_training_imported(make_file, moto, p
     assert len(set(pids.read_text(encoding="utf-8").split())) == 2
 
 
-def test_the_worker_waits_as_the_policy_says(make_worker_queue, make_file):
-    """Twenty attempts at a server that is not there take the default policy minutes, this one a moment."""
+def test_the_worker_uses_the_policys_delays(make_worker_queue, make_file):
+    """Twenty attempts at an absent server take minutes by default, and a moment with this policy."""
     policy = RetryPolicy(first_seconds=0.001, cap_seconds=0.001)
     with refusing_port() as port:
         queue = make_worker_queue(f"s3://bucket?endpoint_url=http://127.0.0.1:{port}", policy=policy)
@@ -215,7 +215,7 @@ TORN = """read order; printf '{"settled": {"identi'"""
 
 
 class Programs:
-    """Starts these programs for a shell instead of workers, one after the other; None cannot be started."""
+    """Starts these programs for a shell in place of workers, one after the other; None can't be started."""
 
     def __init__(self, *programs, before_each=lambda number: None):
         self.programs = list(programs)
@@ -259,7 +259,7 @@ def test_a_worker_keeps_the_size_of_its_files_once(monkeypatch, own, expected):
 
 
 class DrainThatNotes:
-    """Notes what it is told."""
+    """Records what it is told."""
 
     def __init__(self):
         self.calls = []
@@ -274,7 +274,7 @@ class DrainThatNotes:
         self.calls.append(timeout_seconds)
 
 
-def test_announcements_that_have_gathered_are_added_at_once():
+def test_gathered_announcements_are_added_at_once():
     """A burst of entries takes the schedule's lock once, and commands keep their order."""
     commands, drain = SimpleQueue(), DrainThatNotes()
     for command in (*({"add": name} for name in "abc"), {"rescan": True}, {"add": "d"}, {"stop": 1.0}):
@@ -285,8 +285,8 @@ def test_announcements_that_have_gathered_are_added_at_once():
     assert drain.calls == [["a", "b", "c"], "rescan", ["d"], 1.0]
 
 
-def test_a_worker_that_is_killed_in_the_middle_of_a_line_is_replaced(caplog):
-    """Neither a torn line nor a successor that cannot be started at first ends the supervision."""
+def test_a_worker_killed_in_the_middle_of_a_line_is_replaced(caplog):
+    """Neither a torn line nor a successor that fails to start at first ends the supervision."""
     taken = threading.Event()
     link = _link(Programs(TORN, None, OBEDIENT), taken)
 
@@ -298,10 +298,10 @@ def test_a_worker_that_is_killed_in_the_middle_of_a_line_is_replaced(caplog):
     assert link._worker.process.returncode == 0
 
 
-def test_a_worker_that_is_being_started_while_the_queue_closes_ends(caplog):
-    """Who stops speaks to the worker that died.
+def test_a_worker_that_starts_while_the_queue_closes_ends(caplog):
+    """The stop command goes to the dead worker.
 
-    Its successor is told of it all the same, and does not stay.
+    Its successor still gets it, and ends.
     """
     starting = threading.Event()
 
@@ -321,8 +321,8 @@ def test_a_worker_that_is_being_started_while_the_queue_closes_ends(caplog):
     assert not link._thread.is_alive()
 
 
-def test_a_worker_that_hangs_is_killed_and_replaced(caplog):
-    """A worker that was stopped sends no heartbeats: the log says so, and its replacement takes the spool."""
+def test_a_hanging_worker_is_killed_and_replaced(caplog):
+    """A stopped worker sends no heartbeats: the log says so, and its replacement takes the spool."""
     taken = threading.Event()
     programs = Programs("kill -STOP $$", OBEDIENT)
     link = _link(programs, taken, silence_seconds=0.2)

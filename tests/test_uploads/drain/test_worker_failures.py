@@ -1,4 +1,4 @@
-"""Workers that die, are stopped or cannot be started, and trainers that are: no file waits for it longer than it must."""
+"""Dead, stopped or unstartable workers, and such trainers: no file waits longer than necessary."""
 
 import json
 import os
@@ -39,7 +39,7 @@ def make_worker_queue(tmp_path):
         queue.close(timeout_seconds=0)
 
 
-def test_a_file_that_kills_the_worker_keeps_no_other_back(make_worker_queue, make_file, moto, proxy, prefix):
+def test_a_file_that_kills_the_worker_delays_no_other(make_worker_queue, make_file, moto, proxy, prefix):
     """The worker dies at each attempt with the first file; the twenty behind it are delivered."""
     queue = make_worker_queue(
         moto.at(proxy.url).uri(prefix), workers=1, policy=RetryPolicy(first_seconds=20.0)

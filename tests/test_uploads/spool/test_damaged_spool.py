@@ -1,4 +1,4 @@
-"""Files of a spool that are not what the spool wrote: each costs itself, and the rest is delivered."""
+"""Damaged files of a spool: each affects only itself, and the rest is delivered."""
 
 import contextlib
 import errno
@@ -61,10 +61,10 @@ FILES = [
 
 @pytest.fixture(autouse=True)
 def _limit():
-    """A FIFO that is waited for would stop the tests."""
+    """Ends a test that waits for a FIFO."""
 
     def stop(*_):
-        raise KeyboardInterrupt  # Nothing that is tested may take it for an error of a file.
+        raise KeyboardInterrupt  # The code under test must not take it for an error of a file.
 
     before = signal.signal(signal.SIGALRM, stop)
     signal.alarm(LIMIT_SECONDS)
@@ -95,7 +95,7 @@ def _publish(spool, number, name):
 
 
 def _spool_with_everything(path):
-    """A spool with each kind of file in it; returns it and what stands for what in names of files."""
+    """A spool with each kind of file; returns it with the placeholders in file names."""
     spool = Spool(path)
     spool.create({"uri": "memory://store/"})
     (path / "quarantine").mkdir()
@@ -198,7 +198,7 @@ def test_a_log_torn_within_a_letter_does_not_stop_the_spool(make_queue, make_fil
     assert "1 lines of" in caplog.text
 
 
-def test_an_empty_manifest_among_what_is_done_is_put_into_quarantine(make_queue, make_file, tmp_path, caplog):
+def test_an_empty_manifest_of_a_delivered_entry_is_quarantined(make_queue, make_file, tmp_path, caplog):
     """A full disk left an empty manifest of a delivered entry; the spool stays usable, and `status` shows it."""
     spool = Spool(tmp_path / "spool")
     spool.create()
@@ -214,7 +214,7 @@ def test_an_empty_manifest_among_what_is_done_is_put_into_quarantine(make_queue,
     assert f"{folder} is damaged" in caplog.text
 
 
-def test_a_second_folder_of_an_entry_is_put_into_quarantine(make_queue, tmp_path):
+def test_a_second_folder_of_an_entry_is_quarantined(make_queue, tmp_path):
     """An entry that exists twice, as in a copied spool, is delivered once and doesn't stop the others."""
     spool, names = _spool_with_everything(tmp_path / "spool")
     shutil.copytree(spool.pending / names["VICTIM"], spool.inflight / names["VICTIM"])
@@ -227,7 +227,7 @@ def test_a_second_folder_of_an_entry_is_put_into_quarantine(make_queue, tmp_path
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_a_place_that_is_a_symlink_is_refused(tmp_path, place):
+def test_a_symlinked_state_folder_is_refused(tmp_path, place):
     """Files behind the link are neither read nor hidden."""
     (tmp_path / "spool" / place).parent.mkdir(parents=True)
     (tmp_path / "elsewhere").mkdir()
@@ -387,7 +387,7 @@ def test_a_delivery_frees_its_bytes_on_a_full_disk(tmp_path, monkeypatch):
 
 
 class SpoolThatTurns(Spool):
-    """One whose entry goes from pending to in flight, or back, each time before a place is listed."""
+    """A spool whose entry goes from pending to in flight, or back, before each listing."""
 
     turns = 0
 

@@ -1,4 +1,4 @@
-"""A disk that is full, broken, or has no descriptors left: what cannot be taken is refused, what was taken arrives."""
+"""A disk that is full, broken, or out of descriptors: refused files are reported, accepted files arrive."""
 
 import errno
 import os
@@ -87,7 +87,7 @@ def test_each_call_of_submit_pointer_may_fail(make_queue, make_file, gate, monke
     assert queue.drain(LIMIT_SECONDS).remaining == ()
 
 
-def test_a_refusal_is_raised_where_that_is_asked_for(make_queue, make_file, monkeypatch):
+def test_a_refusal_raises_on_request(make_queue, make_file, monkeypatch):
     """With `raise_errors` you get SpoolFullError with the error of the disk."""
     queue = make_queue(MemoryStore(), raise_errors=True)
     target = queue.submit(make_file(), "target")
@@ -103,7 +103,7 @@ def test_a_refusal_is_raised_where_that_is_asked_for(make_queue, make_file, monk
 @pytest.mark.parametrize("code", CODES.values(), ids=CODES)
 def test_each_call_of_an_upload_may_fail(make_queue, make_file, gate, monkeypatch, code, short):
     """Whichever call of an uploading thread fails, the file arrives, its handle settles, and its line is logged."""
-    # What could not be noted is looked for so often.
+    # The queue looks this often for what couldn't be logged.
     monkeypatch.setattr("uploads.drain.drain._RESCAN_SECONDS", 0.1)
     monkeypatch.setattr("uploads.drain.drain._TICK_SECONDS", 0.1)
     store = MemoryStore()

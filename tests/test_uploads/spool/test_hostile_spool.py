@@ -1,4 +1,4 @@
-"""A foreign spool: nothing outside it is read, written or removed, whatever it holds."""
+"""A hostile spool: nothing outside it is read, written or removed, whatever it contains."""
 
 import json
 import os
@@ -30,7 +30,7 @@ def spool(tmp_path):
 
 @pytest.fixture
 def outside(tmp_path):
-    """A file that a hostile spool wants."""
+    """A file that a hostile spool tries to reach."""
     path = tmp_path / "outside/secret"
     path.parent.mkdir()
     path.write_bytes(b"secret")
@@ -54,7 +54,7 @@ def _record(name):
 
 
 def _plant(spool, name="a", **changes):
-    """An entry as one could write it with an editor; returns its folder."""
+    """Writes an entry as an editor could; returns its folder."""
     record = _record(name) | changes
     folder = spool.pending / folder_name(1, name_key(record["remote_name"]), IDENTIFIER)
     folder.mkdir()

@@ -1,4 +1,4 @@
-"""What dead processes left: half-staged files, spools that are not opened again, bytes that count."""
+"""Leftovers of dead processes: half-staged files, abandoned spools, and bytes that count."""
 
 import errno
 import fcntl
@@ -54,7 +54,7 @@ def _run(program, *arguments):
 
 @pytest.fixture
 def as_other_host(monkeypatch):
-    """The host is called something else from here on."""
+    """Gives the host another name from here on."""
     monkeypatch.setattr("socket.gethostname", lambda: "renamed")
 
 

@@ -1,4 +1,4 @@
-"""Sources that are not quiet regular files: they are refused whole, or taken as they were at one moment."""
+"""Sources that change or aren't regular files: they are refused whole, or copied at one moment."""
 
 import errno
 import fcntl
@@ -216,7 +216,7 @@ def test_a_hole_of_a_terabyte_is_refused_for_want_of_room(make_queue, tmp_path):
 
 
 class DrainerThatRemembers:
-    """Stands for what uploads; notes in which order it gets entries."""
+    """An uploader that records the order of its entries."""
 
     def __init__(self):
         self.heard = []
@@ -251,7 +251,7 @@ def test_versions_of_one_name_are_announced_in_the_order_of_their_numbers(make_q
 
 @pytest.fixture
 def replaced_while_read(monkeypatch):
-    """Has another file renamed onto a path when it is first read, so many times in a row."""
+    """Has another file renamed onto a path at its first reads, the given number of times."""
 
     def start(path, *contents):
         left, real = list(contents), os.preadv

@@ -1,4 +1,4 @@
-"""What a loss of power leaves of a spool, at every moment of its life, and what the next drain makes of that."""
+"""A power loss at every moment of a spool's life, and the next drain."""
 
 import os
 
@@ -16,7 +16,7 @@ CONTENTS = {"small": b"small bytes", "moved": b"moved bytes", "large": LARGE, "a
 
 
 class MarkingStore(MemoryStore):
-    """Marks in the disk's record what it has taken."""
+    """Marks in the disk's record what it has accepted."""
 
     def __init__(self, disk):
         super().__init__()
@@ -46,7 +46,7 @@ def _submit_all(queue, disk, folder):
 
 
 def _recorded_life(tmp_path, monkeypatch, durability):
-    """Four files are submitted, flushed where that is not done at once, and delivered, in this order."""
+    """Submits, flushes and delivers four files, in this order."""
     disk = RecordedDisk(tmp_path / "disk")
     disk.root.mkdir()
     (tmp_path / "user").mkdir()
@@ -64,7 +64,7 @@ def _recorded_life(tmp_path, monkeypatch, durability):
             timeouts=Timeouts(give_back_seconds=LIMIT_SECONDS),
         )
         queue._flusher._sync_disk = disk.sync_disk
-        queue._flusher._delay_seconds = 2 * LIMIT_SECONDS  # Until it is stopped, however slow this thread is.
+        queue._flusher._delay_seconds = 2 * LIMIT_SECONDS  # Until it's stopped, however slow this thread is.
         queue._drainer._schedule.pause(3600)
         _submit_all(queue, disk, folder)
         queue._flusher.stop(LIMIT_SECONDS)
@@ -80,7 +80,7 @@ def _marks(disk, crash, kind):
 
 
 def _drained(disk, folder, crash, last_name, turn):
-    """The store after the power came back and the spool was resumed, and the names of what is in failed/."""
+    """The store after the power came back and the spool was resumed, and the names in failed/."""
     disk.rebuild(folder, crash, last_name=last_name, turn=turn)
     store = MemoryStore()
     store.objects.update(dict(_marks(disk, crash, "stored")))
@@ -95,14 +95,14 @@ def _drained(disk, folder, crash, last_name, turn):
 
 
 def _moments(disk):
-    """Every moment after the spool was made, in turn with the most and the least of the names that may be missing, and all the fates of the bytes."""
+    """Yields every moment of the spool, with the most and fewest names missing and all fates of its bytes."""
     for crash in range(16, len(disk.operations) + 1):
         yield crash, (0 if crash // 4 % 2 else crash), crash
 
 
 @pytest.mark.parametrize("durability", ["power", "process"])
-def test_a_loss_of_power_at_any_moment_keeps_what_was_promised(tmp_path, monkeypatch, durability):
-    """With "power" every accepted file arrives; with "process" every file that was a second old."""
+def test_a_power_loss_at_any_moment_keeps_what_was_promised(tmp_path, monkeypatch, durability):
+    """With "power" every accepted file arrives; with "process" every file older than a second."""
     disk = _recorded_life(tmp_path, monkeypatch, durability)
     moments = list(_moments(disk))
 
@@ -121,4 +121,4 @@ def test_a_loss_of_power_at_any_moment_keeps_what_was_promised(tmp_path, monkeyp
         lost += len(set(accepted) - set(objects))
 
     assert len(moments) > 100
-    assert (lost > 0) == (durability == "process")  # Else the model loses nothing, and proves nothing.
+    assert (lost > 0) == (durability == "process")  # Otherwise the model loses nothing, and proves nothing.

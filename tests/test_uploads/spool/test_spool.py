@@ -1,4 +1,4 @@
-"""The folder of entries: what a crash leaves, what damage does, who owns it."""
+"""The folder of entries: crashes, damage, ownership."""
 
 import contextlib
 import errno
@@ -65,7 +65,7 @@ def _publish(spool, one):
     return one.folder
 
 
-def test_an_entry_survives_the_way_through_every_state(spool):
+def test_an_entry_passes_through_every_state(spool):
     """Pending → inflight → pending → inflight → done leaves one line and no folder."""
     folder = _publish(spool, _entry())
     assert spool.list_pending() == [folder]
@@ -93,8 +93,8 @@ def _spares(spool):
 
 
 @pytest.mark.parametrize("is_other", [False, True], ids=["in threads", "by another process"])
-def test_the_next_entry_takes_the_folder_of_a_delivered_one(spool, monkeypatch, is_other):
-    """Staging makes no folder where one is left, and finds nothing of the earlier entry in it."""
+def test_the_next_entry_reuses_the_folder_of_a_delivered_one(spool, monkeypatch, is_other):
+    """Staging creates no folder if one is left, and finds nothing of the earlier entry in it."""
     made, mkdir = [], os.mkdir
     monkeypatch.setattr(os, "mkdir", lambda *arguments: made.append(arguments) or mkdir(*arguments))
     _publish(spool, _entry(1))
@@ -107,8 +107,8 @@ def test_the_next_entry_takes_the_folder_of_a_delivered_one(spool, monkeypatch, 
     assert _names(spool.pending / folder) == ["data", "entry.json"]
 
 
-def test_a_folder_that_another_process_took_is_not_missed(spool):
-    """Of two processes that found one folder, one takes it, and the other makes a new one."""
+def test_a_folder_taken_by_another_process_is_replaced(spool):
+    """If two processes find one folder, one takes it, and the other creates a new one."""
     _publish(spool, _entry(1))
     _deliver(spool, _entry(1))
     assert Spool(spool.path).new_folder().is_dir()
@@ -116,8 +116,8 @@ def test_a_folder_that_another_process_took_is_not_missed(spool):
     assert _publish(spool, _entry(2)) in spool.list_pending()
 
 
-def test_a_folder_with_notes_takes_no_other_entry(spool):
-    """Attempts of a delivered entry are not those of the next one."""
+def test_a_folder_with_notes_is_not_reused(spool):
+    """The next entry must not inherit attempts of a delivered one."""
     folder = _publish(spool, _entry(1))
     note_attempts(spool.pending / folder, Attempts(3, "away"))
 
@@ -126,8 +126,8 @@ def test_a_folder_with_notes_takes_no_other_entry(spool):
     assert (_spares(spool), _names(spool.done)) == ([], [])
 
 
-def test_folders_of_delivered_entries_are_few_and_do_not_stay(spool, monkeypatch):
-    """The oldest go first; at the end, and before a queue starts, all go but one that is in use."""
+def test_few_folders_of_delivered_entries_are_kept(spool, monkeypatch):
+    """The oldest go first; at the end, and before a queue starts, all but one in use go."""
     monkeypatch.setattr("uploads.spool.spool._MAX_SPARES", 2)
     entries = [_entry(number) for number in range(1, 6)]
     for one in entries:
@@ -144,7 +144,7 @@ def test_folders_of_delivered_entries_are_few_and_do_not_stay(spool, monkeypatch
 
 
 class SpoolThatMoves(Spool):
-    """One whose entry is taken for uploading between the look for it and the reading."""
+    """A spool whose entry moves to in flight between a lookup and the read."""
 
     def place_of(self, folder):
         place = super().place_of(folder)
@@ -153,8 +153,8 @@ class SpoolThatMoves(Spool):
         return place
 
 
-def test_an_entry_is_found_while_it_changes_its_place(spool):
-    """Reading an entry during a rename returns the entry, not nothing."""
+def test_an_entry_is_found_while_it_moves(spool):
+    """Reading an entry during a rename returns the entry, not None."""
     folder = _publish(spool, _entry(name="a"))
 
     entry = SpoolThatMoves(spool.path).entry_of(folder)
@@ -164,8 +164,8 @@ def test_an_entry_is_found_while_it_changes_its_place(spool):
     assert spool.list_inflight() == [folder]
 
 
-def test_an_entry_that_is_put_back_between_two_looks_is_not_called_gone(spool, monkeypatch):
-    """It was not pending yet, and is no longer in flight: it is looked for once more."""
+def test_an_entry_put_back_between_two_lookups_is_found(spool, monkeypatch):
+    """It wasn't pending yet, and is no longer in flight, so the spool looks again."""
     folder = _publish(spool, _entry())
     spool.claim(folder)
     looked = os.path.isdir
@@ -181,7 +181,7 @@ def test_an_entry_that_is_put_back_between_two_looks_is_not_called_gone(spool, m
     assert spool.state_of(folder) is UploadState.PENDING
 
 
-def test_an_entry_that_lost_its_manifest_is_not_looked_for_for_ever(spool):
+def test_the_search_for_an_entry_without_a_manifest_ends(spool):
     """What cannot be found ends the search."""
     folder = _publish(spool, _entry(name="a"))
     (spool.pending / folder / "entry.json").unlink()
@@ -190,7 +190,7 @@ def test_an_entry_that_lost_its_manifest_is_not_looked_for_for_ever(spool):
     assert spool.entry_of("000000000009-0000000000000000-0000000000000000") is None
 
 
-def test_the_name_of_a_folder_says_what_its_manifest_does():
+def test_a_folders_name_matches_its_manifest():
     """A listing gives order and identity without opening manifests."""
     entry = _entry(123, "name")
 
@@ -203,10 +203,10 @@ def test_the_name_of_a_folder_says_what_its_manifest_does():
 
 
 @pytest.mark.parametrize("is_claimed", [True, False])
-def test_an_entry_whose_name_cannot_be_synced_is_refused_unless_it_is_in_flight(
+def test_an_entry_whose_name_cannot_be_synced_is_refused_unless_in_flight(
     spool, monkeypatch, caplog, is_claimed
 ):
-    """With durability="power": it is staged as before, and raises; or it can no longer be refused, which is said."""
+    """With durability="power" `submit` raises, or logs that the entry can no longer be refused."""
     entry, staged = _entry(), spool.new_folder()
     (staged / "data").write_bytes(b"x")
     spool.write_manifest(staged, entry)
@@ -233,7 +233,7 @@ def test_an_entry_whose_name_cannot_be_synced_is_refused_unless_it_is_in_flight(
 
 
 def test_a_failed_entry_keeps_its_bytes_and_its_reason(spool):
-    """failed/ is a quarantine, not a bin."""
+    """failed/ is a quarantine, and deletes nothing."""
     folder = _publish(spool, _entry())
     spool.claim(folder)
 
@@ -244,8 +244,8 @@ def test_a_failed_entry_keeps_its_bytes_and_its_reason(spool):
     assert read_reason(place).reason == "taken"
 
 
-def test_a_failed_entry_that_is_retried_is_not_logged_as_failed(spool, monkeypatch):
-    """That holds where the process is killed during the retry, and the next one after the upload, before its line."""
+def test_a_retried_failed_entry_is_not_logged_as_failed(spool, monkeypatch):
+    """The process may be killed during the retry, and the next one after the upload, before its log line."""
     folder = _publish(spool, _entry())
     spool.claim(folder)
     spool.settle(folder, Outcome("0000000000000001", "a", UploadState.CONFLICT, reason="taken"))
@@ -265,8 +265,8 @@ def test_a_failed_entry_that_is_retried_is_not_logged_as_failed(spool, monkeypat
     assert [outcome.state for outcome in spool.delivered()] == [UploadState.DONE]
 
 
-def test_recovering_returns_what_was_in_flight_and_files_what_was_done(spool):
-    """After a crash interrupted uploads wait again and delivered ones are noted."""
+def test_recovering_requeues_interrupted_uploads_and_logs_delivered_ones(spool):
+    """Both happen after a crash."""
     flying, landed = _publish(spool, _entry(1, "a")), _publish(spool, _entry(2, "b"))
     spool.claim(flying)
     spool.claim(landed)
@@ -280,14 +280,14 @@ def test_recovering_returns_what_was_in_flight_and_files_what_was_done(spool):
 
 
 class SpoolThatDies(Spool):
-    """One whose process is killed before the line of an entry that has ended."""
+    """A spool whose process is killed before it logs an ended entry."""
 
     def log_delivered(self, folder, outcome):
         raise KeyboardInterrupt
 
 
 def test_a_superseded_entry_is_not_logged_as_delivered_after_a_crash(spool):
-    """A retry, or `verify`, would take the old version for one that is in the store."""
+    """A retry, or `verify`, would otherwise expect the old version in the store."""
     folder = _publish(spool, _entry())
     superseded = Outcome("0000000000000001", "a", UploadState.SUPERSEDED, superseded_by="2" * 16)
     with pytest.raises(KeyboardInterrupt):
@@ -329,7 +329,7 @@ def test_a_damaged_manifest_differs_from_an_unreadable_disk(spool, damage):
 
 
 def test_a_manifest_of_another_entry_is_refused(spool):
-    """An entry whose manifest was swapped is not uploaded under the wrong name."""
+    """An entry with a swapped manifest isn't uploaded under the wrong name."""
     folder = _publish(spool, _entry(1, "a"))
     (spool.pending / folder / "entry.json").write_text(_entry(2, "b").to_text())
 
@@ -337,8 +337,8 @@ def test_a_manifest_of_another_entry_is_refused(spool):
         Entry.read(spool.pending / folder)
 
 
-def test_a_torn_line_is_passed_over_and_mended(tmp_path, spool):
-    """A crash in the middle of a line costs that line alone."""
+def test_a_torn_line_is_skipped_and_repaired(tmp_path, spool):
+    """A crash in the middle of a line loses only that line."""
     log = spool.path / "delivered.jsonl"
     log.write_text('{"identifier": "1", "remote_name": "a", "st')
 
@@ -347,8 +347,8 @@ def test_a_torn_line_is_passed_over_and_mended(tmp_path, spool):
     assert [outcome.remote_name for outcome in spool.delivered()] == ["b"]
 
 
-def test_a_log_that_is_renamed_between_its_two_openings_is_read_once(spool, monkeypatch):
-    """The process that uploads renames it at its limit, while another one looks up what was delivered."""
+def test_a_log_renamed_between_its_two_openings_is_read_once(spool, monkeypatch):
+    """The uploading process renames it at its limit while another one looks up deliveries."""
     log = spool.path / "delivered.jsonl"
     append_line(log, json.dumps(Outcome("2", "b", UploadState.DONE).to_json()))
     opened = os.open
@@ -364,8 +364,8 @@ def test_a_log_that_is_renamed_between_its_two_openings_is_read_once(spool, monk
     assert [outcome.remote_name for outcome in spool.delivered()] == ["b"]
 
 
-def test_a_spool_from_the_future_is_refused(tmp_path):
-    """A newer format is left alone."""
+def test_a_spool_of_a_newer_format_is_refused(tmp_path):
+    """Nothing in it changes."""
     (tmp_path / "spool.json").write_text('{"version": 99}')
 
     with pytest.raises(SpoolUnusableError, match="version 1"):
@@ -373,14 +373,14 @@ def test_a_spool_from_the_future_is_refused(tmp_path):
 
 
 def test_a_spool_that_cannot_be_created_is_unusable(tmp_path):
-    """A spool that cannot be written is refused when the queue is made."""
+    """The queue's constructor refuses a spool that can't be written."""
     (tmp_path / "file").write_text("in the way")
 
     with pytest.raises(SpoolUnusableError, match="must be a writable folder"):
         Spool(tmp_path / "file").create()
 
 
-def test_a_spool_is_for_this_user_alone(spool):
+def test_a_spool_is_private_to_this_user(spool):
     """Folders are 0700 and files 0600, whatever the umask."""
     folder = _publish(spool, _entry())
 
@@ -388,8 +388,8 @@ def test_a_spool_is_for_this_user_alone(spool):
     assert (spool.pending / folder / "entry.json").stat().st_mode & 0o777 == 0o600
 
 
-def test_a_lock_is_one_process_at_a_time_and_names_it(tmp_path):
-    """The second to ask is told who was first."""
+def test_a_lock_has_one_owner_and_names_it(tmp_path):
+    """The second process learns who was first."""
     first, second = OwnerLock(tmp_path / "lock", "queue"), OwnerLock(tmp_path / "lock", "resume")
     first.take()
 
@@ -402,8 +402,8 @@ def test_a_lock_is_one_process_at_a_time_and_names_it(tmp_path):
     assert owner_of(tmp_path / "lock") is None
 
 
-def test_a_file_in_the_place_of_a_folder_makes_way_for_a_private_one(spool):
-    """It is put into quarantine; nobody else may look into what comes instead."""
+def test_a_file_in_place_of_a_folder_is_replaced_by_a_private_folder(spool):
+    """The file is quarantined; nobody else may read the new folder."""
     (spool.path / "tmp").rmdir()
     (spool.path / "tmp").write_text("in the way")
 
@@ -414,7 +414,7 @@ def test_a_file_in_the_place_of_a_folder_makes_way_for_a_private_one(spool):
 
 
 class SpoolThatIsRepairedByTwo(Spool):
-    """One that another process repairs at the same time."""
+    """A spool that another process repairs at the same time."""
 
     def quarantine(self, path, problem):
         super().quarantine(path, problem)
@@ -422,7 +422,7 @@ class SpoolThatIsRepairedByTwo(Spool):
 
 
 def test_two_processes_may_repair_a_spool_at_once(spool):
-    """The second finds the folder that the first has made."""
+    """The second finds the folder that the first created."""
     spool.pending.rmdir()
     spool.pending.write_text("in the way")
 
@@ -432,8 +432,8 @@ def test_two_processes_may_repair_a_spool_at_once(spool):
     assert len(spool.list_quarantined()) == 1
 
 
-def test_a_link_in_the_place_of_data_is_not_synced(spool, tmp_path):
-    """What it leads to is none of the spool's files."""
+def test_a_link_in_place_of_data_is_not_synced(spool, tmp_path):
+    """Its target isn't a file of the spool."""
     folder = _publish(spool, _entry())
     (spool.pending / folder / "data").unlink()
     (tmp_path / "elsewhere").write_text("x")
@@ -444,7 +444,7 @@ def test_a_link_in_the_place_of_data_is_not_synced(spool, tmp_path):
 
 
 def test_attempts_that_ended_with_their_process_are_counted(tmp_path):
-    """Their answer may be lost; that of an attempt that failed is not, unless it is said."""
+    """Their answer may be lost; the answer to a failed attempt is lost only if it says so."""
     assert [note_interruption(tmp_path), note_interruption(tmp_path)] == [1, 2]
     note_attempts(tmp_path, Attempts(4, "503"))
     assert read_attempts(tmp_path) == Attempts(4, "503", is_answer_lost=False)
@@ -454,7 +454,7 @@ def test_attempts_that_ended_with_their_process_are_counted(tmp_path):
 
 
 def test_a_reboot_is_suspect_only_before_bytes_are_synced(tmp_path):
-    """They are safe in the same boot, once they are on the disk, and where they were synced at once."""
+    """Bytes are safe in the same boot, once they're on the disk, and if they were synced at once."""
     lost = [
         may_have_lost_bytes(tmp_path, _entry(boot=boot), now)
         for boot, now in (("a", "b"), ("a", "a"), ("", "b"))
@@ -466,7 +466,7 @@ def test_a_reboot_is_suspect_only_before_bytes_are_synced(tmp_path):
 
 
 def test_a_manifest_of_another_version_is_refused():
-    """Its fields may mean something else."""
+    """Its fields may have another meaning."""
     text = _entry().to_text()
     assert Entry.parse(text.encode()) == _entry()
 
@@ -474,8 +474,8 @@ def test_a_manifest_of_another_version_is_refused():
         Entry.parse(text.replace('"version": 1', '"version": 2').encode())
 
 
-def test_a_lock_names_its_owner_over_whatever_the_file_said(tmp_path):
-    """A longer text of an earlier owner leaves nothing behind it."""
+def test_a_lock_names_its_owner_over_any_earlier_text(tmp_path):
+    """A longer text of an earlier owner leaves nothing behind."""
     (tmp_path / "lock").write_text("x" * 2000)
     lock = OwnerLock(tmp_path / "lock", "queue")
     lock.take()
@@ -486,7 +486,7 @@ def test_a_lock_names_its_owner_over_whatever_the_file_said(tmp_path):
 
 
 def test_a_released_lock_is_free_while_a_child_has_its_file_open(tmp_path):
-    """A process that was forked meanwhile shares the file, and may live for long."""
+    """A process forked meanwhile shares the file, and may live long."""
     first, second = OwnerLock(tmp_path / "lock", "queue"), OwnerLock(tmp_path / "lock", "resume")
     first.take()
     shared = os.dup(first._fd)
@@ -514,7 +514,7 @@ def test_nothing_in_the_spool_can_run_code():
 
 
 def test_reading_a_spool_does_not_lock_it(tmp_path, monkeypatch):
-    """`status` holds the lock for an instant; a process that wants to own the spool at that instant waits for it."""
+    """`status` holds the lock for an instant; a process that wants the spool at that instant waits."""
     path = tmp_path / "lock"
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT)
     fcntl.flock(descriptor, fcntl.LOCK_SH)
@@ -535,8 +535,8 @@ def test_reading_a_spool_does_not_lock_it(tmp_path, monkeypatch):
     lock.release()
 
 
-def test_the_disk_gets_an_entry_that_moves_while_it_is_written_out(spool):
-    """An entry that is taken for uploading between the look and the fsync is synced all the same."""
+def test_an_entry_that_moves_during_its_sync_reaches_the_disk(spool):
+    """An entry that moves to in flight between the lookup and the fsync is still synced."""
     folder = _publish(spool, _entry())
     places = []
 
@@ -554,8 +554,8 @@ def test_the_disk_gets_an_entry_that_moves_while_it_is_written_out(spool):
     assert flusher.suspect == 0
 
 
-def test_a_large_file_that_is_taken_while_it_is_written_out_is_known_to_be_on_the_disk(spool):
-    """It is noted where the entry is then."""
+def test_a_large_file_taken_during_its_sync_is_known_to_be_on_the_disk(spool):
+    """This is noted at the entry's new place."""
     entry = _entry(boot="before")
     folder = _publish(spool, entry)
 
@@ -572,7 +572,7 @@ def test_a_large_file_that_is_taken_while_it_is_written_out_is_known_to_be_on_th
     assert flusher.suspect == 0
 
 
-def test_a_burst_that_the_disk_did_not_take_is_counted_and_said(spool, caplog):
+def test_a_burst_that_the_disk_refused_is_counted_and_logged(spool, caplog):
     """None of its entries is noted as being on the disk."""
     entries = [_entry(number, f"n{number}", boot="before") for number in range(1, 11)]
 
@@ -590,7 +590,7 @@ def test_a_burst_that_the_disk_did_not_take_is_counted_and_said(spool, caplog):
 
 
 def test_a_burst_of_large_files_is_known_to_be_on_the_disk(tmp_path):
-    """Written out in one pass, after the loss of power none of them is suspected for its zeros."""
+    """They're synced in one pass; after a power loss their zeros aren't suspect."""
     spool = Spool(tmp_path / "spool", boot="before")
     spool.create()
     entries = [_entry(number, f"n{number}", boot="before") for number in range(1, 11)]
@@ -609,8 +609,8 @@ def test_a_burst_of_large_files_is_known_to_be_on_the_disk(tmp_path):
     ] == []
 
 
-def test_one_thread_syncs_whatever_comes(spool):
-    """It does not keep the program from ending, and has ended when it was stopped."""
+def test_one_thread_syncs_every_entry(spool):
+    """It doesn't keep the program from exiting, and ends when stopped."""
     before = threading.enumerate()
     flusher = Flusher(spool, delay_seconds=60.0)
 
@@ -624,8 +624,8 @@ def test_one_thread_syncs_whatever_comes(spool):
 
 
 @pytest.mark.parametrize("is_tried_again", [True, False])
-def test_entries_are_synced_though_a_thread_could_not_be_started(spool, monkeypatch, caplog, is_tried_again):
-    """The thread that the next entry starts does it, or the end of the spool. Submitting does not fail."""
+def test_entries_are_synced_even_if_a_thread_could_not_start(spool, monkeypatch, caplog, is_tried_again):
+    """The next entry's thread syncs them, or the end of the spool does. Submitting doesn't fail."""
     synced, folders = [], [_entry(1).folder, _entry(2).folder]
     flusher = Flusher(spool, delay_seconds=0.0, fsync=lambda place: synced.append(place.name))
 
@@ -644,7 +644,7 @@ def test_entries_are_synced_though_a_thread_could_not_be_started(spool, monkeypa
 
 
 def test_an_idle_spool_is_not_synced(spool, monkeypatch):
-    """The thread waits for the next entry, and leaves the disk alone until then."""
+    """The thread waits for the next entry, and doesn't touch the disk until then."""
     synced, again, calls = threading.Event(), threading.Event(), []
 
     def fsync(descriptor):
@@ -662,10 +662,10 @@ def test_an_idle_spool_is_not_synced(spool, monkeypatch):
     flusher.stop(60)
 
 
-def test_a_spool_that_is_recreated_is_whole_when_it_can_be_staged_in(tmp_path, monkeypatch):
+def test_a_recreated_spool_is_complete_before_it_can_be_used(tmp_path, monkeypatch):
     """Two threads may find it deleted at once.
 
-    A process that sees `tmp/`, which the other has made, finds all that an entry needs.
+    A process that sees `tmp/`, created by the other, finds everything that an entry needs.
     """
     disk = RecordedDisk(tmp_path / "disk")
     disk.root.mkdir()

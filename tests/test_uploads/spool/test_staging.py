@@ -1,4 +1,4 @@
-"""Taking a file's bytes: what is copied, what is refused, what changes meanwhile."""
+"""Staging a file's bytes: what is copied, what is refused, and changes meanwhile."""
 
 import errno
 import fcntl
@@ -37,7 +37,7 @@ def measure_to_move(source):
 
 @pytest.mark.parametrize("content", [b"", b"x", LARGE], ids=["empty", "small", "large"])
 def test_a_copy_has_the_bytes_and_their_checksum(make_file, tmp_path, content):
-    """A file of any size, also none, is copied whole; a large one is read for its checksum only if it is asked for."""
+    """A file of any size, even an empty one, is copied whole; a large one has a checksum only on request."""
     source = make_file(content=content)
 
     staged = stage_copy(source, tmp_path / "data")
@@ -52,7 +52,7 @@ def test_a_copy_has_the_bytes_and_their_checksum(make_file, tmp_path, content):
 
 @pytest.mark.parametrize("mode", [0o400, 0o640, 0o755])
 def test_a_copy_has_the_permissions_of_its_source(make_file, tmp_path, mode):
-    """A store of files gives them to the object."""
+    """A store in a folder gives them to the object."""
     source = make_file()
     source.chmod(mode)
 
@@ -62,7 +62,7 @@ def test_a_copy_has_the_permissions_of_its_source(make_file, tmp_path, mode):
 
 
 def test_a_link_shares_the_file_and_knows_its_checksum(make_file, tmp_path):
-    """With link=True no bytes are copied, but they are read to be known again."""
+    """With link=True no bytes are copied, but they're read for the checksum."""
     source = make_file(content=b"shared")
 
     staged = stage_link(source, tmp_path / "data")
@@ -87,7 +87,7 @@ def test_a_hole_in_a_sparse_file_is_copied_as_zeros(tmp_path):
     "take", [stage_copy, stage_link, lambda source, _: measure_to_move(source)], ids=["copy", "link", "move"]
 )
 def test_anything_but_a_readable_file_is_refused(tmp_path, take):
-    """A folder, a FIFO, a device, a missing or NUL path are refused at once, without hanging."""
+    """A folder, a FIFO, a device, and a missing or NUL path are refused at once, without hanging."""
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "fifo")
 
@@ -108,7 +108,7 @@ def test_an_unreadable_file_is_refused(make_file, tmp_path):
 
 
 def test_a_symlink_is_followed_by_a_copy_and_refused_by_a_move(make_file, tmp_path):
-    """A copy takes the bytes behind a link; a move of a link would take only the link."""
+    """A copy takes the target's bytes; a move would take only the link."""
     link = tmp_path / "link"
     link.symlink_to(make_file(content=b"behind"))
 
@@ -121,9 +121,9 @@ def test_a_symlink_is_followed_by_a_copy_and_refused_by_a_move(make_file, tmp_pa
 
 @pytest.fixture
 def written_while_read(monkeypatch):
-    """Has a file written by another process just after it was read from, so many times.
+    """Has another process write to a file just after it was read, the given number of times.
 
-    Returns what does so.
+    Returns the function that does it.
     """
 
     def start(path, times):
@@ -150,7 +150,7 @@ def _no_reflink(*arguments):
 
 @pytest.mark.parametrize("content", [b"small", LARGE], ids=["small", "large"])
 def test_a_file_that_keeps_changing_is_refused(make_file, tmp_path, written_while_read, content):
-    """A source that is written while it is copied is never a silent mix."""
+    """A source written during the copy is never mixed silently."""
     source = make_file(content=content)
     written_while_read(source, times=2)
 
@@ -159,11 +159,11 @@ def test_a_file_that_keeps_changing_is_refused(make_file, tmp_path, written_whil
 
 
 def test_a_small_file_that_changes_through_a_memory_map_is_refused(make_file, tmp_path, monkeypatch):
-    """Its times need not change: what was copied is compared with what is there."""
+    """Its times may not change, so the copy is compared with the file."""
     source = make_file(content=b"small")
     real = os.preadv
     with source.open("r+b") as stream, mmap.mmap(stream.fileno(), 0) as mapped:
-        mapped[0] = 0  # From here on the kernel may let it change without a note.
+        mapped[0] = 0  # From here on the kernel may let it change without updating its times.
 
         def preadv(*arguments):
             count = real(*arguments)
@@ -178,7 +178,7 @@ def test_a_small_file_that_changes_through_a_memory_map_is_refused(make_file, tm
 
 
 def test_a_file_that_stops_changing_is_accepted(make_file, tmp_path, written_while_read):
-    """A source that changed during the first copy is copied once more, as it is then."""
+    """A source that changed during the first copy is copied again."""
     source = make_file(content=b"old")
     written_while_read(source, times=1)
 
@@ -188,8 +188,8 @@ def test_a_file_that_stops_changing_is_accepted(make_file, tmp_path, written_whi
     assert staged.crc32 == zlib.crc32(b"0ld")
 
 
-def test_a_file_that_is_cut_while_it_is_copied_is_taken_as_it_is_then(make_file, tmp_path, monkeypatch):
-    """Nothing of the first, longer copy is left behind the second."""
+def test_a_file_truncated_during_its_copy_is_copied_again(make_file, tmp_path, monkeypatch):
+    """Nothing of the longer first copy is left."""
     source = make_file(content=b"long content")
     real = os.preadv
 
@@ -209,7 +209,7 @@ def test_a_file_that_is_cut_while_it_is_copied_is_taken_as_it_is_then(make_file,
 
 
 def test_an_unchanging_file_is_copied_without_waiting(make_file, tmp_path, monkeypatch):
-    """What was written before the present tick of the file system's clock is taken at once."""
+    """Files written before the current tick of the file system's clock are copied at once."""
     source = make_file()
     stage_copy(source, tmp_path / "first")  # Waits for the next tick.
     waits = []
@@ -220,8 +220,8 @@ def test_an_unchanging_file_is_copied_without_waiting(make_file, tmp_path, monke
     assert waits == []
 
 
-def test_files_of_a_folder_are_named_relative_to_it(make_file, tmp_path):
-    """A folder's files are found at any depth, in the order of their names."""
+def test_files_of_a_folder_have_names_relative_to_it(make_file, tmp_path):
+    """Files are found at any depth, sorted by name."""
     make_file("folder/b")
     make_file("folder/a/c")
 
@@ -231,7 +231,7 @@ def test_files_of_a_folder_are_named_relative_to_it(make_file, tmp_path):
 
 
 def test_symlinks_within_a_folder_are_followed(make_file, tmp_path):
-    """A linked sub-folder, and a linked file, have the names of the links; the folder may be a link itself."""
+    """A linked sub-folder or file has the link's name; the folder itself may be a link."""
     make_file("folder/a/c")
     (tmp_path / "folder/linked").symlink_to("a")
     (tmp_path / "folder/file").symlink_to(tmp_path / "folder/a/c")
@@ -245,7 +245,7 @@ def test_symlinks_within_a_folder_are_followed(make_file, tmp_path):
 
 @pytest.mark.parametrize("target", ["outside", "outside/file", "nowhere", "folder/link", "folder"])
 def test_other_symlinks_in_a_folder_are_refused(make_file, tmp_path, target):
-    """One that leads out of the folder, nowhere, to itself or to a folder above it is named in an error."""
+    """The error names a link that leaves the folder, dangles, or leads to itself or a parent folder."""
     make_file("folder/a")
     make_file("outside/file")
     (tmp_path / "folder/link").symlink_to(tmp_path / target)
@@ -254,8 +254,8 @@ def test_other_symlinks_in_a_folder_are_refused(make_file, tmp_path, target):
         files_of(tmp_path / "folder")
 
 
-def test_a_folder_whose_path_begins_as_the_submitted_one_is_outside(make_file, tmp_path):
-    """`run2` is not in `run`."""
+def test_a_folder_with_a_common_prefix_is_outside(make_file, tmp_path):
+    """`run2` isn't in `run`."""
     make_file("run/a")
     make_file("run2/b")
     (tmp_path / "run/link").symlink_to(tmp_path / "run2")
@@ -264,7 +264,7 @@ def test_a_folder_whose_path_begins_as_the_submitted_one_is_outside(make_file, t
         files_of(tmp_path / "run")
 
 
-def test_a_circle_over_two_symlinks_is_found(make_file, tmp_path):
+def test_a_cycle_of_two_symlinks_is_found(make_file, tmp_path):
     """Each of two folders has a link to the other."""
     make_file("folder/a/file")
     make_file("folder/b/file")
@@ -276,7 +276,7 @@ def test_a_circle_over_two_symlinks_is_found(make_file, tmp_path):
 
 
 def test_symlinks_that_multiply_are_bounded(tmp_path, monkeypatch):
-    """Forty folders with two links each to the next have more paths than anybody waits for."""
+    """Forty folders with two links each to the next have too many paths to visit."""
     monkeypatch.setattr(staging, "_MAX_ITEMS", 1000)
     for number in range(40):
         (tmp_path / f"folder/{number}").mkdir(parents=True)
@@ -289,7 +289,7 @@ def test_symlinks_that_multiply_are_bounded(tmp_path, monkeypatch):
 
 
 def test_a_deep_folder_is_refused_by_the_limit_of_a_name(tmp_path):
-    """1,500 folders in one another make a name that no store takes; they end no Python with a RecursionError."""
+    """1,500 nested folders make a name that no store accepts; there's no RecursionError."""
     place = os.open(tmp_path, os.O_RDONLY)
     for _ in range(1500):
         os.mkdir("d", dir_fd=place)

@@ -1,4 +1,4 @@
-"""`put_new`: of processes that put one small object at once, exactly one wins, whatever the store can do."""
+"""`put_new`: if processes put one small object at once, exactly one wins, whatever the store supports."""
 
 import contextlib
 import heapq
@@ -19,7 +19,7 @@ class KilledError(BaseException):
 
 
 class Time:
-    """Lets threads take turns in the order of a made-up time, which requests and pauses take."""
+    """Lets threads take turns in simulated time, which requests and pauses consume."""
 
     def __init__(self, seed):
         self.draw = random.Random(seed)
@@ -27,7 +27,7 @@ class Time:
         self.running = threading.Semaphore(0)
 
     def spend(self, seconds):
-        """Waits until the time of this thread has come."""
+        """Waits until the simulated time of this thread has come."""
         me = threading.Semaphore(0)
         heapq.heappush(self.turns, (self.now() + seconds, self.draw.random(), me))
         self.running.release()
@@ -37,7 +37,7 @@ class Time:
         return getattr(self, "_now", 0.0)
 
     def run(self, works):
-        """Runs them to their end."""
+        """Runs the threads to their end."""
         threads = [threading.Thread(target=self._begin, args=(work,), daemon=True) for work in works]
         for thread in threads:
             thread.start()
@@ -63,7 +63,7 @@ class Time:
 
 
 class Overwriting(MemoryStore):
-    """Creates what is there already, and answers after some time; any request may kill its process."""
+    """Overwrites an existing object, and answers after some time; any request may kill its process."""
 
     def __init__(self, time, kills=0.0):
         super().__init__()
@@ -97,7 +97,7 @@ class Overwriting(MemoryStore):
 
 @pytest.mark.parametrize("seed", range(40))
 def test_exactly_one_wins_in_a_store_that_overwrites(seed):
-    """Whenever each request of each process is answered; the others find the winner's bytes."""
+    """Requests are answered in any order; the losers find the winner's bytes."""
     time = Time(seed)
     store = Overwriting(time)
     won = {}
@@ -113,8 +113,8 @@ def test_exactly_one_wins_in_a_store_that_overwrites(seed):
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_the_marks_of_killed_processes_stop_nobody_for_long(seed):
-    """At most one of those that live wins; the one that comes last is never left without an answer."""
+def test_marks_of_killed_processes_block_nobody_for_long(seed):
+    """At most one living process wins, and the last one always gets an answer."""
     time = Time(seed)
     store = Overwriting(time, kills=0.15)
     won = {}
@@ -131,7 +131,7 @@ def test_the_marks_of_killed_processes_stop_nobody_for_long(seed):
 
 
 def test_a_store_that_refuses_is_asked_once(tmp_path):
-    """No mark, and no pause."""
+    """There is no mark and no pause."""
     store = LocalStore(tmp_path / "store")
 
     def wait(_seconds):
@@ -143,7 +143,7 @@ def test_a_store_that_refuses_is_asked_once(tmp_path):
 
 
 def test_one_process_wins_on_a_server_that_ignores_create_only(rclone, prefix):
-    """A real one, which overwrites whatever it is asked to create."""
+    """A real server overwrites whatever it's asked to create."""
     start = threading.Barrier(PROCESSES)
     won = []
 

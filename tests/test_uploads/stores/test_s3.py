@@ -34,7 +34,7 @@ from uploads.stores.store import Renewable, Resuming
 from uploads.stores.uri import SCHEMES
 
 LIMIT_SECONDS = 120
-PART_BYTES = 5 << 20  # The smallest that S3 takes.
+PART_BYTES = 5 << 20  # The smallest size that S3 accepts.
 LARGE = os.urandom(1 << 20) * 12  # Three parts.
 SMALL_PARTS = f"&part_bytes={PART_BYTES}"
 
@@ -43,7 +43,7 @@ SMALL_PARTS = f"&part_bytes={PART_BYTES}"
 def at_proxy(proxy, moto, prefix):
     """The URI of a store behind the proxy.
 
-    Its time limits are those that a user has: a slow machine is not a fault.
+    Its timeouts are the default ones: a slow machine isn't a fault.
     """
     return moto.at(proxy.url).uri(prefix) + SMALL_PARTS
 
@@ -73,7 +73,7 @@ def test_a_file_arrives_whole_with_our_mark_on_it(s3, prefix, make_queue, make_f
 
 @pytest.mark.parametrize("content", [b"mine", LARGE], ids=["small", "in parts"])
 def test_an_existing_object_is_never_overwritten(s3, prefix, make_queue, make_file, content):
-    """overwrite=False on both kinds of server; the conflict names both entries and leaves no parts behind."""
+    """With overwrite=False on both kinds of server, the conflict names both entries and no parts stay."""
     queue = make_queue(s3.uri(prefix) + SMALL_PARTS)
     first = queue.submit(make_file(content=b"theirs"), "a")
     first.result(LIMIT_SECONDS)
@@ -105,8 +105,8 @@ def test_one_of_two_racing_create_only_puts_wins(moto, prefix, make_file, conten
     assert moto.open_uploads(prefix) == 0
 
 
-def test_a_server_that_ignores_create_only_is_found_out(rclone, prefix, make_file):
-    """What the server promises is tried once, and refused where the user requires it.
+def test_a_server_that_ignores_create_only_is_detected(rclone, prefix, make_file):
+    """The server is tested once, and refused if the user requires create-only.
 
     No probe stays behind.
     """
@@ -118,8 +118,8 @@ def test_a_server_that_ignores_create_only_is_found_out(rclone, prefix, make_fil
     assert rclone.objects(prefix) == {}
 
 
-def test_a_server_that_refuses_create_only_counts_as_not_honouring_it(proxy, at_proxy, make_file):
-    """501 for If-None-Match is an answer too."""
+def test_a_server_that_rejects_create_only_does_not_support_it(proxy, at_proxy, make_file):
+    """It may answer If-None-Match with 501."""
     proxy.plan = lambda request: (
         Answer(501, "NotImplemented") if request.headers.get("If-None-Match") else None
     )
@@ -158,7 +158,7 @@ def test_transient_answers_are_retried(proxy, at_proxy, moto, prefix, make_queue
 
 
 def test_throttling_slows_all_entries_down(proxy, at_proxy, make_queue, make_file):
-    """While the server asks to slow down, requests come at the pace of the back-off, not of the queue."""
+    """While the server asks to slow down, the back-off sets the pace of requests, not the queue."""
     proxy.fail_first(40, Answer(503, "SlowDown", (("Retry-After", "0"),)), part="/n")
     queue = make_queue(at_proxy, workers=4)
 
@@ -184,12 +184,12 @@ def test_a_refused_connection_loses_nothing(moto, prefix, make_queue, make_file,
 
 @pytest.mark.parametrize("overwrite", [True, False])
 @pytest.mark.parametrize("content", [b"small", LARGE], ids=["small", "in parts"])
-def test_a_success_whose_answer_was_lost_is_recognised(
+def test_a_success_with_a_lost_answer_is_recognised(
     proxy, at_proxy, moto, prefix, make_queue, make_file, content, overwrite
 ):
-    """A 500 after the server had stored the object.
+    """The server answers 500 after it stored the object.
 
-    HEAD decides, nothing is sent twice or taken for a conflict.
+    HEAD decides; nothing is sent twice or taken for a conflict.
     """
     method = "POST" if content is LARGE else "PUT"
     part = "uploadId=" if content is LARGE else "/name"
@@ -208,7 +208,7 @@ def test_a_success_whose_answer_was_lost_is_recognised(
 
 
 def test_an_error_in_the_body_of_a_200_is_an_error(proxy, at_proxy, moto, prefix, make_queue, make_file):
-    """CompleteMultipartUpload may say 200 and mean 500."""
+    """CompleteMultipartUpload may answer 200 with an error in its body."""
     proxy.fail_first(1, Answer(200, "InternalError"), method="POST", part="uploadId=")
 
     make_queue(at_proxy).submit(make_file(content=LARGE), "name", overwrite=True).result(LIMIT_SECONDS)
@@ -217,7 +217,7 @@ def test_an_error_in_the_body_of_a_200_is_an_error(proxy, at_proxy, moto, prefix
     assert proxy.count("POST", "uploadId=") == 2
 
 
-def test_parts_that_are_there_are_not_sent_again(proxy, at_proxy, moto, prefix, make_file, tmp_path):
+def test_existing_parts_are_not_sent_again(proxy, at_proxy, moto, prefix, make_file, tmp_path):
     """After a failure in the middle only the missing parts are sent, and no upload stays open."""
     notes = tmp_path / "multipart.json"
     proxy.fail_first(1, Answer(500, "InternalError"), part="partNumber=3")
@@ -233,7 +233,7 @@ def test_parts_that_are_there_are_not_sent_again(proxy, at_proxy, moto, prefix, 
 
 
 def test_an_upload_that_the_server_forgot_starts_over(moto, prefix, make_file, tmp_path):
-    """NoSuchUpload, as after a lifecycle rule: the parts are sent anew."""
+    """After NoSuchUpload, as from a lifecycle rule, all parts are sent again."""
     notes = tmp_path / "multipart.json"
     notes.write_text(
         json.dumps({"key": f"{prefix}/name", "part_bytes": PART_BYTES, "upload_id": "forgotten"})
@@ -245,8 +245,8 @@ def test_an_upload_that_the_server_forgot_starts_over(moto, prefix, make_file, t
     assert moto.objects(prefix) == {"name": LARGE}
 
 
-def test_an_upload_whose_id_was_never_noted_is_aborted(moto, prefix, make_file, tmp_path):
-    """Dying between creating an upload and noting its id leaves nothing open."""
+def test_an_upload_without_a_noted_id_is_aborted(moto, prefix, make_file, tmp_path):
+    """A process that dies between creating an upload and noting its id leaves nothing open."""
     notes = tmp_path / "multipart.json"
     notes.write_text(json.dumps({"key": f"{prefix}/name", "part_bytes": PART_BYTES}))
     moto.client().create_multipart_upload(Bucket=BUCKET, Key=f"{prefix}/name")
@@ -263,7 +263,7 @@ def test_an_upload_whose_id_was_never_noted_is_aborted(moto, prefix, make_file, 
 
 
 def test_a_half_sent_upload_can_be_abandoned(proxy, at_proxy, moto, prefix, make_file, tmp_path):
-    """An entry that is given up leaves no parts to pay for."""
+    """An abandoned entry leaves no parts that cost money."""
     notes = tmp_path / "multipart.json"
     proxy.fail_first(1, Answer(500, "InternalError"), part="partNumber=3")
     store = open_store(at_proxy)
@@ -278,7 +278,7 @@ def test_a_half_sent_upload_can_be_abandoned(proxy, at_proxy, moto, prefix, make
 
 
 def test_an_upload_without_a_noted_id_can_be_abandoned(moto, prefix, tmp_path):
-    """All uploads of the name are aborted, and no other."""
+    """All uploads of the name are aborted, and no others."""
     notes = tmp_path / "multipart.json"
     notes.write_text(json.dumps({"key": f"{prefix}/name", "part_bytes": PART_BYTES}))
     for name in ("name", "name", "name/2"):
@@ -291,7 +291,7 @@ def test_an_upload_without_a_noted_id_can_be_abandoned(moto, prefix, tmp_path):
 
 
 def test_an_upload_is_noted_before_it_is_created(proxy, at_proxy, make_file, tmp_path):
-    """Then its id, so that a process that dies at any moment leaves what leads to it."""
+    """Its id is noted afterwards, so that a process that dies at any moment leaves a trace of it."""
     notes, noted = tmp_path / "multipart.json", []
 
     def plan(request):
@@ -308,10 +308,8 @@ def test_an_upload_is_noted_before_it_is_created(proxy, at_proxy, make_file, tmp
     assert sent == completed == {**created, "upload_id": sent["upload_id"], "is_whole_checked": True}
 
 
-def test_an_upload_that_cannot_be_completed_any_more_starts_over(
-    proxy, at_proxy, moto, prefix, make_file, tmp_path
-):
-    """It does so though its parts are still listed: some servers answer from two places."""
+def test_an_upload_that_cannot_be_completed_starts_over(proxy, at_proxy, moto, prefix, make_file, tmp_path):
+    """It does so even if its parts are still listed: some servers answer inconsistently."""
     notes = tmp_path / "multipart.json"
     proxy.fail_first(1, Answer(404, "NoSuchUpload"), method="POST", part="uploadId=")
     with Body(make_file(content=LARGE), "id") as body:
@@ -326,8 +324,8 @@ def test_an_upload_that_cannot_be_completed_any_more_starts_over(
 
 
 @pytest.mark.parametrize("text", ["", '{"key": ', "[]", "{}", '{"key": 1, "upload_id": 2}'])
-def test_notes_that_cannot_be_read_cost_nothing(moto, prefix, make_file, tmp_path, text):
-    """The upload starts over; what is abandoned is what they lead to: nothing."""
+def test_unreadable_notes_are_ignored(moto, prefix, make_file, tmp_path, text):
+    """The upload starts over, and abandoning it aborts nothing."""
     notes = tmp_path / "multipart.json"
     store = open_store(moto.uri(prefix) + SMALL_PARTS)
 
@@ -342,10 +340,10 @@ def test_notes_that_cannot_be_read_cost_nothing(moto, prefix, make_file, tmp_pat
     assert (was_there, notes.exists()) == (False, False)
 
 
-def test_expired_credentials_are_read_again_without_a_restart(
+def test_expired_credentials_are_reread_without_a_restart(
     proxy, at_proxy, moto, prefix, make_queue, make_file, tmp_path, caplog, monkeypatch
 ):
-    """Parked while the key is refused; delivered by itself once the credentials file was rotated."""
+    """The store is parked while the key is refused, and uploads once the credentials file changes."""
     file = tmp_path / "credentials"
     file.write_text("[default]\naws_access_key_id = OLDKEY\naws_secret_access_key = s\n")
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
@@ -362,7 +360,7 @@ def test_expired_credentials_are_read_again_without_a_restart(
 
     new = tmp_path / "new-credentials"
     new.write_text("[default]\naws_access_key_id = NEWKEY\naws_secret_access_key = s\n")
-    new.replace(file)  # At once: a half written file is another reason to wait.
+    new.replace(file)  # At once: a half-written file is another reason to wait.
 
     assert handle.result(LIMIT_SECONDS).state is UploadState.DONE
     assert sum("are paused: " in record.message for record in caplog.records) == 1
@@ -385,13 +383,14 @@ ANSWERS = [
     (412, "PreconditionFailed", RemoteExistsError),
 ]
 
-# Botocore looks up the bucket's region and sends the request once more; a refused signature is tried with the bytes.
+# Botocore looks up the bucket's region and repeats the request; a refused signature is retried with the
+# bytes.
 REPEATED = {"PermanentRedirect", "AuthorizationHeaderMalformed", "SignatureDoesNotMatch"}
 
 
 @pytest.mark.parametrize(("status", "code", "expected"), ANSWERS)
 def test_every_answer_has_one_meaning(proxy, at_proxy, make_file, status, code, expected):
-    """Codes are sorted into passing, parking and failing the entry."""
+    """Codes are classified as transient, parking, or failing the entry."""
     proxy.plan = lambda request: Answer(status, code) if request.method == "PUT" else None
 
     with Body(make_file(), "id") as body, pytest.raises(expected):
@@ -399,7 +398,7 @@ def test_every_answer_has_one_meaning(proxy, at_proxy, make_file, status, code, 
 
 
 def test_every_answer_means_the_same_for_a_later_put(proxy, at_proxy, moto, prefix, make_file):
-    """A store that has put before classifies every answer the same, from one request, and can put again."""
+    """A store that has put before classifies each answer the same, from one request, and can put again."""
     store = open_store(at_proxy)
     answers = [answer for answer in ANSWERS if answer[1] not in REPEATED]
     with Body(make_file(), "id") as body:
@@ -419,8 +418,8 @@ def test_every_answer_means_the_same_for_a_later_put(proxy, at_proxy, moto, pref
 
 
 @pytest.mark.parametrize("fault", [Reset(), Hang()], ids=["reset", "no answer"])
-def test_a_later_put_may_fail_as_the_first(proxy, at_proxy, make_file, fault):
-    """A broken or silent connection passes, also for a store that has put before."""
+def test_a_later_put_may_fail_like_the_first(proxy, at_proxy, make_file, fault):
+    """A broken or silent connection is transient, also for a store that has put before."""
     store = open_store(at_proxy, read_timeout_seconds=5)
     with Body(make_file(), "id") as body:
         store.put("before", body, overwrite=True)
@@ -430,8 +429,8 @@ def test_a_later_put_may_fail_as_the_first(proxy, at_proxy, make_file, fault):
             store.put("name", body, overwrite=True)
 
 
-def test_later_puts_arrive_as_the_first(s3, prefix, make_file):
-    """Names, bytes and metadata; both servers check the signature or accept it."""
+def test_later_puts_arrive_like_the_first(s3, prefix, make_file):
+    """Names, bytes and metadata arrive; both servers check the signature or accept it."""
     store = open_store(s3.uri(prefix), StorageClass="STANDARD")
     names = ["a", "folder/b", "with space", "ünï/ço,dé~", "per%cent+plus&=?#", "!'()*@:$;[]"]
     contents = {name: name.encode() * (index * 40_000) for index, name in enumerate(names)}
@@ -469,8 +468,8 @@ def test_missing_credentials_park_the_store(moto, prefix, make_file, monkeypatch
         open_store(moto.uri(prefix)).put("a", body, overwrite=True)
 
 
-def test_checksums_travel_with_every_request(proxy, at_proxy, make_file):
-    """SHA-256 for a whole file, CRC-32 for parts, Content-MD5 where that was asked for."""
+def test_checksums_are_sent_with_every_request(proxy, at_proxy, make_file):
+    """They are SHA-256 for a whole file, CRC-32 for parts, and Content-MD5 on request."""
     content = b"small"
     with Body(make_file("small", content), "a") as small, Body(make_file("large", LARGE), "b") as large:
         open_store(at_proxy).put("small", small, overwrite=True)
@@ -496,7 +495,7 @@ def test_checksums_travel_with_every_request(proxy, at_proxy, make_file):
 
 
 def test_a_server_that_checks_refuses_a_damaged_body(rclone, prefix, make_queue, make_file):
-    """One bit flipped on the wire; rclone compares Content-MD5; the retry brings the right bytes."""
+    """One bit is flipped on the wire; rclone compares Content-MD5; the retry sends the right bytes."""
     with contextlib.closing(FaultProxy(rclone.endpoint_url)) as proxy:
         proxy.fail_first(1, Corrupt(), part="/name")
 
@@ -511,10 +510,10 @@ def test_a_server_that_checks_refuses_a_damaged_body(rclone, prefix, make_queue,
 
 
 @pytest.mark.parametrize("size", [11, 11 << 20], ids=["whole", "parts"])
-def test_checksums_are_those_of_the_bytes_and_damage_is_sent_again(
+def test_checksums_match_the_bytes_and_damaged_bodies_are_resent(
     proxy, at_proxy, moto, prefix, make_queue, make_file, size
 ):
-    """A server that compares SHA-256 and CRC-32 finds one with every body, refuses a damaged one, and gets the right bytes."""
+    """A server that compares SHA-256 and CRC-32 gets one with every body, and refuses a damaged one."""
     content = os.urandom(size)
     verifier = proxy.plan = Verifier(flips=1)
 
@@ -528,8 +527,8 @@ def test_checksums_are_those_of_the_bytes_and_damage_is_sent_again(
     assert verifier.compared == proxy.count("PUT")
 
 
-def test_a_server_with_another_checksum_is_not_believed(proxy, at_proxy, make_file):
-    """An acknowledgement of other bytes is no acknowledgement."""
+def test_a_response_with_another_checksum_is_an_error(proxy, at_proxy, make_file):
+    """It acknowledges other bytes."""
     proxy.plan = lambda request: Answer(200, headers=(("x-amz-checksum-sha256", "AAAA"), ("ETag", '"x"')))
 
     with Body(make_file(), "id") as body, pytest.raises(BytesCorruptError, match="has checksum"):
@@ -537,7 +536,7 @@ def test_a_server_with_another_checksum_is_not_believed(proxy, at_proxy, make_fi
 
 
 def test_an_answer_without_proof_is_checked_by_size(proxy, at_proxy, make_file):
-    """A server with its own ETags is asked again how many bytes it has."""
+    """If a server has its own ETags, the size is requested."""
     proxy.plan = lambda request: (
         Answer(200, headers=(("ETag", '"opaque"'),)) if request.method == "PUT" else None
     )
@@ -549,7 +548,7 @@ def test_an_answer_without_proof_is_checked_by_size(proxy, at_proxy, make_file):
 
 
 def test_an_object_of_proven_parts_needs_no_head(proxy, at_proxy, moto, prefix, make_file):
-    """The object's ETag is made of those of its parts, each of which is the MD5 of what was sent."""
+    """Its ETag is computed from the parts' ETags, which are the MD5 of the sent bytes."""
     with Body(make_file(content=LARGE), "id") as body:
         open_store(at_proxy + "&checksum=none").put("a", body, overwrite=True)
 
@@ -558,7 +557,7 @@ def test_an_object_of_proven_parts_needs_no_head(proxy, at_proxy, moto, prefix, 
 
 
 def test_the_first_part_is_sent_before_the_file_was_read(moto, prefix, make_queue, make_file):
-    """Each byte is read once: the CRC-32 of the whole is that of the parts, and no SHA-256 is computed."""
+    """Each byte is read once: the parts give the CRC-32 of the whole, and no SHA-256 is computed."""
     queue = make_queue(moto.uri(prefix) + SMALL_PARTS)
 
     outcome = queue.submit(make_file(content=LARGE), "a").result(LIMIT_SECONDS)
@@ -569,10 +568,10 @@ def test_the_first_part_is_sent_before_the_file_was_read(moto, prefix, make_queu
     assert (outcome.sha256, outcome.crc32) == (None, zlib.crc32(LARGE))
 
 
-def test_other_bytes_than_were_staged_never_become_an_object(
+def test_bytes_that_differ_from_the_staged_ones_never_become_an_object(
     proxy, at_proxy, moto, prefix, make_queue, make_file
 ):
-    """The parts are sent, found to have another CRC-32, and aborted; read again, the file is corrupt."""
+    """The sent parts have another CRC-32 and are aborted; the file is read again and found corrupt."""
     wrong = zlib.crc32(LARGE) ^ 1
     handle = make_queue(at_proxy).submit(
         make_file(content=LARGE), "a", overwrite=True, link=True, crc32=wrong
@@ -589,7 +588,7 @@ def test_other_bytes_than_were_staged_never_become_an_object(
 def test_a_server_without_checksums_of_the_whole_gets_metadata_with_crc32(
     rclone, prefix, make_queue, make_file
 ):
-    """It is found out with the first large file, before a part is sent; no upload stays open."""
+    """It's detected with the first large file, before a part is sent; no upload stays open."""
     queue = make_queue(rclone.uri(prefix).replace("&checksum=md5", "") + SMALL_PARTS)
 
     for name in ("a", "b"):
@@ -600,9 +599,7 @@ def test_a_server_without_checksums_of_the_whole_gets_metadata_with_crc32(
     assert rclone.open_uploads(prefix) == 0
 
 
-def test_an_object_of_ours_with_other_bytes_is_put_again(
-    proxy, at_proxy, moto, prefix, make_queue, make_file
-):
+def test_our_object_with_other_bytes_is_put_again(proxy, at_proxy, moto, prefix, make_queue, make_file):
     """The answer to the completion is lost, and the object has our mark but another CRC-32."""
     handles = []
 
@@ -633,7 +630,7 @@ def test_an_object_of_ours_with_other_bytes_is_put_again(
     ids=["a part", "the whole", "no ETag"],
 )
 def test_parts_without_proof_are_checked_by_size(moto, make_file, etag, are_proven):
-    """A server that keeps fewer bytes than were sent is found out, in a part or in the whole."""
+    """A server that keeps fewer bytes than were sent is detected, in a part or in the whole."""
     client = moto.client()
     parts = [Part(number, 2, '"4f08eef4096726bff1125e1b1b734644"', is_proven=are_proven) for number in (1, 2)]
     with Body(make_file(content=b"four"), "id") as body, Stubber(client) as server:
@@ -667,8 +664,8 @@ def test_extra_arguments_reach_the_requests_that_take_them(proxy, at_proxy, make
         ) == ("STANDARD_IA", "AES256", "private")
 
 
-def test_composers_environment_is_understood(moto, prefix, make_file, monkeypatch):
-    """S3_ENDPOINT_URL and S3_CANNED_ACL are defaults, options come first."""
+def test_composers_environment_is_supported(moto, prefix, make_file, monkeypatch):
+    """S3_ENDPOINT_URL and S3_CANNED_ACL are defaults; options take precedence."""
     monkeypatch.setenv("S3_ENDPOINT_URL", moto.endpoint_url)
     monkeypatch.setenv("S3_CANNED_ACL", "public-read")
 
@@ -677,14 +674,14 @@ def test_composers_environment_is_understood(moto, prefix, make_file, monkeypatc
     assert list(open_store(f"s3://{BUCKET}/{prefix}").list()) == []
 
 
-def test_a_misspelt_option_is_refused_at_once():
-    """An option that is neither ours nor S3's is a mistake."""
+def test_a_misspelt_option_raises():
+    """The option belongs neither to us nor to S3."""
     with pytest.raises(ValueError, match="unknown options storage_class"):
         open_store("s3://bucket?storage_class=STANDARD_IA")
 
 
 def test_every_option_of_s3_is_in_the_table_of_schemes():
-    """An option that is missing there would be kept off the disk, and `resume` would not know it."""
+    """A missing option would not be written to disk, and `resume` would not know it."""
     options = {field.name for field in attrs.fields(S3Options)}
     secrets = {"aws_access_key_id", "aws_secret_access_key", "aws_session_token"}
     row = SCHEMES["s3"]
@@ -693,8 +690,8 @@ def test_every_option_of_s3_is_in_the_table_of_schemes():
     assert {*row.own_options} - {"client"} <= options
 
 
-def test_new_credentials_are_read_again(moto, prefix, tmp_path, monkeypatch):
-    """Those of the environment and of the files that a store names, at the next request."""
+def test_new_credentials_are_reread(moto, prefix, tmp_path, monkeypatch):
+    """Those in the environment and in a store's files apply to the next request."""
     file = tmp_path / "config"
     monkeypatch.setenv("AWS_CONFIG_FILE", str(file))
     store = open_store(moto.uri(prefix))
@@ -708,8 +705,8 @@ def test_new_credentials_are_read_again(moto, prefix, tmp_path, monkeypatch):
     assert store._connected()._request_signer._credentials.secret_key == "rotated"
 
 
-def test_a_body_gives_up_on_a_server_that_is_too_slow(make_file):
-    """The time for a request grows with its size, and ends."""
+def test_a_body_gives_up_on_a_slow_server(make_file):
+    """The timeout of a request grows with its size."""
     now = [0.0]
     with Body(make_file(content=b"x" * (1 << 20)), "id") as file:
         body = PartBody(file, 0, 1 << 20, clock=lambda: now[0])
@@ -722,8 +719,8 @@ def test_a_body_gives_up_on_a_server_that_is_too_slow(make_file):
 
 
 @pytest.mark.parametrize("size", [0, 1, 16 << 20, 50 << 30, 160 << 30, 5 << 40])
-def test_a_file_of_any_size_fits_into_the_parts_that_s3_takes(size):
-    """Sizes from nothing to 5 TiB need at most 10,000 parts."""
+def test_a_file_of_any_size_fits_into_the_parts_that_s3_accepts(size):
+    """Sizes up to 5 TiB need at most 10,000 parts."""
     part_bytes = part_bytes_for(size, 16 << 20)
 
     assert -(-size // part_bytes) <= 10_000
@@ -732,7 +729,7 @@ def test_a_file_of_any_size_fits_into_the_parts_that_s3_takes(size):
 
 @pytest.mark.parametrize("overwrite", [True, False])
 def test_a_new_small_file_costs_one_request(proxy, at_proxy, moto, prefix, make_queue, make_file, overwrite):
-    """The store is not asked first whether the name is taken: the condition of the put says so."""
+    """The store isn't asked first whether the name is taken: the put has a condition."""
     queue = make_queue(at_proxy)
 
     for name in ("a", "b"):
@@ -756,10 +753,10 @@ def test_a_name_of_another_process_is_replaced_on_condition(proxy, at_proxy, mot
     assert moto.objects(prefix) == {"a": b"newer"}
 
 
-def test_a_first_attempt_that_breaks_off_is_continued_by_one_that_reads_the_file(
+def test_an_interrupted_first_attempt_is_continued_after_reading_the_file(
     proxy, at_proxy, moto, prefix, make_queue, make_file
 ):
-    """Parts that were sent before the file had been read stay; the whole is compared all the same."""
+    """Parts sent before the file was read stay, and the whole is still compared."""
     proxy.fail_first(1, Answer(500, "InternalError"), part="partNumber=3")
 
     outcome = make_queue(at_proxy).submit(make_file(content=LARGE), "a", overwrite=True).result(LIMIT_SECONDS)

@@ -1,4 +1,4 @@
-"""What S3's servers differ in, found out by the defaults: create-only puts, checksums, ETags, redirects."""
+"""How S3 servers differ, as the defaults detect it: create-only puts, checksums, ETags, redirects."""
 
 import contextlib
 import hashlib
@@ -24,7 +24,7 @@ AT_ONCE = RetryPolicy(first_seconds=0.0, cap_seconds=0.0)
 
 
 def plain_uri(url, prefix):
-    """The URI that users write: a bucket and where its server is."""
+    """The URI that users write: a bucket and its endpoint."""
     return f"s3://{BUCKET}/{prefix}?endpoint_url={url}"
 
 
@@ -35,13 +35,13 @@ def at_proxy(proxy, prefix):
 
 
 def put(store, make_file, name, content, *, overwrite=True, notes=None):
-    """Puts bytes, by way of a file."""
+    """Puts bytes from a file."""
     with Body(make_file("staged", content), "id") as body:
         return store.put(name, body, overwrite=overwrite, notes=notes)
 
 
 def refuses(*headers, code="InvalidRequest", status=400):
-    """A plan: every request with one of these headers is refused, as by a server that knows none of them."""
+    """A plan: requests with one of these headers are refused, as by a server that doesn't know them."""
 
     def plan(request):
         names = {name.lower() for name in request.headers}
@@ -96,10 +96,8 @@ def test_a_server_that_refuses_conditions_gets_none(
 
 
 @pytest.mark.parametrize("answer", [Answer(503, "SlowDown"), Answer(403, "AccessDenied")])
-def test_a_probe_that_was_not_put_is_not_removed(
-    proxy, at_proxy, moto, prefix, make_queue, make_file, caplog, answer
-):
-    """While the server refuses it nothing is there, so nothing is deleted or said about it."""
+def test_a_refused_probe_is_not_removed(proxy, at_proxy, moto, prefix, make_queue, make_file, caplog, answer):
+    """If the server refused it, nothing is there, so nothing is deleted or logged."""
     proxy.fail_first(12, answer, part=".uploads-probe-")
 
     make_queue(at_proxy).submit(make_file(), "name").result(LIMIT_SECONDS)
@@ -112,7 +110,7 @@ def test_a_probe_that_was_not_put_is_not_removed(
 def test_a_probe_that_could_not_be_removed_is_removed_with_a_later_put(
     proxy, at_proxy, moto, prefix, make_file, caplog
 ):
-    """Only what stays after three tries is said."""
+    """It's reported only after three failures."""
     proxy.fail_first(2, Answer(503, "SlowDown"), method="DELETE")
     store = open_store(at_proxy)
 
@@ -137,10 +135,10 @@ def test_a_probe_whose_answer_was_lost_is_removed(proxy, at_proxy, moto, prefix,
     [(AWS_CHECKSUMS, "md5"), ((*AWS_CHECKSUMS, "content-md5"), "none")],
     ids=["md5", "none"],
 )
-def test_a_server_that_refuses_checksums_gets_what_it_takes(
+def test_a_server_that_refuses_checksums_gets_what_it_accepts(
     proxy, at_proxy, moto, prefix, make_queue, make_file, caplog, refused, kind
 ):
-    """It is found out with the first file of a kind, said once for each, and not tried again."""
+    """It's detected with the first file of a kind, logged once for each, and not tried again."""
     proxy.plan = refuses(*refused)
     queue = make_queue(at_proxy, workers=1)
     queue.submit(make_file("s", b"small"), "small").result(LIMIT_SECONDS)
@@ -157,10 +155,10 @@ def test_a_server_that_refuses_checksums_gets_what_it_takes(
     assert [f"checksum={kind}" in text for text in said] == [True, True]
 
 
-def test_a_server_that_refuses_the_checksum_at_the_end_gets_the_parts_again(
+def test_a_server_that_refuses_the_final_checksum_gets_the_parts_again(
     proxy, at_proxy, moto, prefix, make_queue, make_file
 ):
-    """It took the CRC-32 of each part; what was begun with them is aborted."""
+    """It accepted the CRC-32 of each part; that upload is aborted."""
 
     def plan(request):
         is_end = request.method == "POST" and "uploadId=" in request.path
@@ -176,7 +174,7 @@ def test_a_server_that_refuses_the_checksum_at_the_end_gets_the_parts_again(
 @pytest.mark.parametrize("kind", ["aws", "md5", "none"])
 @pytest.mark.parametrize("content", [b"small", LARGE], ids=["whole", "parts"])
 def test_bytes_are_not_signed(proxy, at_proxy, make_file, kind, content):
-    """Botocore would read them once more for SHA-256, without https; a checksum of ours is signed instead."""
+    """Without https botocore would read them again for SHA-256; our checksum is signed in their place."""
     put(open_store(f"{at_proxy}&checksum={kind}"), make_file, "a", content)
 
     headers = [
@@ -194,10 +192,10 @@ def test_bytes_are_not_signed(proxy, at_proxy, make_file, kind, content):
 @pytest.mark.parametrize(
     ("status", "code"), [(400, "XAmzContentSHA256Mismatch"), (403, "SignatureDoesNotMatch")]
 )
-def test_a_server_that_wants_the_bytes_signed_gets_them_signed(
+def test_a_server_that_requires_signed_bytes_gets_them(
     proxy, at_proxy, moto, prefix, make_queue, make_file, kind, status, code
 ):
-    """It takes no request without the SHA-256 of its body; that is found out with the first, whatever the checksum."""
+    """It refuses requests without the body's SHA-256; the first one detects that, whatever the checksum."""
 
     def plan(request):
         headers = {name.lower(): value for name, value in request.headers.items()}
@@ -216,7 +214,7 @@ def test_a_server_that_wants_the_bytes_signed_gets_them_signed(
 
 @pytest.mark.parametrize("kind", ["aws", "md5", "none"])
 def test_verify_reads_no_object(proxy, at_proxy, make_queue, make_file, kind):
-    """Of small and large files the metadata, or the server, say the sum that was noted here."""
+    """The metadata or the server give the noted checksum of small and large files."""
     queue = make_queue(f"{at_proxy}&checksum={kind}")
     for name, content in (("small", b"small"), ("large", LARGE)):
         queue.submit(make_file(name, content), name).result(LIMIT_SECONDS)
@@ -241,8 +239,8 @@ def test_a_download_is_compared_with_the_crc32_in_the_metadata(moto, prefix, tmp
         download_file("bad", tmp_path / "bad", store=store)
 
 
-def test_a_kind_of_checksum_that_is_asked_for_is_required(proxy, at_proxy, make_file):
-    """Who writes checksum=aws wants it, and not another."""
+def test_a_requested_kind_of_checksum_is_required(proxy, at_proxy, make_file):
+    """checksum=aws accepts no other kind."""
     proxy.plan = refuses(*AWS_CHECKSUMS)
 
     with pytest.raises(StoreError, match="InvalidRequest"):
@@ -251,8 +249,8 @@ def test_a_kind_of_checksum_that_is_asked_for_is_required(proxy, at_proxy, make_
     assert proxy.count("PUT") == 1
 
 
-def test_a_refusal_that_is_not_for_the_checksum_stays_one(proxy, at_proxy, moto, prefix, make_file, caplog):
-    """Refused with any checksum and without, the first refusal is what is said, and nothing is learnt from it."""
+def test_a_refusal_for_another_reason_stays_one(proxy, at_proxy, moto, prefix, make_file, caplog):
+    """If it's refused with and without checksums, the first refusal is reported, and nothing is learnt."""
     store = open_store(at_proxy)
     proxy.plan = lambda request: Answer(400, "InvalidArgument") if "/bad" in request.path else None
     with pytest.raises(StoreError, match="InvalidArgument"):
@@ -267,10 +265,10 @@ def test_a_refusal_that_is_not_for_the_checksum_stays_one(proxy, at_proxy, moto,
 
 @pytest.mark.parametrize("overwrite", [True, False])
 @pytest.mark.parametrize("content", [b"right bytes", LARGE], ids=["whole", "parts"])
-def test_a_server_that_knows_no_checksums_of_ours_keeps_no_damaged_bytes(
+def test_a_server_without_our_checksums_keeps_no_damaged_bytes(
     rclone, prefix, make_queue, make_file, content, overwrite
 ):
-    """A bit is flipped on the wire, of the first file and of a later one; by default both are sent again."""
+    """A bit is flipped on the wire in the first file and in a later one; by default both are resent."""
     with contextlib.closing(FaultProxy(rclone.endpoint_url)) as proxy:
         queue = make_queue(plain_uri(proxy.url, prefix) + SMALL_PARTS)
         for name in ("first", "second"):
@@ -284,8 +282,8 @@ def test_a_server_that_knows_no_checksums_of_ours_keeps_no_damaged_bytes(
 
 
 @pytest.mark.parametrize("resumed", [False, True])
-def test_a_damaged_part_is_known_by_the_others(proxy, at_proxy, moto, prefix, make_queue, make_file, resumed):
-    """The server ignores Content-MD5, and says of each part the MD5 of what arrived; a later attempt compares it."""
+def test_a_damaged_part_is_detected_by_its_md5(proxy, at_proxy, moto, prefix, make_queue, make_file, resumed):
+    """The server ignores Content-MD5, and returns each part's MD5; a later attempt compares it."""
     left = [Answer(503, "SlowDown")] if resumed else []
 
     def plan(request):
@@ -319,8 +317,8 @@ def test_an_object_without_any_proof_is_read_back(proxy, at_proxy, moto, prefix,
         put(open_store(at_proxy), make_file, "a", b"right bytes")
 
 
-def test_first_parts_that_fail_begin_one_upload(proxy, at_proxy, moto, prefix, make_file, tmp_path):
-    """An upload without parts is one to continue; before, each attempt left one open."""
+def test_failed_first_parts_leave_one_upload(proxy, at_proxy, moto, prefix, make_file, tmp_path):
+    """An upload without parts is continued, so attempts don't leave one open each."""
     notes = tmp_path / "multipart.json"
     store = open_store(at_proxy)
     proxy.plan = lambda request: Answer(503, "SlowDown") if "partNumber=" in request.path else None
@@ -348,8 +346,8 @@ def test_an_upload_that_nobody_can_continue_is_aborted(proxy, at_proxy, moto, pr
 
 
 @pytest.mark.parametrize("text", ["", '{"key": '])
-def test_notes_that_were_damaged_leave_no_upload_open(moto, prefix, make_file, tmp_path, text):
-    """Damaged is not missing: what they may have led to is aborted by its name."""
+def test_damaged_notes_leave_no_upload_open(moto, prefix, make_file, tmp_path, text):
+    """They may have named an upload, so uploads of that name are aborted."""
     notes = tmp_path / "multipart.json"
     notes.write_text(text)
     moto.client().create_multipart_upload(Bucket=BUCKET, Key=f"{prefix}/name")
@@ -417,8 +415,8 @@ def test_a_file_is_replaced_behind_a_proxy_that_makes_etags_up(
 
 
 @pytest.mark.parametrize("client", ["boto3", "obstore"])
-def test_a_change_is_seen_behind_a_proxy_that_makes_etags_weak(proxy, prefix, make_file, client):
-    """The rest of another version is not appended to the beginning of the first."""
+def test_a_change_is_detected_behind_a_proxy_that_makes_etags_weak(proxy, prefix, make_file, client):
+    """The rest of another version isn't appended to the beginning of the first."""
     proxy.plan = weak_etags
     store = open_store(f"{plain_uri(proxy.url, prefix)}&client={client}")
     put(store, make_file, "name", b"first version")
@@ -494,8 +492,8 @@ def test_a_redirect_in_a_circle_has_an_end(proxy, at_proxy, make_file, status, c
         assert "token" not in str(caught.value)
 
 
-def test_a_successor_that_comes_between_look_and_put_is_not_overwritten(s3, prefix, make_file, make_queue):
-    """The object of `unless` is looked for after the version that is to be replaced."""
+def test_a_successor_that_comes_between_lookup_and_put_is_not_overwritten(s3, prefix, make_file, make_queue):
+    """The object of `unless` is looked up after the version to be replaced."""
     queue = make_queue(plain_uri(s3.endpoint_url, prefix), isolation="threads")
     queue.submit(make_file("a", b"first"), "a", overwrite=True, unless="next").result(LIMIT_SECONDS)
     put(open_store(plain_uri(s3.endpoint_url, prefix)), make_file, "next", b"")
@@ -507,7 +505,7 @@ def test_a_successor_that_comes_between_look_and_put_is_not_overwritten(s3, pref
 
 
 class CountedSums:
-    """Counts the bytes that were summed, by any thread of this process."""
+    """Counts the bytes that any thread of this process sums."""
 
     def __init__(self, patch):
         self.crc32_bytes = self.md5_bytes = 0
@@ -527,7 +525,7 @@ class CountedSums:
 
 
 class CountedMd5:
-    """As hashlib's, and counts."""
+    """hashlib's MD5, which counts."""
 
     def __init__(self, sums, inner):
         self._sums = sums
@@ -544,14 +542,14 @@ class CountedMd5:
 def test_each_byte_is_summed_once_by_each_sum(rclone, prefix, make_file, monkeypatch, kind, known):
     """Of a file of which nothing is known, CRC-32 and MD5 come from one pass before the parts are sent."""
     store = open_store(f"{plain_uri(rclone.endpoint_url, prefix)}{SMALL_PARTS}&checksum={kind}")
-    put(store, make_file, "before", b"content")  # What is done once is over.
+    put(store, make_file, "before", b"content")  # Does the one-time work first.
     crc32 = zlib.crc32(LARGE) if known else None
     sums = CountedSums(monkeypatch)
 
     with Body(make_file(content=LARGE), "id", crc32=crc32, is_read_once=True) as body:
         store.put("name", body, overwrite=True)
 
-    etags = 3 * 16  # The ETag of the whole is the MD5 of those of its parts.
+    etags = 3 * 16  # The ETag of the whole is the MD5 of the parts' MD5s.
     assert (sums.crc32_bytes, sums.md5_bytes) == (len(LARGE), len(LARGE) + etags)
     monkeypatch.undo()
     assert store.head("name").noted_crc32 == zlib.crc32(LARGE)
@@ -559,7 +557,7 @@ def test_each_byte_is_summed_once_by_each_sum(rclone, prefix, make_file, monkeyp
 
 
 class BodyThatChanges(Body):
-    """Has other bytes in its last part once that was summed."""
+    """Changes the bytes of its last part once it was summed."""
 
     was_summed = False
 
@@ -574,7 +572,7 @@ class BodyThatChanges(Body):
 
 
 def opaque_etags(request):
-    """A plan: the ETags of parts and objects are no MD5s, as with keys of KMS."""
+    """A plan: the ETags of parts and objects aren't MD5s, as with KMS keys."""
     return Rewrite("etag", lambda _: '"opaque"') if request.method == "PUT" else None
 
 
@@ -583,7 +581,7 @@ def opaque_etags(request):
 def test_bytes_that_change_after_they_were_summed_never_become_an_object(
     proxy, at_proxy, moto, prefix, make_file, kind, plan
 ):
-    """What was sent is compared by its MD5, or where nobody says that, by its CRC-32."""
+    """The sent bytes are compared by MD5, or by CRC-32 if the server returns none."""
     if plan is not None:
         proxy.plan = plan
     store = open_store(f"{at_proxy}&checksum={kind}")

@@ -1,4 +1,4 @@
-"""SFTP: one winner of two create-only writers, and nothing left of writers that were killed."""
+"""SFTP: one of two create-only writers wins, and killed writers leave nothing."""
 
 import os
 import threading
@@ -18,7 +18,7 @@ LIMIT_SECONDS = 120
 
 @pytest.fixture
 def connect(tmp_path):
-    """Makes stores of one folder; closes their connections."""
+    """Creates stores of one folder, and closes their connections."""
     stores = []
 
     def make(login, **options):

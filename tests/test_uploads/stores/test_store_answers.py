@@ -19,7 +19,7 @@ from uploads.errors import StoreError, StoreParkedError, TransientStoreError
 from uploads.stores import Body
 
 LIMIT_SECONDS = 120
-MANY_REQUESTS = 60  # More than would have failed every entry when ten unknown answers did.
+MANY_REQUESTS = 60  # More than would have failed every entry when the limit was ten unknown answers.
 PART_BYTES = 5 << 20
 LARGE = os.urandom(1 << 20) * 12
 SMALL_PARTS = f"&part_bytes={PART_BYTES}"
@@ -46,20 +46,20 @@ def until(proxy, count, fault_of):
 
 
 def wait_for_requests(proxy, count):
-    """Until the proxy has seen more."""
+    """Waits until the proxy has seen more requests."""
     with proxy.arrived:
         assert proxy.arrived.wait_for(lambda: len(proxy.seen) > count, LIMIT_SECONDS)
 
 
 def submit_all(queue, make_file, count, **options):
-    """Handles of as many small files."""
+    """Submits that many small files, and returns their handles."""
     return [
         queue.submit(make_file(f"{number}", b"content %d" % number), f"n{number}", **options)
         for number in range(count)
     ]
 
 
-def test_an_expired_token_as_aws_says_it_is_renewed(s3_behind, make_queue, make_file, tmp_path, monkeypatch):
+def test_an_expired_aws_token_is_renewed(s3_behind, make_queue, make_file, tmp_path, monkeypatch):
     """AWS answers 400 without a body to a HEAD and 400 ExpiredToken to a PUT."""
     server, proxy = s3_behind
     file = tmp_path / "credentials"
@@ -261,7 +261,7 @@ class BodyThatCannotBeRead(Body):
         raise OSError(errno.EIO, "Input/output error")
 
 
-def test_parts_that_cannot_be_read_hold_up_no_other_upload(moto, prefix, make_file):
+def test_unreadable_parts_delay_no_other_upload(moto, prefix, make_file):
     """As many reads fail as there are slots for parts, and the next upload still succeeds."""
     store = open_store(moto.uri(prefix) + SMALL_PARTS + "&part_threads=2")
     file = make_file(content=LARGE)
@@ -328,7 +328,7 @@ def test_an_abort_that_failed_is_retried(moto, proxy, prefix, make_queue, make_f
     assert moto.open_uploads(prefix) == 0
 
 
-def test_a_known_hosts_file_that_comes_later_is_waited_for(sshd_login, make_queue, make_file, tmp_path):
+def test_a_later_known_hosts_file_is_waited_for(sshd_login, make_queue, make_file, tmp_path):
     """Without the file the host isn't trusted; nothing is rejected, and the file is read once it exists."""
     known_hosts = tmp_path / "known_hosts"
     store = over_ssh(tmp_path / "there", **{**sshd_login, "known_hosts": str(known_hosts)})

@@ -1,4 +1,4 @@
-"""Credentials of stores: not on disk, not in URIs, handles, logs, messages and names of folders."""
+"""Credentials of stores stay out of disks, URIs, handles, logs, messages and folder names."""
 
 import contextlib
 import json
@@ -97,8 +97,8 @@ def test_a_signed_query_stays_out_of_a_stores_uri():
     assert HUSH not in str(next(default_spools(store.uri())))
 
 
-def test_the_order_of_a_worker_shows_no_secret():
-    """The order may appear in a traceback."""
+def test_the_workers_configuration_shows_no_secret():
+    """It may appear in a traceback."""
     order = WorkerConfig("/spool", f"s3://bucket?aws_secret_access_key={HUSH}", {"password": HUSH}, 1)
 
     assert HUSH not in repr(order)
@@ -117,7 +117,7 @@ def test_the_order_of_a_worker_shows_no_secret():
     ],
     ids=str,
 )
-def test_a_description_that_is_none_is_an_error_or_taken_for_what_it_says(tmp_path, store):
+def test_an_invalid_description_raises_or_is_read_as_written(tmp_path, store):
     """Options that no release writes aren't passed on."""
     spool = Spool(tmp_path / "spool")
     spool.create()
@@ -134,7 +134,7 @@ def test_a_description_that_is_none_is_an_error_or_taken_for_what_it_says(tmp_pa
 
 
 @pytest.mark.parametrize("target", ["../outside", "/etc/passwd", "a\x1b[2Jb", "", "a//b"])
-def test_a_pointer_leads_to_no_name_that_submit_refuses(target, tmp_path):
+def test_a_pointer_cannot_lead_to_a_name_that_submit_refuses(target, tmp_path):
     """A user who may write to the store may write a pointer."""
     store = MemoryStore()
     store.objects["latest.symlink"] = target.encode()

@@ -1,4 +1,4 @@
-"""What every store promises, and what only some do."""
+"""The promises that every store keeps, and those of single kinds."""
 
 import contextlib
 import errno
@@ -48,7 +48,7 @@ KINDS = ["local", "s3-moto", "s3-rclone", "obstore-s3", "obstore-memory", "fsspe
 
 @pytest.fixture(params=KINDS)
 def store(request, tmp_path, prefix):
-    """A fresh store of each kind."""
+    """A new store of each kind."""
     match request.param:
         case "local":
             yield LocalStore(tmp_path / "store")
@@ -84,7 +84,7 @@ class TestEveryStore(StoreContract):
 
 
 class TestLocalStore:
-    """What a folder must not do."""
+    """Limits of a store in a folder."""
 
     def test_nothing_is_written_outside_the_root(self, tmp_path, make_file):
         """A link in the tree that leads outside is not followed, neither to write nor to read."""
@@ -106,8 +106,8 @@ class TestLocalStore:
         assert sorted(path.name for path in (tmp_path / "outside").iterdir()) == ["secret"]
         assert (tmp_path / "outside/secret").read_text() == "secret"
 
-    def test_an_object_that_is_deleted_while_it_is_listed_is_left_out(self, tmp_path, make_file, monkeypatch):
-        """Listing while others put and delete returns what is there."""
+    def test_an_object_deleted_during_a_listing_is_left_out(self, tmp_path, make_file, monkeypatch):
+        """Listing during other puts and deletions returns existing objects."""
         store = LocalStore(tmp_path / "store")
         for name in ("a", "b"):
             _put(store, make_file, name, b"x")
@@ -117,8 +117,8 @@ class TestLocalStore:
 
         assert [found.name for found in store.list()] == ["a"]
 
-    def test_a_pipe_in_the_folder_holds_nothing_up(self, tmp_path, make_file):
-        """Its name does not matter; it is no object, nor is a folder, and no writer has it open."""
+    def test_a_pipe_in_the_folder_blocks_nothing(self, tmp_path, make_file):
+        """Neither a pipe without a writer nor a folder is an object, whatever its name."""
         folder = tmp_path / "store"
         folder.mkdir()
         (folder / "inner").mkdir()
@@ -143,7 +143,7 @@ class TestLocalStore:
         assert sorted(path.name for path in folder.iterdir()) == ["inner", "name", "pipe"]
 
     def test_no_descriptor_stays_open(self, tmp_path, make_file):
-        """In folders below folders, of what is there and of what is not."""
+        """This covers nested folders, and existing and missing objects."""
         store = LocalStore(tmp_path / "store")
         _put(store, make_file, "a/b/c", b"x")
 
@@ -159,7 +159,7 @@ class TestLocalStore:
         assert [path for path in open_files() if path.startswith(str(tmp_path))] == []
 
     def test_a_folder_is_swept_once(self, tmp_path, make_file, monkeypatch):
-        """It may have many files: later puts do not read it."""
+        """It may have many files, so later puts don't read it."""
         store, scanned, scandir = LocalStore(tmp_path / "store"), [], os.scandir
         monkeypatch.setattr(os, "scandir", lambda place: scanned.append(place) or scandir(place))
 
@@ -177,7 +177,7 @@ class TestLocalStore:
         ],
     )
     def test_every_disk_error_has_a_meaning(self, tmp_path, make_file, monkeypatch, code, error, message):
-        """A full disk is waited for, with all files; a right that is missing may be that of one name."""
+        """A full disk delays all files; a missing permission may concern only one name."""
 
         def refuse(descriptor):
             raise OSError(code, os.strerror(code))
@@ -192,7 +192,7 @@ class TestLocalStore:
         assert list((tmp_path / "store").iterdir()) == []
 
     def test_create_only_works_without_hard_links(self, tmp_path, make_file, monkeypatch):
-        """On FAT, a rename refuses the second writer, and nothing is left beside the first."""
+        """On FAT a rename refuses the second writer, and only the first file stays."""
 
         def link(*_args, **_options):
             raise OSError(errno.EPERM, "Operation not permitted")
@@ -206,14 +206,14 @@ class TestLocalStore:
 
         assert [path.name for path in (tmp_path / "store").iterdir()] == ["name"]
 
-    def test_names_are_checked_by_the_store_too(self, tmp_path, make_file):
-        """Direct calls of a store cannot leave its root either."""
+    def test_the_store_checks_names_too(self, tmp_path, make_file):
+        """Direct calls of a store can't leave its root either."""
         for name in ("../x", "/etc/x", "a//b", "."):
             with pytest.raises(InvalidRemoteNameError):
                 _put(LocalStore(tmp_path / "store"), make_file, name, b"x")
 
-    def test_no_partial_file_stays_behind(self, tmp_path, make_file):
-        """A conflict leaves the folder as it was."""
+    def test_no_partial_file_stays(self, tmp_path, make_file):
+        """A conflict leaves the folder unchanged."""
         store = LocalStore(tmp_path / "store")
         _put(store, make_file, "a", b"1")
         with pytest.raises(RemoteExistsError):
@@ -222,12 +222,12 @@ class TestLocalStore:
         assert [path.name for path in (tmp_path / "store").iterdir()] == ["a"]
 
     def test_a_name_too_long_for_the_file_system_fails_alone(self, tmp_path, make_file):
-        """1,024 bytes in one part are a fine name, but not on ext4."""
+        """A part of 1,024 bytes is a valid name, but not on ext4."""
         with pytest.raises(RejectedByStoreError, match="File name too long"):
             _put(LocalStore(tmp_path / "store"), make_file, "x" * 1024, b"x")
 
     def test_a_file_in_the_way_fails_alone(self, tmp_path, make_file):
-        """A name below a file can never be."""
+        """A name below a file is impossible."""
         store = LocalStore(tmp_path / "store")
         _put(store, make_file, "a", b"1")
 
@@ -236,23 +236,23 @@ class TestLocalStore:
 
 
 class TestSftpStore:
-    """What a login may answer."""
+    """Responses to a login."""
 
     def test_an_unknown_host_key_parks(self, sshd_login, tmp_path, make_file):
-        """A host that is not known is not trusted, and nothing fails for it."""
+        """An unknown host isn't trusted, and nothing fails because of it."""
         login = {**sshd_login, "known_hosts": None}
 
         with pytest.raises(StoreParkedError, match="known_hosts"):
             _put(over_ssh(tmp_path, **login), make_file, "a", b"x")
 
     def test_a_server_that_does_not_listen_is_retried(self, sshd_login, tmp_path, make_file):
-        """A refused connection is tried again."""
+        """A refused connection is transient."""
         with refusing_port() as port, pytest.raises(TransientStoreError):
             _put(over_ssh(tmp_path, **{**sshd_login, "port": port}), make_file, "a", b"x")
 
 
 class TestCloudStore:
-    """What obstore cannot do, said rather than done wrongly."""
+    """Features that obstore lacks raise an error."""
 
     def test_a_large_create_only_put_to_s3_is_refused(self, moto, prefix, make_file):
         """It would hold the whole file in memory."""
@@ -261,16 +261,16 @@ class TestCloudStore:
         with pytest.raises(RejectedByStoreError, match="Use boto3"):
             _put(store, make_file, "a", b"x" * 100, overwrite=False)
 
-    def test_a_server_that_ignores_create_only_is_found_out(self, rclone, prefix, make_file):
-        """boto3's store finds it out in the same way."""
+    def test_a_server_that_ignores_create_only_is_detected(self, rclone, prefix, make_file):
+        """boto3's store detects it in the same way."""
         uri = f"s3://bucket/{prefix}?client=obstore&create_only=require&endpoint_url={rclone.endpoint_url}"
         store = open_store(uri)
 
         with pytest.raises(RejectedByStoreError, match="ignores If-None-Match"):
             _put(store, make_file, "a", b"x", overwrite=False)
 
-    def test_on_such_a_server_a_taken_name_is_looked_up(self, rclone, prefix, make_file):
-        """By default an object that was there before the put is never replaced."""
+    def test_a_taken_name_is_looked_up_on_such_a_server(self, rclone, prefix, make_file):
+        """By default an object that existed before the put is never replaced."""
         store = open_store(f"s3://bucket/{prefix}?client=obstore&endpoint_url={rclone.endpoint_url}")
         _put(store, make_file, "a", b"first", overwrite=False)
 
@@ -290,8 +290,8 @@ class TestCloudStore:
         ("", "empty string"),
     ],
 )
-def test_unknown_schemes_are_refused(uri, message):
-    """A typo in a URI is an error at once, which names the schemes that there are and the near miss."""
+def test_unknown_schemes_raise(uri, message):
+    """The error for a typo in a URI lists the known schemes and the nearest match."""
     with pytest.raises(ValueError, match=message):
         open_store(uri)
 
@@ -309,7 +309,7 @@ def test_a_scheme_of_ours_is_one_row(scheme):
 
 
 def test_other_libraries_get_no_options_of_our_clients(monkeypatch):
-    """`object_store_location` translates the names of the rest, and knows the schemes that it can."""
+    """`object_store_location` translates the other names, and knows its supported schemes."""
     monkeypatch.delenv("S3_ENDPOINT_URL", raising=False)
 
     place, options = object_store_location("gs://bucket/p?endpoint_url=http://h&part_bytes=1&client=obstore")
@@ -332,17 +332,17 @@ class StoreElsewhere(MemoryStore):
 
 @pytest.fixture
 def table(monkeypatch):
-    """The table of schemes, which is as it was afterwards."""
+    """Restores the table of schemes after the test."""
     monkeypatch.setattr(registry, "_registered", dict(registry._registered))
     monkeypatch.setattr(uri, "_PUBLIC_OPTIONS", set(uri._PUBLIC_OPTIONS))
 
 
 @pytest.mark.usefixtures("table")
 class TestRegistering:
-    """Stores of others, by a call or by an installed package."""
+    """Stores of other packages, registered by a call or an installed package."""
 
     def test_a_registered_store_is_opened_by_its_scheme(self):
-        """With what its URI says, and with the options that it takes."""
+        """It gets the URI and the options that it accepts."""
         register_store("elsewhere", StoreElsewhere)
 
         store = open_store("elsewhere://me@host:80/a%20b?zone=c")
@@ -354,7 +354,7 @@ class TestRegistering:
         assert kept_options({"zone": "c", "token": "hush"}) == {"zone": "c"}
 
     def test_an_installed_package_adds_a_store(self, monkeypatch):
-        """An entry point adds it; its name is known to the error of a near miss too."""
+        """An entry point adds it; near misses suggest its name too."""
         mine = EntryPoint("elsewhere", f"{__name__}:StoreElsewhere", ENTRY_POINT_GROUP)
         monkeypatch.setattr(mine.__class__, "load", lambda _: StoreElsewhere)
         monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: EntryPoints([mine]))
@@ -363,8 +363,8 @@ class TestRegistering:
         with pytest.raises(ValueError, match="did you mean 'elsewhere'"):
             open_store("elswhere://host")
 
-    def test_a_scheme_is_taken_once(self):
-        """Ours too; the same factory may come again."""
+    def test_a_scheme_is_registered_once(self):
+        """This includes ours; the same factory may be registered again."""
         register_store("elsewhere", StoreElsewhere)
         register_store("elsewhere", StoreElsewhere)
 
@@ -375,7 +375,7 @@ class TestRegistering:
             register_store("A", MemoryStore)
 
     def test_the_store_of_the_docs_keeps_the_contract(self, tmp_path):
-        """The example of docs/writing-a-store.md runs as it stands, and passes the whole contract."""
+        """The example of docs/writing-a-store.md runs unchanged, and passes the whole contract."""
         page = Path(__file__).parents[3] / "docs/writing-a-store.md"
         shown = {}
         for code in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):
@@ -409,15 +409,15 @@ class TestRegistering:
     ],
 )
 def test_uris_round_trip(uri):
-    """A store opened by a URI says the same URI of itself."""
+    """A store opened by a URI returns the same URI."""
     if uri.startswith("gs"):
         pytest.skip("obstore asks for Google's credentials when it is made")
 
     assert open_store(uri).uri() == uri
 
 
-def test_secrets_never_stand_in_a_uri():
-    """Keys and tokens that came by option stay out."""
+def test_secrets_never_appear_in_a_uri():
+    """Keys and tokens given as options stay out."""
     store = open_store(
         "s3://bucket",
         aws_access_key_id="AKIAABCDEFGHIJKLMNOP",
@@ -429,7 +429,7 @@ def test_secrets_never_stand_in_a_uri():
 
 
 def test_the_store_double_keeps_the_contract(make_file):
-    """The double that other tests stand on behaves as a store."""
+    """The double of other tests behaves as a store."""
     store = MemoryStore()
     _put(store, make_file, "a", b"1", overwrite=False)
 
@@ -439,14 +439,14 @@ def test_the_store_double_keeps_the_contract(make_file):
 
 
 class DiskThatLies(MemoryFileSystem):
-    """Gives back another first byte than was written."""
+    """Returns another first byte than was written."""
 
     def cat_file(self, path, **options):
         return b"X" + super().cat_file(path, **options)[1:]
 
 
 class RenameRefuses(MemoryFileSystem):
-    """Renames nothing over another file, as HDFS."""
+    """Renames nothing over an existing file, like HDFS."""
 
     def mv(self, old, new, **_):
         if self.exists(new):
@@ -462,7 +462,7 @@ def _store_in(kind, scheme, prefix, **options):
 
 @pytest.mark.parametrize("read_back_bytes", [0, 100])
 def test_small_files_are_read_back(make_file, prefix, read_back_bytes):
-    """Bytes that are others on the server's disk are noticed before the name appears, where files of that size are read back."""
+    """If files are read back, bytes changed on the server are noticed before the name appears."""
     store = _store_in(DiskThatLies, "memory", prefix, read_back_bytes=read_back_bytes)
 
     with Body(make_file(content=b"content"), "id") as body:
@@ -478,7 +478,7 @@ def test_small_files_are_read_back(make_file, prefix, read_back_bytes):
 
 
 def test_a_file_system_whose_rename_refuses_a_taken_name(make_file, prefix, caplog):
-    """Create-only is its rename, which replaces nothing; what is to be replaced is removed first."""
+    """Create-only uses its rename, which replaces nothing; an object to be replaced is removed first."""
     store = _store_in(RenameRefuses, "hdfs", prefix, create_only="require")
     _put(store, make_file, "a", b"first", overwrite=False)
 
@@ -492,7 +492,7 @@ def test_a_file_system_whose_rename_refuses_a_taken_name(make_file, prefix, capl
 
 
 def test_a_file_system_that_promises_no_create_only(make_file, prefix, caplog):
-    """The log says once what may happen, or nothing is put."""
+    """The log explains the risk once, or nothing is put."""
     for _ in range(2):
         with contextlib.suppress(RemoteExistsError):
             _put(open_store(f"memory://{prefix}"), make_file, "a", b"x", overwrite=False)
@@ -504,10 +504,10 @@ def test_a_file_system_that_promises_no_create_only(make_file, prefix, caplog):
 
 
 @pytest.mark.parametrize("is_final", [False, True])
-def test_a_folder_compares_a_large_file_in_the_pass_that_reads_it(tmp_path, make_file, is_final):
+def test_a_folder_compares_a_large_file_while_reading_it(tmp_path, make_file, is_final):
     """Bytes with another CRC-32 than expected never appear; the right ones do, and no SHA-256 is computed.
 
-    A final file on the same file system is not copied: the object is another name of it.
+    A final file on the same file system isn't copied: the object is another name of it.
     """
     store, content = LocalStore(tmp_path / "store"), bytes(9 << 20)
     path = make_file(content=content)
@@ -528,15 +528,15 @@ def test_a_folder_compares_a_large_file_in_the_pass_that_reads_it(tmp_path, make
 
 
 class _BodyThatMeetsAnother(Body):
-    """Has another process begin to write to the folder when it was read."""
+    """Has another process begin to write to the folder after the body was read."""
 
     def accept(self, digest):
         super().accept(digest)
         self.meet()
 
 
-def test_an_old_file_that_is_linked_is_not_swept(tmp_path, make_file):
-    """What another store finds half way stays, however long ago the file was written."""
+def test_an_old_linked_file_is_not_swept(tmp_path, make_file):
+    """Another store that finds it half-written keeps it, however old the file is."""
     path = make_file(content=bytes(9 << 20))
     os.utime(path, (0, 0))
 
