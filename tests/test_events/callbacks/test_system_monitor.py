@@ -114,7 +114,7 @@ def test_a_monitor_can_be_reused_for_another_run(metric_list, sampling_threads):
 
 
 def test_the_documented_metrics_of_the_machine_are_logged(metric_list):
-    """psutil's numbers are each within the possible range."""
+    """Each of psutil's numbers is within the possible range."""
     system = SystemMonitor(3600)
     sample = system._sample()
 
