@@ -495,12 +495,12 @@ class TestNames:
         assert trainer.state.timestamp.batch == 0
 
     def test_an_empty_folder_says_so(self, make_trainer, tmp_path):
-        """Wherever it is given."""
+        """It does so wherever the folder is given."""
         with pytest.raises(FileNotFoundError, match="must hold a checkpoint"):
             make_trainer(load_path=tmp_path)
 
     def test_an_unknown_metric_is_reported(self, make_trainer, make_dataloader, tmp_path, caplog):
-        """Once, with those that do; and where there is no evaluation."""
+        """The warning comes once, and lists the metrics that exist; it also comes without an evaluation."""
         saver = CheckpointSaver(tmp_path / "one", keep=Retention(1, best="metrics/eval/acuracy"))
         make_trainer(callbacks=saver, eval_dataloader=make_dataloader()).fit()
         saver = CheckpointSaver(tmp_path / "two", keep=Retention(1, best="loss/eval/total"))
