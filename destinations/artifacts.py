@@ -34,23 +34,23 @@ _BYTES_OF_A_BAR = 1 << 20
 
 
 class Artifacts(LoggerDestination):
-    """Uploads every file that is given to `upload_file` to a store.
+    """Uploads every file passed to `upload_file` to a store.
 
     ```python
     Trainer(..., loggers=[Artifacts("s3://bucket/{run_name}")], save_folder="runs/{run_name}/checkpoints")
     ```
 
-    **What is promised.** When `upload_file` returns, the bytes are in the spool and survive `kill -9` of this
+    **Durability.** When `upload_file` returns, the bytes are in the spool and survive `kill -9` of this
     process. They are uploaded through retries, rotated credentials and hours of outage. When the run is
-    closed, remaining files are named, with the command that finishes them. See the page on uploads for the
-    queue, its spool, and the costs of `isolation`.
+    closed, the log names the remaining files, with the command that finishes them. The page "Uploads"
+    describes the queue, its spool, and the costs of `isolation`.
 
-    **Pointers.** A file whose name ends in ".symlink" and that contains the name of another, as
-    `CheckpointSaver` writes it, never becomes visible before its target. `download_file` of its name without
-    that ending downloads the target.
+    **Pointers.** A pointer is a file named "….symlink" that contains another file's name, as
+    `CheckpointSaver` writes it. It never becomes visible before its target. `download_file` of its name
+    without ".symlink" downloads the target.
 
     **Threading.** `upload_file` blocks for as long as the copy takes, never for the network. A file that may
-    be linked, such as those of `CheckpointSaver`, is not copied if the spool is on its file system. `fit_end`
+    be linked, such as `CheckpointSaver`'s, is not copied if the spool is on its file system. `fit_end`
     waits for the network only with `wait="uploaded"`, and then up to `wait_seconds`.
 
     **Ranks.** Rank 0 opens its queue at `init`, another rank with its first file; each has a spool of its
@@ -61,7 +61,7 @@ class Artifacts(LoggerDestination):
             Files go below the name of the run, like checkpoints, unless `{run_name}` is in the store or in
             `remote_file_name`.
         remote_file_name: the name in the store, around the given name: "checkpoints/{remote_file_name}".
-        wait: what the end of `fit` waits for: files in the spool ("spooled") or in the store ("uploaded").
+        wait: whether the end of `fit` waits for files in the spool ("spooled") or in the store ("uploaded").
         wait_seconds: how long the end of `fit` waits for uploads.
         close_seconds: how long closing the run waits for uploads.
         progress_bar: whether to show the remaining files if the end waits for more than a second, for three
@@ -136,7 +136,7 @@ class Artifacts(LoggerDestination):
 
     @property
     def lost_files(self) -> int:
-        """The number of files in neither the store nor the spool, such as those that a full spool refused."""
+        """The number of files in neither the store nor the spool, such as files that a full spool refused."""
         return self._lost if self.queue is None else self.queue.backlog().lost
 
     def place(self) -> str:
@@ -322,7 +322,7 @@ class Artifacts(LoggerDestination):
             while (left := queue.unsettled()) and (remaining := deadline - time.monotonic()) > 0:
                 queue.drain(min(_LOOK_SECONDS, remaining))
                 bar.update(total - left - bar.n)
-                # Somebody has to mend the credentials; the pause was logged.
+                # Someone has to renew the credentials; the log has reported the pause.
                 paused_since = min(paused_since, time.monotonic()) if queue.paused_because else math.inf
                 if time.monotonic() - paused_since > _PAUSED_SECONDS:
                     break

@@ -22,7 +22,7 @@ WhenFull = Literal["wait", "drop_newest", "drop_oldest"]
 
 
 class RetryLaterError(Exception):
-    """Raised by work that should be retried later: the disk is full, a server does not answer."""
+    """Raised by work that should be retried later: the disk is full, or a server doesn't answer."""
 
 
 @attrs.define
@@ -51,8 +51,8 @@ class Lane:
     When the queue is full, by number or by bytes, `put` follows `when_full`: "wait" waits up to
     `wait_seconds` and then drops the item, "drop_newest" drops it at once, "drop_oldest" drops queued items.
     Drops are counted and reported. An item larger than `limit_bytes` is accepted if the queue is empty. After
-    a wait that timed out, later calls do not wait until an item has finished: a hanging lane costs its
-    timeout once.
+    a wait that timed out, later calls do not wait until an item has finished, so a hanging lane delays
+    training only once.
 
     **Periodic work.** The thread also calls `tick` every `tick_seconds`, between items, and soon after
     `wake`. When the thread ends, for whatever reason, it calls `on_exit`.
@@ -65,7 +65,7 @@ class Lane:
         limit_bytes: the maximum size of queued items.
         when_full: the policy when the queue is full.
         wait_seconds: the timeout of "wait".
-        tick: periodic work, in the lane's thread; its errors are handled like those of items.
+        tick: periodic work, in the lane's thread; its errors are handled like errors of items.
         tick_seconds: the interval of `tick`, and the delay of a retry after `RetryLaterError`.
         on_exit: called in the thread when it ends.
     """
@@ -302,7 +302,7 @@ class PeriodicThread:
     forked child.
 
     Args:
-        work: called with whether this is the last call.
+        work: called with True if this is the last call.
         seconds: the pause between two calls.
         on_error: called with an exception of `work`.
         name: the name of the thread.

@@ -71,10 +71,10 @@ class LoggerDestination(Callback):
     Trainer(..., loggers=[Printer(write_rate=WriteRate(every_steps=100))])
     ```
 
-    Subclass it and override the methods you need; other records are ignored. With a method
-    `log_record(kind, arguments)` it gets all kinds of records for which it has no method. Methods and
-    arguments have the names of Composer's class: change the import, and a destination written for it works
-    here.
+    Subclass it and override the methods you need; other records are ignored. A method
+    `log_record(kind, arguments)` gets all kinds of records that have no method of their own. Methods and
+    arguments have the names of Composer's class, so a destination written for Composer works here: change the
+    import.
 
     **Threading.** Every method is called in the training thread, one call at a time. Anything that takes
     longer than a few microseconds belongs in a background thread or process, behind a bounded queue.
@@ -85,9 +85,9 @@ class LoggerDestination(Callback):
     **Ownership.** Arguments belong to the caller, who may change them when the call returns: copy what you
     keep, and don't change them yourself. A file may be gone when `upload_file` returns.
 
-    **Errors.** Exceptions are counted and reported, and don't stop training; after ten failures in a row the
-    destination is paused for a while. Raise `events.RecordError` for an invalid argument, to tell the caller;
-    raised from `init`, it prevents the run from starting. If `init` raises anything else, the destination
+    **Errors.** Exceptions are counted and reported, and don't stop training. After ten failures in a row, the
+    destination is paused for a while. For an invalid argument, raise `events.RecordError`: the caller gets
+    it, and if it comes from `init`, the run doesn't start. If `init` raises anything else, the destination
     isn't open: only `close` and `post_close` follow.
 
     **After close.** `close` is called once, and `post_close` after it, even if `close` raised. Records may
@@ -97,12 +97,12 @@ class LoggerDestination(Callback):
     **Ranks.** Each rank has its own object, which gets the events and records of that rank only; see
     `state.rank`. Never wait for another rank, which may be gone.
 
-    **Rates.** `write_rate` says how often metrics are written; the logger holds back those in between. It is
-    an attribute, so that a subclass need not know it: set it before a logger gets the destination, on the
-    object or on the class. `should_write` decides, and may be overridden.
+    **Rates.** `write_rate` sets how often metrics are written; the logger holds back metrics in between. It
+    is an attribute, so a subclass needs no code for it: set it on the object or on the class, before a logger
+    gets the destination. `should_write` decides, and may be overridden.
 
-    **Set-up.** If `init` raises, that is reported when the run begins and again when it ends, and training
-    continues without the destination. With the attribute `require`, the run ends before training.
+    **Set-up.** If `init` raises, the error is reported when the run begins and again when it ends, and
+    training continues without the destination. With the attribute `require`, the run ends before training.
 
     Args:
         write_rate: how often it is written to; None for every time.
@@ -158,7 +158,7 @@ class LoggerDestination(Callback):
 
     @_default
     def should_write(self, state: State) -> bool:
-        """Returns whether metrics are written now, or wait; called at the first record of a step.
+        """Returns whether metrics are written now or wait; called at the first record of a step.
 
         Args:
             state: the run, with the phase and timestamp of the record.
@@ -166,7 +166,7 @@ class LoggerDestination(Callback):
         return self.write_schedule is None or self.write_schedule.is_due(state)
 
     def place(self) -> str:
-        """Returns where the records or files of the open run are: a folder, a URI, a URL; "" for none.
+        """Returns the location of the open run's records or files: a folder, a URI, a URL; "" for none.
 
         `Console` and `ProgressBar` show it at the end of a run.
         """
@@ -339,7 +339,7 @@ class LoggerDestination(Callback):
     def upload_file(self, state: State, remote_file_name: str, file_path: Path, *, overwrite: bool) -> None:
         """Stores a file; copies or queues it before returning.
 
-        A destination passes files of its own to `logger.upload_file`, and must not accept those.
+        A destination passes its own files to `logger.upload_file`, and must not accept them here.
 
         Args:
             state: the run.
@@ -406,7 +406,7 @@ class LoggerDestination(Callback):
         return ()
 
     def has_uploaded(self, remote_file_name: str) -> bool:
-        """Returns whether a file is where others can read it; the pointer to a checkpoint in shards waits.
+        """Returns whether others can read a file by now; the pointer to a sharded checkpoint waits for that.
 
         Args:
             remote_file_name: the name given to `upload_file`.
@@ -433,13 +433,13 @@ class RecordDestination(LoggerDestination):
 
         Args:
             kind: the method without its "log_": "table", "images", "text", …
-            arguments: those of the method, by name; keyword-only ones only where they were given.
+            arguments: the method's arguments by name; keyword-only ones only if given.
         """
         raise NotImplementedError
 
 
 def closed_state(destination: Any) -> "dict[str, Any]":
-    """Returns what is pickled of a destination: a copy is closed, and another process may open it.
+    """Returns the state to pickle: a copy of a destination is closed, and another process may open it.
 
     Args:
         destination: one with a method `_forget`, which resets it to the closed state.

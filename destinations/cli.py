@@ -69,7 +69,7 @@ def _run(arguments: list[str]) -> int:
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose help ends with examples, and whose errors name what was probably meant.
+    """A parser with examples at the end of its help, and with suggestions in its errors.
 
     Its subparsers are of this class too.
 
@@ -171,7 +171,7 @@ def build_parser(groups: Sequence[str] | None = None) -> Parser:
 
 
 class _Help:
-    """Prints the help of a parser: what a group does without a command."""
+    """Prints the help of a parser, for a group without a command."""
 
     def __init__(self, parser: Parser) -> None:
         self._parser = parser

@@ -1,4 +1,4 @@
-"""A destination made of functions, without a class."""
+"""`Functions`: a destination made of functions, without a class."""
 
 import difflib
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Destinations by name, for configuration files: ours, those of installed packages, and registered ones.
+"""Destinations by name, for configuration files: from this package, from others, and registered ones.
 
 A package adds a destination with an entry point in the group `training_destinations.destinations`. Its value
 is a class or another factory. Destinations are imported on first use.
@@ -48,7 +48,7 @@ _factories: dict[str, Callable[..., LoggerDestination]] = {}
 
 
 def register_destination(name: str, factory: Callable[..., LoggerDestination]) -> None:
-    """Adds a destination to the table, for this process.
+    """Registers a destination under a name, for this process.
 
     ```python
     register_destination("memory", lambda: InMemory(max_records=1000))
@@ -70,7 +70,7 @@ def register_destination(name: str, factory: Callable[..., LoggerDestination]) -
 
 
 def create_destination(name: str = "", /, **arguments: Any) -> LoggerDestination:
-    """Returns a new destination.
+    """Creates a destination by its name, with arguments from a configuration.
 
     ```python
     destination = create_destination("TextFile", filename="logs/{run_name}.txt")
@@ -91,9 +91,9 @@ def create_destination(name: str = "", /, **arguments: Any) -> LoggerDestination
 
 
 def trackers() -> dict[str, type[Tracker]]:
-    """Returns all tracker classes by their names in lower case: ours, registered ones, and those of packages.
+    """Returns all tracker classes by lower-case name: from this package, from others, and registered ones.
 
-    Imports them, but not the packages that they log with.
+    Imports the classes, but not the packages that they log with.
     """
     from .trackers.tracker import Tracker
 

@@ -199,7 +199,7 @@ class Callback:
 
 
 def state_keys(callbacks: Iterable[Any]) -> dict[str, Any]:
-    """Returns callbacks by the keys of their states: `state_key`, else the class; the alike are numbered.
+    """Returns callbacks by the keys of their states: `state_key`, or the class; equal keys are numbered.
 
     ```python
     print(list(state_keys([Timer(), Timer()])))  # ['Timer', 'Timer#2']

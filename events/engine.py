@@ -112,7 +112,7 @@ class Engine:
             self._hooks = {event: tuple(hook for _, hook in found) for event, found in hooks.items()}
         else:
             self._hooks = ledger.follow(hooks, logger.destinations)
-        # Last of what may fail: a failed constructor must claim nothing.
+        # The last step that may fail: a failed constructor must claim nothing.
         _claim(ordered)
         state.callbacks = _Callbacks(ordered)
         if ledger is not None:

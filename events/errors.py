@@ -41,7 +41,7 @@ class UnknownEventError(EventsError, ValueError):
 
 
 class TimeStringError(EventsError, ValueError):
-    """A duration has no unit, an unknown unit, or a fraction of a whole unit."""
+    """Raised for a duration without a unit, with an unknown unit, or with a fraction of a whole unit."""
 
 
 class TimeUnitError(EventsError, TypeError):

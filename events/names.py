@@ -34,7 +34,7 @@ class LiteralName(str):
     print(format_name(LiteralName("report{epoch}.txt"), State("digits")))  # report{epoch}.txt
     ```
 
-    Use it for the name of a file that somebody else has chosen.
+    Use it for the name of a file that comes from a user or another program.
     """
 
     __slots__ = ()
@@ -166,9 +166,9 @@ def check_unknown(
     ```
 
     Args:
-        owner: what was called.
+        owner: the function or class that was called.
         others: the arguments that it does not have, by name.
-        known: the names of those that it has.
+        known: the names of the arguments that it has.
         hints: what to do for names that others use; for any other name, the nearest known one is named.
 
     Raises:

@@ -27,7 +27,7 @@ _INTERACTIVE = frozenset({"bash", "interactive"})
 
 @attrs.frozen
 class Ranks:
-    """Which process of a job this one is.
+    """The rank of this process in its job, and the world size.
 
     ```python
     print(find_ranks().source)      # no launcher
@@ -57,7 +57,7 @@ _FIELDS = [field.name for field in attrs.fields(Ranks)]
 
 
 def find_ranks() -> Ranks:
-    """Returns the ranks of this process, from the first of these sources that has them.
+    """Returns the ranks of this process, from the first source below that has them.
 
     ```python
     ranks = find_ranks()

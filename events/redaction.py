@@ -1,4 +1,4 @@
-"""Redacts secrets in what is logged, before any destination gets it, by the rules of `uploads`.
+"""Redacts secrets in records, before any destination gets them, by the rules of `uploads`.
 
 `uploads` is imported on first use, so that `import events` stays fast. A `Logger` uses it once in its
 constructor, so that errors can be redacted also when no file can be opened any more.
@@ -59,7 +59,7 @@ def redact_text(text: str, *, only_literals: bool = False) -> str:
 
 
 def redact_arguments(arguments: Sequence[str]) -> list[str]:
-    """Returns a command line without secrets, as in `--api-key VALUE`, `--api-key=VALUE` and `-p VALUE`.
+    """Returns a command line with its secrets replaced, such as those after `--api-key` and `-p`.
 
     ```python
     print(redact_arguments(["train.py", "--api-key", "abc123", "--lr=0.1"]))

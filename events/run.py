@@ -56,7 +56,7 @@ _AGREE_SECONDS = 60.0
 
 
 def agreed_run_name(timeout_s: float = _AGREE_SECONDS) -> str | None:
-    """Returns a name that all ranks of a job get; None where there is nothing to agree through.
+    """Returns a run name that is the same on all ranks; None if the ranks have no way to agree on one.
 
     ```python
     run_name = agreed_run_name() or new_run_name()     # the same on all ranks of a torchrun
@@ -115,7 +115,7 @@ def is_restarted_job() -> bool:
 
 
 def agree_on_name(state: State) -> None:
-    """Gives an unnamed run a name on which all ranks agree, if there are several.
+    """Gives an unnamed run the same name on all ranks.
 
     ```python
     agree_on_name(State(new_run_name()))            # nothing to agree on: there is one rank

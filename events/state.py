@@ -19,7 +19,7 @@ __all__ = ["Device", "Phase", "Precision", "RunStatus", "State", "as_tuple", "le
 
 
 class Phase(StrEnum):
-    """What the loop is doing.
+    """The phase of the training loop: train, eval or predict.
 
     ```python
     class Prints(Callback):
@@ -34,7 +34,7 @@ class Phase(StrEnum):
 
 
 class RunStatus(StrEnum):
-    """Whether a run is running, or how it ended.
+    """The status of a run: running, or how it ended.
 
     ```python
     print([status.value for status in RunStatus])
@@ -127,7 +127,7 @@ def _duration(value: Time | str) -> Time:
 
 
 def _found(name: str) -> Any:
-    """Returns a field whose default is what `find_ranks` found."""
+    """Returns a field with its default from `find_ranks`."""
     return attrs.field(default=attrs.Factory(lambda state: getattr(state.found_ranks, name), takes_self=True))
 
 
@@ -156,7 +156,7 @@ def _accessors(key: Any) -> tuple[Callable[..., Any], Callable[..., Any]] | None
     return None
 
 
-# What code for Composer asks of its state, and where that is here.
+# Attributes of Composer's state, and what to use instead.
 _ELSEWHERE = {
     "state_dict": "Save with a CheckpointSaver, or torch.save(state.model.state_dict(), path).",
     "load_state_dict": "Load with Trainer(load_path=...), or state.model.load_state_dict(...).",
@@ -410,7 +410,7 @@ class State:
     if not TYPE_CHECKING:  # which would then take any name
 
         def __getattr__(self, name: str) -> Any:
-            """Says where that is which code for Composer asks for."""
+            """Raises AttributeError, with the counterpart of an attribute of Composer's state."""
             hint = _ELSEWHERE.get(name, "")
             raise AttributeError(f"State has no {name!r}. {hint}".rstrip(), name=name, obj=self)
 

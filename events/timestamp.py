@@ -59,7 +59,7 @@ _SECONDS_PER = (86_400, 3_600, 60, 1)
 
 
 def _python_number(value: Any) -> int | float | None:
-    """Returns a number of any library as int or float; None for what is no number, and for a bool."""
+    """Returns a number of any library as int or float; None for a bool or anything else."""
     match value:
         case bool():
             return None

@@ -1,4 +1,4 @@
-"""Bytes to a store, surviving the process.
+"""Uploads files to a store in the background; accepted files survive the process.
 
     from uploads import UploadQueue
 

@@ -48,7 +48,7 @@ def _limit(name: str, seconds: float) -> Any:
 
 @attrs.frozen
 class Timeouts:
-    """How long a queue waits, in seconds from 0 to inf.
+    """The timeouts of an upload queue, in seconds from 0 to inf.
 
     ```python
     queue = UploadQueue("store", timeouts=Timeouts(exit_seconds=120))
@@ -72,7 +72,7 @@ class Timeouts:
 
 @attrs.frozen
 class Fence:
-    """Protects what a successor wrote from a process that was wrongly taken for dead.
+    """Protects a successor's files from this process, in case it was wrongly taken for dead.
 
     ```python
     fence = Fence(unless="live/0004/successor.json", prefix="live/0004/")

@@ -164,8 +164,8 @@ def resume(
 
     Args:
         path: The spool.
-        store: Instead of the one that the spool names.
-        workers: Uploads at the same time.
+        store: The store to use instead of the one that the spool names.
+        workers: The number of concurrent uploads.
         timeout_seconds: None for no limit.
         follow: Whether to keep running once everything has ended.
         give_back_seconds: How much longer to wait for uploads in flight.
@@ -265,7 +265,7 @@ def gc(
 def retry(path: str | Path, names: Iterable[str] = (), *, trust: bool = False) -> list[str]:
     """Makes failed entries pending again, for `resume` or the next queue; returns their remote names.
 
-    An entry stays failed if a newer version of its name was delivered since.
+    An entry stays failed if a newer version of its name has been delivered.
 
     Args:
         path: The spool.

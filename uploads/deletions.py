@@ -185,7 +185,7 @@ class Deletions:
         log_warning("cannot delete %s: %s", uri, redact(str(error)))
 
     def _pointer_to(self, request: _Request) -> str | None:
-        """Returns a pointer that leads to an object: one beside it that contains the last part of its name.
+        """Returns a pointer beside an object that contains the last part of its name, or None.
 
         An object that stands for others is in a folder; a pointer beside that folder names both.
         """

@@ -461,7 +461,7 @@ def write_new(path: str | Path, text: str) -> None:
 def append_line(path: str | Path, line: str, *, mode: int = _PUBLIC_MODE) -> None:
     """Appends a whole line or nothing. If a crash left a partial last line, that one is terminated first.
 
-    To be called by one thread at a time, since a failed write is cut off again.
+    Only one thread may call it at a time, because a failed write is cut off again.
 
     Args:
         path: The file; created if missing. Its folder exists.
@@ -630,7 +630,7 @@ def is_open_file(descriptor: int) -> Callable[[str], bool]:
 
 
 def link_open(descriptor: int, target: str | Path, folder: int | None = None) -> None:
-    """Gives an open file another name, whatever has become of the path by which it was opened.
+    """Gives an open file another name, even if the path it was opened by has changed.
 
     Args:
         descriptor: The file.
@@ -731,7 +731,7 @@ def crc32_of_both(first: int, second: int, size: int) -> int:
 @functools.lru_cache(maxsize=16)  # All parts of a file have one size, but the last.
 def _shift(size: int) -> int:
     """Returns x to the power of the number of bits in the field of the CRC-32: the effect of appending."""
-    power, square = 1 << 31, 1 << 23  # 1, and x to the power of 8; the highest bit is that of x to 0.
+    power, square = 1 << 31, 1 << 23  # 1, and x to the power of 8; the highest bit is x to the power of 0.
     while size:
         if size & 1:
             power = _product(power, square)
@@ -804,7 +804,8 @@ def try_lock(descriptor: int, *, shared: bool = False) -> bool:
     """Takes a flock(2) without waiting; returns False if another open file holds it.
 
     Args:
-        descriptor: The lock ends when all of its duplicates are closed, those of forked children included.
+        descriptor: The lock ends when all of its duplicates are closed, including duplicates in forked
+            children.
         shared: Whether others may hold a shared lock at the same time.
 
     Raises:
@@ -1116,8 +1117,8 @@ def give_way(nice: int, *, is_idle: bool = False) -> None:
 
     Args:
         nice: Added to the nice value of this process, which the disk follows too.
-        is_idle: Whether to run only where nobody else wants to (sched(7)), and to be killed first where there
-            is no memory, where the system has that.
+        is_idle: Whether to run only when no other process wants the processor (sched(7)), and to be killed
+            first when memory runs out, if the system supports that.
     """
     os.nice(nice)
     with contextlib.suppress(OSError):
@@ -1130,7 +1131,7 @@ def give_way(nice: int, *, is_idle: bool = False) -> None:
 
 
 def boot_id() -> str:
-    """Returns an identifier that changes when the machine boots; empty where the system does not tell."""
+    """Returns an identifier that changes when the machine boots; empty if the system doesn't tell."""
     try:
         return _BOOT_ID.read_text(encoding="ascii").strip()
     except OSError:

@@ -116,7 +116,7 @@ def _resolve(store: Store, name: str) -> RemoteObject:
         found = store.head(name)
         is_pointer = len(seen) > 1 and name.endswith(
             POINTER_SUFFIX
-        )  # Asked for by its own name, a pointer is an ordinary file.
+        )  # A pointer requested by its own name is an ordinary file.
         if found is not None and not is_pointer:
             return found
         pointer = name if found is not None else name + POINTER_SUFFIX

@@ -110,7 +110,7 @@ class StoreError(UploadError):
 
 
 class TransientStoreError(StoreError):
-    """A failure that is retried.
+    """A temporary failure of the store, such as a timeout or a 503; the upload is retried.
 
     Args:
         message: What happened, without secrets.

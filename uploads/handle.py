@@ -28,7 +28,7 @@ _IDENTIFIER = re.compile(r"[0-9a-f]{1,16}")
 
 
 class UploadState(enum.StrEnum):
-    """The states of an entry.
+    """The states of an upload.
 
     ```python
     print([state.value for state in UploadState])
@@ -69,7 +69,7 @@ class UploadState(enum.StrEnum):
 
 @attrs.frozen
 class Outcome:
-    """How one entry ended.
+    """The result of one upload.
 
     ```python
     with UploadQueue("store") as queue:
@@ -78,16 +78,16 @@ class Outcome:
     ```
 
     Attributes:
-        identifier: The entry's.
+        identifier: The entry's identifier.
         remote_name: Its name in the store.
         state: One of the final states.
-        uri: Of the object.
+        uri: The URI of the object.
         size: Bytes.
         sha256: Hexadecimal digest of the bytes, if it was computed: not for files above 8 MiB in a folder, or
             above `part_bytes` in S3.
         reason: Why it failed; empty if it did not.
         superseded_by: The identifier of the entry that replaced it.
-        crc32: Of the bytes, if they were read.
+        crc32: The CRC-32 of the bytes, if they were read.
     """
 
     identifier: str
@@ -109,7 +109,7 @@ class Outcome:
         """Returns the outcome of `to_json`; unknown keys are ignored.
 
         Raises:
-            ValueError: Corrupt; or KeyError or TypeError.
+            ValueError: The record is corrupt; or KeyError or TypeError.
         """
         known = {field.name: record[field.name] for field in attrs.fields(cls) if field.name in record}
         outcome = cls(**{**known, "state": UploadState(known["state"])})
@@ -129,7 +129,7 @@ _NAMES_SHOWN = 20
 
 @attrs.frozen
 class Backlog:
-    """Uploads that are not delivered.
+    """Counts of the uploads that aren't delivered yet.
 
     ```python
     queue = UploadQueue("store")
@@ -218,7 +218,7 @@ class UploadHandle:
     """
 
     _settled: threading.Event | None = None  # Created by the first wait.
-    _callbacks: list[Callable[[], object]] | None = None  # Created by the first of them.
+    _callbacks: list[Callable[[], object]] | None = None  # Created by the first callback.
 
     def __init__(
         self,
@@ -334,9 +334,9 @@ class FolderHandle:
     ```
 
     Attributes:
-        handles: In the order of their names.
+        handles: The handles of the files, sorted by name.
         remote_name: The name of the folder.
-        uri: Of the folder.
+        uri: The URI of the folder.
     """
 
     remote_name: str

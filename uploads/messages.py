@@ -81,7 +81,7 @@ def encodable(text: str, stream: Any) -> str:
 
 
 def missing_name(module: str, name: str, known: Iterable[str]) -> AttributeError | ImportError:
-    """Returns the error of a module's `__getattr__` for an unknown name, with the nearest name.
+    """Returns the error that a module's `__getattr__` raises for an unknown name, with the nearest name.
 
     ```python
     print(missing_name("events", "Trainr", ["Trainer", "Run"]))

@@ -10,7 +10,7 @@ __all__ = ["Gauge", "exposition", "gauges_of_spool"]
 
 @attrs.frozen
 class Gauge:
-    """A figure that goes up and down.
+    """A metric of Prometheus that can go up and down.
 
     ```python
     gauge = Gauge("queue_bytes", "Bytes that wait.", 512, {"queue": "mail"})
@@ -34,7 +34,7 @@ class Gauge:
 
 
 def exposition(gauges: Iterable[Gauge]) -> str:
-    """Returns gauges as text, grouped by name as the format requires.
+    """Returns gauges in the text format of Prometheus, grouped by name.
 
     ```python
     print(exposition([Gauge("free_bytes", "Free bytes.", 10)]), end="")

@@ -398,8 +398,8 @@ def _hidden_element(match: re.Match[str]) -> str:
     return f"<{match['name']}>{REDACTED}</"
 
 
-# In this order: literals of which a text must have one, a pattern, and its replacement. Formats can only
-# occur in long words, which most texts have few of.
+# Each row: literals (a text must contain one of them), a pattern, and its replacement. Formats can only occur
+# in long words, and most texts have few of them.
 _LONG_WORD = re.compile(r"(?<![\w.~/:-])[\w.~/:-]{15,}+", re.ASCII)
 _Steps: TypeAlias = tuple[tuple[Sequence[str], re.Pattern[str], str | Callable[[re.Match[str]], str]], ...]
 _FORMAT_STEPS: _Steps = (
@@ -449,7 +449,7 @@ def redact(value: Any) -> Any:
 
 
 def redact_text(text: str, *, only_literals: bool = False) -> str:
-    """Returns a text without anything that looks like a secret: keys, passwords, `token=…`.
+    """Returns a text with its likely secrets replaced: keys, passwords, `token=…`.
 
     ```python
     print(redact_text("https://me:secret@example.org"))
@@ -475,7 +475,7 @@ def redact_text(text: str, *, only_literals: bool = False) -> str:
 
 
 def redact_table(columns: Sequence[Any], rows: Iterable[Sequence[Any]]) -> tuple[list[Any], list[list[Any]]]:
-    """Returns a table without secrets: those in its cells, and whole columns that are named like secrets.
+    """Returns a table with secrets replaced, in single cells and in whole columns named like secrets.
 
     ```python
     print(redact_table(["user", "password"], [["ann", "hunter2"]]))
@@ -497,7 +497,7 @@ def redact_table(columns: Sequence[Any], rows: Iterable[Sequence[Any]]) -> tuple
 
 
 def redact_arguments(arguments: Sequence[str]) -> list[str]:
-    """Returns a command line without its secrets, as in `--api-key VALUE`, `--api-key=VALUE`, `-p VALUE`.
+    """Returns a command line with its secrets replaced: `--api-key VALUE`, `--api-key=VALUE`, `-p VALUE`.
 
     ```python
     print(redact_arguments(["train.py", "--api-key", "abc123", "--lr=0.1"]))
@@ -671,7 +671,7 @@ def _without_assigned_secrets(text: str, *, only_literals: bool) -> str:
         value = text[start:end]
         if _is_auth(name) and opening is None and not _is_bare_auth(assigned["sign"], value):
             continue
-        # What is left is short, or is taken out: no part of a text is looked at again and again.
+        # The remaining text is short or removed, so no part of a text is searched again and again.
         if not value or _is_harmless(name, value) or (opening is None and _is_code(name, value)):
             continue
         parts += [text[position:start], REDACTED]

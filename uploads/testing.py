@@ -26,7 +26,7 @@ _NAMES = ("ünï cödé", "a b/c d", "50%25+&=#?~", "x" * 150 + "/" + "y" * 150)
 
 
 class StoreContract:
-    """What every store must do. Subclass it in a test module, with a fixture `store` that is empty.
+    """The tests that every store must pass. Subclass it in a test module, with an empty fixture `store`.
 
     ```python
     class TestLocalStore(StoreContract):

@@ -450,7 +450,7 @@ class UploadQueue:
             unless: The name of an object that supersedes this upload once it exists. It is looked for right
                 before the bytes are sent. If a successor puts that object first, files that wait here can't
                 replace what it wrote. The default is the fence of the queue; empty for none.
-            durability: Overrides that of the queue.
+            durability: Overrides the queue's `durability`.
 
         Raises:
             InvalidRemoteNameError: At once, like the next four; nothing was staged.
@@ -539,8 +539,8 @@ class UploadQueue:
     def withdraw(self, remote_name: str) -> int:
         """Withdraws uploads of a name that haven't begun: they leave the spool, and are not uploaded.
 
-        Their handles end in state `withdrawn`, which is also in `delivered.jsonl`. Uploads that are in
-        flight, or of which a part was sent, continue. A forked child withdraws nothing.
+        Their handles end in state `withdrawn`, which is also in `delivered.jsonl`. Uploads that are in flight
+        or partly sent continue. A forked child withdraws nothing.
 
         Returns:
             The number of withdrawn uploads.
@@ -566,7 +566,7 @@ class UploadQueue:
     def status(self) -> dict[str, Any]:
         """Returns the output of `destinations uploads status --json`, without entries, and "room_bytes".
 
-        "room_bytes" is how much the spool still takes, by its limit and by the room on its disk.
+        "room_bytes" is how much more the spool accepts, by its limit and by the room on its disk.
         """
         from .command_line import status
 
@@ -581,7 +581,7 @@ class UploadQueue:
         )
 
     def _waiting(self, name: str, *, from_drain: bool = False) -> Iterator[Entry]:
-        """Yields the entries of a name of which nothing was sent yet, oldest first."""
+        """Yields the entries of a name that aren't even partly sent, oldest first."""
         for folder in () if self._is_child else self._ledger.folders_of(name):
             pending = self.spool.pending / folder
             place = self.spool.place_of(folder) or pending if from_drain else pending
@@ -658,7 +658,7 @@ class UploadQueue:
     ) -> None:
         """Deletes an object from the store in the background, if it is there; returns at once.
 
-        It stays if one of `after` fails, or if a pointer in its folder leads to it; the log says so.
+        The object stays if one of `after` fails, or if a pointer in its folder leads to it; the log says so.
         `drain` and `close` wait for deletions as for uploads. A deletion that remains when the process ends
         is forgotten: request it again. A forked child deletes nothing.
 
@@ -742,7 +742,7 @@ class UploadQueue:
         return self.backlog()
 
     def _wait(self, timeout_seconds: float) -> None:
-        """Waits until no entry is left, including those of other processes that submit to this spool."""
+        """Waits until no entry is left, including entries that other processes submit to this spool."""
         deadline = time.monotonic() + timeout_seconds
         while self._ledger.wait_empty(max(0.0, deadline - time.monotonic())):
             with contextlib.suppress(OSError):

@@ -25,13 +25,13 @@ __all__ = ["AccelerateTracker"]
 
 @functools.cache
 def _notice_loads() -> None:
-    """Lets `Accelerator.load_state` tell its trackers: Accelerate has no hook for that."""
+    """Makes `Accelerator.load_state` notify its trackers; Accelerate has no hook for that."""
     load_state = Accelerator.load_state
 
     @functools.wraps(load_state)
     def load(accelerator: Any, *args: Any, **kwargs: Any) -> None:
         load_state(accelerator, *args, **kwargs)
-        # Those in `log_with` are not in `trackers` before `init_trackers`.
+        # Trackers in `log_with` are not in `trackers` before `init_trackers`.
         for tracker in (*accelerator.trackers, *accelerator.log_with):
             if isinstance(tracker, AccelerateTracker):
                 tracker.note_load()
@@ -95,7 +95,7 @@ class AccelerateTracker(GeneralTracker):
             all_given, callbacks, run_name, raise_errors=raise_errors, is_end_reported=False
         )
         self._next_step = 0
-        # Whether a state was loaded since the last record: the next one tells the step.
+        # Whether a state was loaded since the last record; the next record has the step.
         self._has_loaded = False
         _notice_loads()
 
@@ -111,7 +111,7 @@ class AccelerateTracker(GeneralTracker):
             self._session.fit_start(self._session.state.timestamp)
 
     def note_load(self) -> None:
-        """Takes `Accelerator.load_state` as the word that the run in the folder is continued."""
+        """Continues the run in the folder, because `Accelerator.load_state` was called."""
         self._session.state.continues_run = self._has_loaded = True
 
     @on_main_process

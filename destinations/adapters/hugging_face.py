@@ -37,7 +37,7 @@ class TransformersCallback(SessionMixin, TrainerCallback, ExportableState):
     epoch stays `epoch`. Values that are not scalars are logged as traces.
 
     **End of the run.** A successful `train` marks the run as completed, but leaves it open for further calls.
-    Hugging Face does not report exceptions to callbacks, so the `with` block records them, or else the
+    Hugging Face does not report exceptions to callbacks, so the `with` block records them; without it, the
     interpreter's exit does.
 
     **Several runs.** Each trial of `hyperparameter_search` is a separate run, named `<run>-<trial>`, in a
@@ -77,11 +77,11 @@ class TransformersCallback(SessionMixin, TrainerCallback, ExportableState):
         self._upload_checkpoints = upload_checkpoints
         self._trainings = 0
         self._trials = 0
-        # Steps of the trainings before this one that are continued.
+        # The steps of earlier trainings that this one continues.
         self._first_step = 0
         self._session = Session(destinations, callbacks, run_name, raise_errors=raise_errors)
         self._tokens = 0
-        # Steps of an evaluation or prediction outside of `fit`; only its end tells which of the two it is.
+        # Steps of an evaluation or prediction outside of `fit`; only its end shows which of the two it was.
         self._steps_outside_fit = 0
         self._is_evaluating = False
 
@@ -104,7 +104,7 @@ class TransformersCallback(SessionMixin, TrainerCallback, ExportableState):
         self._log_hyperparameters(args, run.model, state.trial_params)
         self._tokens = int(state.num_input_tokens_seen)
         if self._first_step:
-            # The run resumes where it is, so that no row of the training before is abandoned.
+            # The run resumes at its current step, so that no row of the earlier training is abandoned.
             self._session.resume(self._session.state_dict())
         else:
             self._session.fit_start(_timestamp(state), self._saved(state))
@@ -179,7 +179,7 @@ class TransformersCallback(SessionMixin, TrainerCallback, ExportableState):
         return self._first_step + int(state.global_step)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Fires `EPOCH_END`; also where training ends inside the epoch."""
+        """Fires `EPOCH_END`, even if training ends inside the epoch."""
         self._session.epoch_end()
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

@@ -31,8 +31,8 @@ class KerasCallback(SessionMixin, keras.callbacks.Callback):
     evaluation. The values that Keras reports after a batch are means since the start of the epoch.
 
     **End of the run.** A successful `fit` marks the run as completed, but leaves it open for further calls.
-    Keras does not report exceptions to callbacks: the `with` block does, or, without it, the interpreter
-    exit.
+    Keras does not report exceptions to callbacks, so the `with` block records them; without it, the
+    interpreter's exit does.
 
     Args:
         destinations: destinations that receive the records.
@@ -75,7 +75,7 @@ class KerasCallback(SessionMixin, keras.callbacks.Callback):
         self._session.logger.log_hyperparameters(described)
 
     def _begin(self, epoch: int) -> None:
-        """Begins training, which Keras numbers by its epochs: one that is not 0 continues an earlier run."""
+        """Begins training at an epoch; an epoch other than 0 continues an earlier run."""
         state, steps = self._session.state, (self.params or {}).get("steps")
         if epoch and not state.timestamp.batch:
             batch = epoch * steps if steps else int(self.model.optimizer.iterations)

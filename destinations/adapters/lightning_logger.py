@@ -67,8 +67,9 @@ class LightningEvents(_CallbackBase):
     trainer = Trainer(logger=logger, callbacks=[LightningEvents(logger)])
     ```
 
-    Made by `LightningLogger.callback()`; docs/adapters.md maps hooks to events. Made without arguments, as
-    from a configuration file of `LightningCLI`, it joins the first `LightningLogger` of the trainer.
+    `LightningLogger.callback()` creates it; the page "Adapters for other trainers" maps hooks to events. If
+    it is created without arguments, as from a configuration file of `LightningCLI`, it joins the first
+    `LightningLogger` of the trainer.
 
     With gradient accumulation, a batch of ours is one optimizer step, so that `timestamp.batch` is the step
     that Lightning logs; a batch of Lightning is a microbatch.
@@ -144,7 +145,7 @@ class LightningEvents(_CallbackBase):
                 {"batch": _batches_at_start(trainer), "epoch": trainer.current_epoch}
             )
         self._is_inside_batch = False
-        # A fit that begins anew has another run than `setup` had.
+        # A fit that begins anew has a different run than `setup`.
         self._session.fit_start(timestamp, saved, is_before_load_due=state is not self._loading)
 
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
@@ -203,7 +204,7 @@ class LightningEvents(_CallbackBase):
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Fires `BATCH_END`, where Lightning counts a step."""
+        """Fires `BATCH_END` when Lightning counts a step."""
         # Private, like the count below, but used by Lightning's own loggers, also in manual optimization.
         if trainer.fit_loop._should_accumulate():  # noqa: SLF001
             return
@@ -352,7 +353,7 @@ class Experiment(SummaryCalls, Logger):
 
     @property
     def log_dir(self) -> str | None:
-        """The folder of the run, where one of its destinations has one."""
+        """The folder of the run, if one of its destinations has one."""
         found = (one.run_dir for one in self.destinations if isinstance(one, RunDirectory))
         return next((str(folder) for folder in found if folder is not None), None)
 
@@ -379,7 +380,7 @@ class _BetweenStages(Callback):
             logger.log_hyperparameters(hyperparameters)
 
     def close(self, state: State, logger: Logger) -> None:
-        """Without another stage, they are of the last one's run."""
+        """Logs them to the last stage's run if no other stage follows."""
         self.write(logger)
 
 
@@ -401,9 +402,9 @@ class LightningLogger(WandbMedia, SessionContext, _LoggerBase):
 
     **Ranks.** Each rank has its own logger; rank 0, as of Lightning's `rank_zero_only`, writes shared files.
 
-    **Without `callback()`** destinations receive records, but of the events only `INIT`, `FIT_START`
-    before the first record of a `fit`, and `FIT_END`; the batch count of the run is the largest step logged.
-    A `fit` that begins at an earlier step than the rows of the run replaces those, as with a callback.
+    **Without `callback()`** destinations receive records, but only the events `INIT`, `FIT_START` before the
+    first record of a `fit`, and `FIT_END`; the batch count of the run is the largest step logged. A `fit`
+    that begins at an earlier step than the rows of the run replaces them, as with a callback.
 
     Args:
         given: destinations that receive the records, or lists of them.
@@ -420,9 +421,9 @@ class LightningLogger(WandbMedia, SessionContext, _LoggerBase):
         raise_errors: raise errors of destinations instead of reporting them; for tests.
     """
 
-    # The status of a run whose job SLURM is about to queue again.
+    # The status of a run when SLURM is about to queue its job again.
     _requeued_status: RunStatus | str = RunStatus.PREEMPTED
-    # Whether the run names the best checkpoint, where there is one, instead of the newest.
+    # Whether the run names the best checkpoint, if there is one, instead of the newest.
     _names_best_checkpoint = False
 
     def __init__(
@@ -458,8 +459,8 @@ class LightningLogger(WandbMedia, SessionContext, _LoggerBase):
         self._is_watch_due = False
         self._events: LightningEvents | None = None
         self._is_requeued = False
-        # What is known without a callback: whether a trainer is at work; whether a `fit` has completed, and
-        # the next may go on from it; and the trainer of a `fit` that has logged nothing yet.
+        # Known without a callback: whether a trainer is running; whether a `fit` has completed, and the next
+        # may continue it; and the trainer of a `fit` that has logged nothing yet.
         self._is_in_stage = False
         self._has_fitted = False
         self._may_go_on = False
@@ -535,7 +536,7 @@ class LightningLogger(WandbMedia, SessionContext, _LoggerBase):
             session.state.continues_run = True
         session.open()
         session.choose_folder()
-        # Callbacks that save asked for the folder before it was known.
+        # Checkpoint callbacks have requested the folder before it was known.
         given, folder = session.given_folder, session.folder
         for one in trainer.checkpoint_callbacks:
             path = getattr(one, "dirpath", None)
@@ -635,7 +636,7 @@ class LightningLogger(WandbMedia, SessionContext, _LoggerBase):
         return self._events is not None and self._events.is_attached
 
     def _begin_fit(self, step: int | None = None) -> None:
-        """Fires `FIT_START` where the trainer stands, before the first record of a `fit` with no callback."""
+        """Fires `FIT_START` at the trainer's step, before the first record of a `fit` without a callback."""
         session, trainer, self._silent_trainer = self._session, self._silent_trainer, None
         batch = _batches_at_start(trainer)
         # Lightning logs the values of a batch once it is counted.
@@ -706,7 +707,7 @@ class LightningLogger(WandbMedia, SessionContext, _LoggerBase):
             if path and Path(path).is_file()
         }
         for path, callback in kept.items():
-            # Nothing is written to it any more, unless `fit` is called again: then it has a new name.
+            # The file no longer changes; if `fit` is called again, it gets a new name.
             self._upload_checkpoint(path, callback, link="last" not in Path(path).name)
 
     # The end.
@@ -758,7 +759,7 @@ def _status_after(exception: BaseException | None) -> RunStatus | None:
     names = {kind.__name__ for kind in type(exception).__mro__}
     if "SIGTERMException" in names:
         return RunStatus.PREEMPTED
-    # A SystemExit during fit is a failure whatever its code; so is a failure without an exception.
+    # A SystemExit during fit is a failure, whatever its code; so is a failure without an exception.
     if exception is None or (isinstance(exception, SystemExit) and not exception.code):
         return RunStatus.FAILED
     return None

@@ -1,4 +1,4 @@
-"""`MlLogger`: the calls of `ml.loggers` (ml-starter) on our destinations; `FromMl`: its loggers as one.
+"""`MlLogger`: the calls of `ml.loggers` (ml-starter) on our destinations; `FromMl`: the reverse.
 
 Everything runs in the thread that trains. The package `ml` is not needed.
 """
@@ -50,7 +50,7 @@ class _PendingPhases(Callback):
     """The records that wait for a write, by phase; the rest is written when the run is closed.
 
     Attributes:
-        logged: what was logged since the last call of `MlLogger.write`.
+        logged: the records since the last call of `MlLogger.write`.
         phases: the records that wait for the next write of each phase.
         last_step: the step of the last call of `MlLogger.write`.
     """
@@ -67,7 +67,7 @@ class _PendingPhases(Callback):
         return self.phases.setdefault(str(state.phase), _PendingWrite())
 
     def collect(self, phase: str) -> bool:
-        """Adds what was logged to a phase; returns whether the phase has pending records."""
+        """Adds the logged records to a phase; returns whether the phase has pending records."""
         logged, self.logged = self.logged, _PendingWrite()
         waiting = self.phases.setdefault(phase, _PendingWrite())
         waiting.scalars.update(logged.scalars)
@@ -96,7 +96,7 @@ class _PendingPhases(Callback):
 
 @attrs.frozen(eq=False)
 class _Shared:
-    """What the loggers on the same destinations share."""
+    """The state that loggers on the same destinations share."""
 
     session: Session
     pending: _PendingPhases
@@ -357,7 +357,7 @@ class MlLogger(SessionMixin):
         return last is None or self._clock() - last >= seconds
 
     def write(self, step: Any, phase: str | None = None) -> None:
-        """Writes what was logged since the last call, if the phase is due; else it waits.
+        """Writes the records since the last call if the phase is due; otherwise they wait.
 
         Args:
             step: the step; or a state of `ml`, which has `num_steps` and `phase`.
@@ -391,7 +391,7 @@ class BaseLoggerConfig:
     ```
 
     Attributes:
-        name: what the logger is registered as in `ml`.
+        name: the name that the logger is registered under in `ml`.
         write_every_n_seconds: the interval for all phases. Default: the logger's interval.
         write_train_every_n_seconds: the interval for "train".
         write_val_every_n_seconds: the interval for every other phase.
@@ -443,7 +443,7 @@ class BaseLogger(abc.ABC, Generic[Config]):
     log_config = _ignore
 
     def default_write_every_n_seconds(self, state: Any) -> float:
-        """Returns the interval where the configuration has none: a second, and ten in a long run."""
+        """Returns the interval if the configuration has none: a second, and ten in a long run."""
         return _LONG_RUN_SECONDS if state.num_steps > _LONG_RUN_STEPS else _SHORT_RUN_SECONDS
 
     def write_every_n_seconds(self, state: Any) -> float:
@@ -464,15 +464,15 @@ class BaseLogger(abc.ABC, Generic[Config]):
 
     @abc.abstractmethod
     def write(self, state: Any) -> None:
-        """Writes what was logged."""
+        """Writes the records."""
 
     def clear(self, state: Any) -> None:
-        """Does nothing; loggers of older versions of `ml` forget here what they have written."""
+        """Does nothing; loggers of older versions of `ml` discard written records here."""
 
 
 @attrs.frozen(kw_only=True)
 class _MlState:
-    """What loggers of `ml` ask of its state."""
+    """The part of the state that loggers of `ml` use."""
 
     num_steps: int
     num_epochs: int
@@ -525,7 +525,7 @@ class FromMl(LoggerDestination):
     Trainer(..., loggers=[FromMl(StdoutLogger(StdoutLoggerConfig()))])
     ```
 
-    It gets the records of one step together, and writes them where `should_write` says so; the rest waits
+    It gets the records of one step together, and writes them if `should_write` returns True. The rest waits
     for a later step, and is written at the end. A name is split at its first "/" into namespace and key. Its
     calls block the training thread.
 

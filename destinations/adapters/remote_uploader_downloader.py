@@ -19,7 +19,7 @@ _DEFAULT_ATTEMPTS = 3
 _WAIT_SECONDS = 86_400.0
 # Stands for the name of a file; no run has it in its name.
 _ANY = "\x00"
-# What Composer's stores call otherwise than ours; any other option has one name, and our store checks it.
+# Options with a different name in Composer's stores; others have the same name, and our store checks them.
 _RENAMED = {"region_name": "region", "known_hosts_filename": "known_hosts"}
 # Parts of boto3's `TransferConfig` and botocore's `Config`, as dictionaries.
 _S3_CONFIGS = {
@@ -30,7 +30,7 @@ _S3_CONFIGS = {
         "region_name": "region",
     },
 }
-# What names the place itself, and is part of our URI.
+# Options that name the bucket or host; they are part of our URI.
 _PLACE = {"s3": ("bucket", "prefix"), "gs": ("bucket", "prefix"), "sftp": ("host", "cwd")}
 
 

@@ -66,7 +66,7 @@ def missing_package_error(package: str, error: ImportError, note: str = "") -> I
     Args:
         package: the missing package.
         error: the original import error.
-        note: what to say behind the command.
+        note: a text after the command.
     """
     hint = f"pip install {package}{note}"
     return ImportError(f"this adapter needs the package {package!r}: {error}. Run: {hint}", name=package)
@@ -224,7 +224,7 @@ class Session:
     ) -> None:
         self._logger_type = logger_type
         self._destinations = tuple(destinations)
-        # Raises for an object that is no destination, here and not when training begins.
+        # Raises for an object that isn't a destination, here and not when training begins.
         Logger(State(""), self._destinations)
         self._callbacks = as_tuple(callbacks)
         self._raise_errors = raise_errors
@@ -248,7 +248,7 @@ class Session:
     def _reset(self, run_name: str, timestamp: Timestamp | None = None) -> None:
         self.state = State(run_name, timestamp=timestamp or Timestamp())
         self._was_open = False
-        # The folder of the run when it was last asked for.
+        # The folder of the run when it was last read.
         self._last_folder: Path | None = None
         self._logger: Logger | None = None
         self._engine: Engine | None = None
@@ -268,7 +268,7 @@ class Session:
     # Lifecycle.
 
     answers_later = False
-    """Whether the adapter says of each stage whether it continues the run, also where it was open before."""
+    """Whether the adapter decides for each stage whether it continues the run, even an open one."""
 
     @property
     def folder(self) -> Path | None:
@@ -280,7 +280,7 @@ class Session:
 
     @property
     def given_folder(self) -> Path | None:
-        """The folder that the `RunDirectory` was given; a run beside an earlier one has another."""
+        """The folder given to the `RunDirectory`; a run beside an earlier one has a different folder."""
         return None if self._directory is None else self._directory.folder_of(self.state, self._folder)
 
     def choose_folder(self) -> None:
@@ -390,7 +390,7 @@ class Session:
         that folder exists, a number is added.
 
         Args:
-            suffix: what tells the run from the first one.
+            suffix: distinguishes the run from the first one.
             tags: tags for a `RunDirectory`.
         """
         self.close()
@@ -467,7 +467,8 @@ class Session:
 
         Args:
             path: the checkpoint.
-            folder: where the other trainer saves: a file goes to "checkpoints/", with its path below that.
+            folder: the folder that the other trainer saves to; a file goes to "checkpoints/", with its path
+                below this folder.
             last: the name of the file that is uploaded last, and so marks a complete checkpoint.
             pointer: the path of a pointer to a single-file checkpoint, such as "last.ckpt", or None.
             link: whether it may be linked.
@@ -496,9 +497,9 @@ class Session:
                 logger.upload_file(LiteralName(pointer_name), file, overwrite=True)
 
     def _checkpoint_name(self, path: Path, folder: Path) -> str:
-        """Returns the name of a file of the other trainer: its path below the folder where that saves.
+        """Returns the name of a file of the other trainer: its path below the folder that it saves to.
 
-        A file from elsewhere gets just its name. If another file has had that name, a number is added.
+        A file from another folder gets just its name. If another file has had that name, a number is added.
         """
         below = path.relative_to(folder) if path.is_relative_to(folder) else Path(path.name)
         name = first = Path("checkpoints", below)

@@ -51,7 +51,7 @@ class TorchRLLogger(SessionContext, TorchRLBase):
     logger.close()
     ```
 
-    or, as torchrl's own are made, `TorchRLLogger("cartpole", "runs")`, which writes to `runs/cartpole`.
+    or, like torchrl's own loggers, `TorchRLLogger("cartpole", "runs")`, which writes to `runs/cartpole`.
 
     torchrl has no loop events for loggers: the first record fires `INIT` and `FIT_START`, `close` fires
     `FIT_END` and closes the run; its batch count is the largest step logged.
@@ -132,7 +132,7 @@ class TorchRLLogger(SessionContext, TorchRLBase):
         """Logs scalars as one record of metrics, other tensors as histograms, strings as texts.
 
         A value that cannot be logged is dropped. If a subclass overrides `log_scalar`, it is called for each
-        value, as by torchrl, with numbers and lists, and so waits for the device.
+        value, as by torchrl, with numbers and lists, and so the call waits for the device.
 
         Args:
             metrics: values by name; a TensorDict or a dict may be nested.
@@ -230,7 +230,7 @@ def _finish(session: Session) -> None:
 
 
 class HostMetrics(Mapping[str, Any]):
-    """What `log_metrics` returns where a value is on a device: converted at the first read, by name.
+    """The result of `log_metrics` if a value is on a device; converts the values at the first read.
 
     Args:
         values: by flat name.
@@ -376,7 +376,8 @@ class FromTorchRL(LoggerDestination):
     ```
 
     Passes on the records that torchrl has: metrics, hyperparameters, histograms, videos `(T, C, H, W)` and,
-    if the logger has `log_str`, texts. It leaves out what the logger does not implement, with one warning.
+    if the logger has `log_str`, texts. Records that the logger does not implement are left out, with one
+    warning.
     Its calls block the training thread, and it is closed with the run.
 
     Args:

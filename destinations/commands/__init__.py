@@ -1,1 +1,1 @@
-"""Commands of `destinations` that belong to no other room: `demo`, `doctor` and `completion`."""
+"""The commands `demo`, `doctor` and `completion`."""

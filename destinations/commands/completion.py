@@ -33,11 +33,11 @@ compdef _destinations destinations
 
 
 def complete(parser: argparse.ArgumentParser, words: Sequence[str]) -> list[str]:
-    """Returns what the last word may become, sorted; empty where it is free text, such as a file.
+    """Returns the completions of the last word, sorted; empty if it is free text, such as a file.
 
     Args:
-        parser: of the whole command line.
-        words: those after the program's name; the last is the one that is typed, and may be empty.
+        parser: the parser of the whole command line.
+        words: the words after the program's name; the last one is being typed, and may be empty.
     """
     *before, current = words or [""]
     previous = before[-1] if before else ""

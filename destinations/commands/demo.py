@@ -41,7 +41,7 @@ class Misclassified(Callback):
         self.rows: list[list[Any]] = []
 
     def eval_batch_end(self, state: State, logger: Logger) -> None:
-        """Collects what the model got wrong."""
+        """Collects the digits that the model got wrong."""
         images, labels = state.batch
         confidence, predicted = state.outputs.softmax(1).max(1)
         for index in (predicted != labels).nonzero().flatten().tolist():
@@ -60,7 +60,7 @@ class Misclassified(Callback):
 
 
 class Weights(Callback):
-    """Logs, at the end of each epoch, how the weights are distributed, and what each parameter looks like."""
+    """Logs the distribution of the weights, and a trace of each parameter, at the end of each epoch."""
 
     def epoch_end(self, state: State, logger: Logger) -> None:
         """Logs a histogram of all weights, and a trace of each parameter."""
@@ -107,7 +107,7 @@ def trainer(
     save_folder: str | None = "runs/{run_name}/checkpoints",
     run_name: str | None = None,
 ) -> Trainer:
-    """Returns what trains the network on the digits."""
+    """Returns a trainer of the network on the digits."""
     torch.manual_seed(seed)
     train_dataloader, test_dataloader = digits()
     model = network(dropout)

@@ -41,9 +41,9 @@ class Check:
     """The result of a check.
 
     Attributes:
-        name: what was checked.
+        name: the subject of the check.
         state: "ok", "warning" (something optional will not work) or "problem".
-        text: what was found, and what to do.
+        text: the finding, and what to do.
     """
 
     name: str
@@ -133,7 +133,7 @@ def _extras(wanted: Sequence[str]) -> Iterator[Check]:
         requirements = importlib.metadata.requires(PROJECT) or []
     except importlib.metadata.PackageNotFoundError:
         return
-    # By extra, each package with what is wrong with it, or "".
+    # By extra, each package with its problem, or "".
     extras: dict[str, dict[str, str]] = {}
     for requirement in requirements:
         found = _REQUIREMENT.fullmatch(requirement.strip())
@@ -170,7 +170,7 @@ def _extras(wanted: Sequence[str]) -> Iterator[Check]:
 
 
 def _problem_of(package: str, limits: str) -> str:
-    """Returns what is wrong with an installed package, or ""."""
+    """Returns the problem of an installed package, or ""."""
     version = _version_of(package)
     if version is None:
         return f"{package} is not installed"

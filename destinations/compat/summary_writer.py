@@ -50,15 +50,15 @@ class SummaryWriter(SummaryCalls):
 
     **Tags** are the names of metrics and records. `add_scalars(main, {"a": 1})` logs "main/a".
 
-    **Steps.** A call without `global_step` has step 0. Steps may go back or repeat: every
-    value is a separate point. Only `purge_step` removes any.
+    **Steps.** A call without `global_step` has step 0. Steps may go back or repeat: every value is a separate
+    point. Only `purge_step` removes points.
 
     **Values.** A scalar may be a number, an array or a tensor of one element on any device, or a string that
     holds a number; it is kept in double precision. A value that cannot be logged is dropped and reported
     once; no call raises for it.
 
     **Hyperparameters.** The first `add_hparams` without a `run_name` belongs to the run itself. Every other
-    one makes a separate run in a subfolder, named `run_name` or by the time.
+    call creates a separate run in a subfolder, named `run_name` or after the time.
 
     **Several ranks.** Only rank 0 writes.
 
@@ -75,7 +75,7 @@ class SummaryWriter(SummaryCalls):
         max_queue: ignored: a row is safe when its call returns.
         flush_secs: ignored, for the same reason.
         filename_suffix: ignored: the files of a run have fixed names.
-        event_files: also write event files for TensorBoard into the folder.
+        event_files: whether to write event files for TensorBoard into the folder too.
 
     Raises:
         ValueError: `log_dir` is a URL.
@@ -148,7 +148,7 @@ class SummaryWriter(SummaryCalls):
             other.add_hparams(hparam_dict, metric_dict, hparam_domain_discrete, global_step=global_step)
 
     def flush(self) -> None:
-        """Writes what waits; blocks. Rows of metrics are safe without it."""
+        """Writes pending records; blocks. Rows of metrics are safe without it."""
         with self._lock:
             if self._run is not None:
                 self._run.flush()
@@ -166,7 +166,7 @@ class SummaryWriter(SummaryCalls):
         exception: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Ends the run: as completed, or as what the exception says."""
+        """Ends the run as completed, or with the status that the exception implies."""
         self._end(exception)
 
     def _end(self, exception: BaseException | None) -> None:
@@ -193,7 +193,7 @@ class SummaryWriter(SummaryCalls):
             )  # the given one is written to by another writer of this process
         if self.purge_step is not None:
             run.state.timestamp = run.state.timestamp.copy(batch=int(self.purge_step))
-            folder.load_state_dict({"time": 0.0})  # What was logged at that step goes too.
+            folder.load_state_dict({"time": 0.0})  # Drops the records of that step too.
             run.fit_start()
             self.purge_step = None
         self._run = run

@@ -1,4 +1,4 @@
-"""What belongs to a run: its sessions, what each continues from, and how to ask.
+"""The history of a run: its sessions, what each one continues, and which records belong to the run.
 
-Writers and readers stand on it. Importing it imports neither torch nor numpy.
+Writers and readers use it. Importing it imports neither torch nor numpy.
 """

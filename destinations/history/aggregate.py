@@ -262,7 +262,7 @@ class Aggregate:
     ) -> None:
         """Adds the fields of several aggregates in order, each `(aggregates, metrics)`; a row is one too.
 
-        Counts may be `(1, metrics)`, those of all, if every one has every metric.
+        Counts may be `(1, metrics)`, shared by all, if every row has every metric.
         """
         if not last.size:
             return

@@ -6,7 +6,7 @@ checkpoint, later records aren't removed; they just no longer belong to the run.
 
 All records of the newest session belong. The session that it follows keeps the records logged before its
 checkpoint was saved (`records`), whatever their steps. If a loop only names a batch (`step`), it keeps the
-records of earlier steps, and those of the same step that the loop doesn't log again. The same rule applies
+records of earlier steps, and records of the same step that the loop doesn't log again. The same rule applies
 to each session before.
 """
 

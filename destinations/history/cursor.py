@@ -1,4 +1,4 @@
-"""`Cursor`: how far a reader has read the rows of a rank; readers that ask what is new remember only this.
+"""`Cursor`: how far a reader has read the rows of a rank; readers of new rows keep only this.
 
 A row has a fixed place, wherever it is stored: the session that wrote it, and its number among that session's
 rows. A cursor counts the rows read of each session. Values read from the journal aren't rows of a file yet,
@@ -187,7 +187,7 @@ class Look:
                 return True
         return any(self._drops_any(places[session]) for session in self._changed)
 
-    # Of all files.
+    # All files.
 
     def pieces(self) -> Iterator[tuple[CsvSnapshot, int]]:
         """Yields each file with unread rows, and where these begin, see `CsvSnapshot`."""

@@ -341,7 +341,7 @@ def _held_parts(snapshot: MetricsSnapshot, folder: Path) -> Iterator[HeldPart]:
 
 
 _MOST_HELD = 16
-# The files packed last; those of ended runs don't change.
+# The files packed last; files of ended runs don't change.
 _held: dict[Hashable, bytes] = {}
 
 

@@ -232,7 +232,7 @@ class CheckedBlocks:
     Attributes:
         blocks: the blocks to compare.
         damaged: the blocks found damaged so far, by their start.
-        problem: what is wrong with the whole file; None if nothing is known.
+        problem: a problem of the whole file; None if none is known.
         lost: how many rows are missing at its end.
     """
 

@@ -170,7 +170,7 @@ class Documents:
         """The time of closing; set last of these."""
 
     def end(self, state: State, at: float) -> None:
-        """Sets how the run and this session ended, given the state of the run."""
+        """Sets the status of the run and this session at the end, from the state of the run."""
         status = "completed" if state.status is RunStatus.RUNNING else str(state.status)
         text = None
         if state.exception is not None and status == "failed":
@@ -204,11 +204,11 @@ class Documents:
         append_record(session_path(self._run_dir, self.sessions.current, CHECKPOINTS), dict(place))
 
     def add_hyperparameters(self, hyperparameters: dict[str, Any], place: int = 0) -> None:
-        """Merges hyperparameters into those of earlier calls.
+        """Merges hyperparameters into the earlier ones.
 
         Args:
             hyperparameters: nested hyperparameters.
-            place: how many records the session had before.
+            place: the number of records that the session had logged before.
         """
         own = self._own_hyperparameters
         if not self._is_saved:

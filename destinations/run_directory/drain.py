@@ -343,7 +343,7 @@ class JournalDrain:
         self._between()
 
     def _have_columns(self, names: _Names) -> None:
-        """Adds the columns of a row, and those of upcoming rows, to the file or to a new one."""
+        """Adds the columns of a row, and of upcoming rows, to the file or to a new one."""
         csv = self._csv
         if not csv.formatter(names).missing:
             return

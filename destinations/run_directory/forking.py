@@ -84,7 +84,7 @@ class _Parent:
         self._chain = Chain(lines)
 
     def checkpoints(self) -> list[Mapping[str, Any]]:
-        """Returns the checkpoints, newest first: those of the run, then those of its branches."""
+        """Returns the checkpoints, newest first; the run's own precede checkpoints of its branches."""
         own: list[Mapping[str, Any]] = []
         left: list[Mapping[str, Any]] = []
         others = [one for one in reversed(self._lines) if one not in self._chain.sessions]

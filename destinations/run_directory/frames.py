@@ -7,7 +7,7 @@ version 2 of the format of Python's `marshal`, restricted to:
 ```
 g  float64, little-endian          T F  True, False
 i  int32, little-endian            N    None
-l  int32 n, then abs(n) digits of 15 bits, 2 bytes each, least first; the sign is that of n
+l  int32 n, then abs(n) digits of 15 bits, 2 bytes each, least first, with the sign of n
 (  int32 n, then n values          u    int32 n, then n bytes of UTF-8
 ```
 
@@ -110,7 +110,7 @@ class Begin:
 
 @attrs.frozen
 class Resume:
-    """This session follows only part of what was logged before it: a loop has named its batch.
+    """This session follows only some of the earlier records: a loop has named its batch.
 
     Rows of earlier sessions with a larger step don't count. Rows of this step don't count if they were logged
     after `time`, the time of the checkpoint; if `time` is None, none of them count. Rows logged at `until` or

@@ -4,8 +4,7 @@ Mapped pages belong to the kernel and survive the process. The writer thread dra
 and prepares the next segment in advance, so the training thread rarely opens a file.
 
 **Why mapped.** A row written by a system call gives up the interpreter lock. With one busy Python thread
-beside it, an appended row took a mean of 10 to 194 µs with stalls of 5 ms, a mapped one 1.3 µs
-(docs/performance.md).
+beside it, an appended row took a mean of 10 to 194 µs with stalls of 5 ms, a mapped one 1.3 µs.
 
 **Threading.** Any thread may call `append`. `try_append` takes no lock: one call into the mapping writes the
 whole row, or fails if the segment is full. Everything else (new names, the next segment, pending rows)

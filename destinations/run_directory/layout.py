@@ -1,6 +1,7 @@
 """The format of a run folder: file names, columns, the text of CSV and JSON, segments, `position.json`.
 
-The writer and the readers share it. It imports neither torch nor numpy. docs/format.md describes the format.
+The writer and the readers share it. It imports neither torch nor numpy. The page "The format on disk"
+describes every file.
 """
 
 from __future__ import annotations

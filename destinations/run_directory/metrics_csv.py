@@ -177,7 +177,7 @@ class MetricsCsv:
         if position is None and end > len(header) and parts.chain.view is None:
             part = part_begun_by(parts.present(), CsvSnapshot(self._fd, header, end))
             if part is not None:
-                end = len(header)  # The rows were being closed when the position was lost.
+                end = len(header)  # The position was lost while the rows were being closed.
         if end < len(header) or not header:
             self.close()
             return None
@@ -305,7 +305,7 @@ class MetricsCsv:
         self._written = len(self._sums.blocks), size + len(lines)
 
     def _save_sums(self, *following: BlockSums) -> None:
-        """Replaces the file of the checksums with those of this CSV, and of the CSV that will follow it."""
+        """Replaces the file of checksums with sums of this CSV, and of the CSV that will follow it."""
         content = b"".join(one.content() for one in (self._sums, *following))
         # If a power loss undoes this rename, the old file has the same sums of the current CSV.
         with replacement(sums_path(self.path), durable=bool(following), disk=self._disk) as fd:
@@ -313,7 +313,7 @@ class MetricsCsv:
             self._disk.sync(fd)
         self._written = None if following else (len(self._sums.blocks), len(content))
 
-    # Rows of the newest session, which follow those of earlier sessions.
+    # Rows of the newest session, which follow the rows of earlier sessions.
 
     @property
     def own_rows(self) -> int:

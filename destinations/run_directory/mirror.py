@@ -1,9 +1,8 @@
 """`Mirror`: uploads a run to a store while it is being written, as pieces.
 
 At an interval, the writer thread looks at the files of the run, which are few, and passes new data to an
-upload
-queue: one piece (`pieces`), the closed parts, and the files that the media writer has named. A worker process
-uploads them. While a piece waits, no other is made, so after an outage a single piece catches up.
+upload queue: one piece (`pieces`), the closed parts, and the files that the media writer has named. A worker
+process uploads them. While a piece waits, no other is made, so after an outage a single piece catches up.
 
 Pieces are merged like the digits of a counter: twelve pieces of one interval become one of twelve, and twelve
 of those one of 144. So there are about fifty at most, and each byte is sent a few times, at a third of its
@@ -61,7 +60,7 @@ _INTERVALS_OF_A_LARGE_ONE = 6
 _MOST_BYTES = 512 << 20
 _BRANCH_SECONDS = 60.0
 _FAILED_SECONDS = 60.0
-# A sign is sent if nothing else was for a little longer than promised, because pieces come about as often.
+# A sign is sent if nothing else was sent for a little longer than promised; pieces come about as often.
 _SIGN_IS_DUE = 1.25
 _FLIGHT_FOLDER = "flight"
 _OF_RANK = re.compile(r"\.rank(\d+)\.")
@@ -247,7 +246,7 @@ class Mirror:
         self._sign = sign  # type: ignore[assignment]  # it is no folder
         self._sent_at = self._clock()
 
-    # Files that are objects of their own.
+    # Files that are separate objects.
 
     def _add_existing(self) -> None:
         """Adds the files of records that earlier sessions haven't sent."""
@@ -354,7 +353,7 @@ class Mirror:
         return handle  # type: ignore[return-value]  # it is no folder
 
     def _delete(self, names: list[str], after: "UploadHandle") -> None:
-        """Deletes the names of the previous call; a reader may still be using those of this one."""
+        """Deletes the names of the previous call; a reader may still be using this call's names."""
         unneeded, self._unneeded = self._unneeded, names
         if unneeded and self._successor is None:
             first, *others = unneeded

@@ -1,11 +1,11 @@
 """A closed part: rows of metrics in Parquet, written once, with an index in its metadata.
 
 `pack` makes the bytes of a part, and `ParquetRows` reads them. Nothing here knows about run folders. A column
-is int64 if all of its cells are integers, and float64 otherwise. docs/format.md describes the file; pandas,
-DuckDB, and Polars read it too.
+is int64 if all of its cells are integers, and float64 otherwise. The page "The format on disk" describes the
+file; pandas, DuckDB, and Polars read it too.
 
-Damage loses the row group that it is in. pyarrow compares the checksums of pages. The checksum of the footer
-precedes it, and is compared first, because pyarrow trusts a footer.
+Damage loses only the row group that it is in. pyarrow compares the checksums of pages. The checksum of the
+footer precedes the footer, and is compared first, because pyarrow trusts a footer.
 """
 
 import base64
@@ -415,7 +415,7 @@ class ParquetRows:
         self.count = len(self._places)
 
     def _entry(self, names: list[str], start: int) -> Floats:
-        """Computes the entry of an index for rows of which not all count."""
+        """Computes the entry of an index for rows if some of them don't count."""
         places = {name: place for place, name in enumerate(self._columns)}
         end = min(start + ENTRY_ROWS, self.count)
         nothing = np.full(end - start, np.nan), np.zeros(end - start, np.bool_)

@@ -1,7 +1,7 @@
 """Pieces: the changes of a run folder as immutable zip files, and how pieces become a folder again.
 
-While a run in a store is being written, the store has it as pieces; docs/format.md describes them. This
-module writes and reads them. It imports neither numpy nor torch.
+While a run in a store is being written, the store has it as pieces; the page "The format on disk" describes
+them. This module writes and reads them. It imports neither numpy nor torch.
 """
 
 import contextlib

@@ -34,7 +34,7 @@ _LOST_SLASH = re.compile(r"[a-z][a-z0-9+.-]+:/(?!/)")
 
 @attrs.frozen
 class Place:
-    """Where one run is.
+    """The location of one run.
 
     Attributes:
         folder: the local folder, absolute.
@@ -65,7 +65,7 @@ def check_template(
     Args:
         run_dir: the folder, or a URI, which also determines a local folder.
         mirror: the URI, or a folder as another store; None for none.
-        writer: the name of a writer, whose places are below those of the run; "" for the trainer.
+        writer: the name of a writer, whose folder and URI are below the run's; "" for the trainer.
 
     Raises:
         RunPathError: the folder is a file or isn't writable, or both are URIs.
@@ -100,7 +100,7 @@ def check_template(
 
 
 def _of_writer(place: str, writer: str) -> str:
-    """Returns the folder or URI of a writer, given that of its run."""
+    """Returns the folder or URI of a writer, given the folder or URI of its run."""
     return extended(place, f"/{WRITERS_FOLDER}/{writer}") if writer else place
 
 

@@ -104,7 +104,7 @@ def _statistics_of(csv: MetricsCsv, between: Callable[[], object], *, by_step: b
 
 @attrs.frozen(kw_only=True)
 class RunOptions:
-    """How a run is written: arguments of `RunDirectory`, and what its subclasses override.
+    """How a run is written: the arguments of `RunDirectory`, and options that its subclasses override.
 
     Attributes:
         run_id: the id of a new run; None for a random one.
@@ -138,7 +138,7 @@ class RunOptions:
 
 
 class WriteFailures:
-    """What could not be written or was refused; reports the first of each kind since the last recovery.
+    """Counts write errors and refused records; reports the first of each kind since the last recovery.
 
     **Threading.** Any thread may call any method; one lock guards all of the state.
 
@@ -212,7 +212,7 @@ class RankWriter:
         options: how the run is written.
         media_stats: returns the media counts for the sidecar.
         run_folder: the same folder, open.
-        mirror: sends what is new to a store; None where the run is here alone.
+        mirror: sends new data to a store; None for a run without a store.
     """
 
     _run_dir: Path
@@ -390,7 +390,8 @@ class RankWriter:
                 if is_last:
                     self._report_loss()
                 return
-            # Restores what is deleted or cut while the rest is written, up to a number of tries.
+            # Restores files that are deleted or truncated while the rest is written, a limited number of
+            # times.
             try:
                 self._write_all(is_last, is_final=not tries_left)
             except FileNotFoundError:

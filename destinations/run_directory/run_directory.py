@@ -60,27 +60,27 @@ class RunDirectory(RecordDestination):
     (1,000 records or 256 MiB), a call waits at most one second; then the record is dropped, counted, and
     reported.
 
-    **Resume.** A run is continued if there is proof that it is the same run, see `if_exists`. What was logged
-    before the checkpoint was saved belongs to the run; what came later stays on disk as a branch. Without
-    proof, the run in the folder is left unchanged, and the new run gets a free name beside it, such as
-    "digits-2", with a warning. The proof may come after `init`: records logged by then move to the run that
-    it names. One process writes at a time; a second one gets a `RunInUseError`.
+    **Resume.** A run is continued if there is proof that it is the same run, see `if_exists`. Records from
+    before the checkpoint belong to the run; later records stay on disk as a branch. Without proof, the run in
+    the folder is left unchanged, and the new run gets a free name beside it, such as "digits-2", with a
+    warning. The proof may come after `init`: records logged by then move to the run that it names. One
+    process writes at a time; a second one gets a `RunInUseError`.
 
     **Several processes.** With `writer="eval"`, another process adds to the run before, while, or after its
     trainer writes. It has its own folder, `writers/eval` of the run, so neither waits for the other, and
-    readers see one run. Steps may be late and in any order. Each session appends to those before it; only a
-    `Trainer` that loads a checkpoint and trains replaces rows, and only those of this writer.
+    readers see one run. Steps may be late and in any order. Each session appends to earlier ones; only a
+    `Trainer` that loads a checkpoint and trains replaces rows, and only this writer's rows.
 
     **Disk failures** don't reach training: rows are buffered in memory, up to 64 MiB, and written once the
     disk works again.
 
-    **In a store.** If you pass a URI instead of the folder, or as `mirror`, a separate process uploads what
-    is new every `mirror_seconds`. If the machine is lost, up to `mirror_seconds` of data are lost with it.
-    The same line on another machine fetches the run's rows and documents and continues it. While one machine
+    **In a store.** If you pass a URI instead of the folder, or as `mirror`, a separate process uploads new
+    data every `mirror_seconds`. If the machine is lost, up to `mirror_seconds` of data are lost with it. The
+    same line on another machine fetches the run's rows and documents and continues it. While one machine
     writes the run, another one gets a `RunInUseError`. A machine that was wrongly taken for dead can't change
-    what its successor wrote; its rows are kept as a branch. Files given to `upload_file` go to the store too.
+    its successor's files; its rows are kept as a branch. Files given to `upload_file` go to the store too.
 
-    The documentation has a page on buckets, and one that specifies every file.
+    See the pages "A run that lives in a bucket" and "The format on disk".
 
     Args:
         run_dir: the folder; may contain placeholders that are constant during a run, such as `{run_name}`. A
@@ -182,7 +182,7 @@ class RunDirectory(RecordDestination):
         self._forget()
 
     def _forget(self) -> None:
-        """Resets the attributes of an open destination to those of a closed one."""
+        """Resets the attributes to the closed state."""
         self._state: State | None = None
         self._opening: Opening | None = None
         self._run: OpenRun | None = None
@@ -217,14 +217,14 @@ class RunDirectory(RecordDestination):
 
         Args:
             run_dir: the folder, as in the constructor.
-            tags: tags of the next run, in addition to those of the constructor.
+            tags: tags of the next run, in addition to the constructor's.
 
         Raises:
             RunPathError: a run is open, or the path is a file or not writable.
         """
         if self._run is not None:
             raise RunPathError(f"run folder {str(self._run.run_dir)!r} is open. Close its run first.")
-        # The folder of a writer is given as `template` returns it.
+        # For a writer, the folder comes from `template`.
         self._template, uri = check_template(run_dir, None)
         self._mirror_template = uri or self._mirror_template
         self._more_tags = tuple(redact_text(str(tag)) for tag in tags)

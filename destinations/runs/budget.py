@@ -1,4 +1,4 @@
-"""`Budget`: what one answer may cost, for those who read on behalf of somebody else.
+"""`Budget`: limits the cost of one answer, for code that reads on behalf of a client.
 
 The page makes one for each request, where the request comes in. What reads for long, a filter, a CSV or an
 index of records, asks the budget of its context with `spend` as it goes on. Without a budget nothing is
@@ -23,7 +23,7 @@ class Limits:
 
     Attributes:
         seconds: of reading.
-        nbytes: of memory that is taken for what is read.
+        nbytes: the bytes of memory that the reading takes.
         points: of all curves of an answer together.
     """
 
@@ -44,7 +44,7 @@ class Budget:
     copy of the context.
 
     Args:
-        limits: what it may cost.
+        limits: the limits of its cost.
         clock: returns monotonic seconds.
     """
 
@@ -56,7 +56,7 @@ class Budget:
         self._is_ended = False
 
     def end(self) -> None:
-        """Says that nobody waits for the answer any more: what still reads for it stops."""
+        """Cancels the answer, because nobody waits for it any more; its reads stop."""
         self._is_ended = True
 
     @property

@@ -10,7 +10,7 @@ RunsError
 ├── FilterError          (ValueError)   a filter does not parse
 ├── CheckpointNotFoundError (LookupError) a run has no such checkpoint, or none that is whole
 ├── EditError            (OSError)      an edit could not be written into the folder of the run
-├── BudgetError          (RuntimeError) an answer costs more than it may, or nobody waits for it any more
+├── BudgetError          (RuntimeError) an answer exceeds its budget, or nobody waits for it any more
 └── DatasetError         (ValueError)   a compacted dataset cannot be read or written
 ```
 
@@ -45,7 +45,7 @@ class RunsError(Exception):
 
 
 class BudgetError(RunsError, RuntimeError):
-    """An answer costs more than it may, or nobody waits for it any more; see `Budget`."""
+    """An answer exceeds its budget, or nobody waits for it any more; see `Budget`."""
 
 
 class RootError(RunsError, OSError):
@@ -121,7 +121,7 @@ class FilterError(RunsError, ValueError):
     """A filter does not parse; the message shows the position.
 
     Args:
-        problem: what is wrong, and what to write instead.
+        problem: the mistake, and what to write instead.
         text: the filter.
         position: of the problem in `text`, in characters from 0.
     """

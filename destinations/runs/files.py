@@ -1,4 +1,4 @@
-"""Reads untrusted files of JSON: one object, or one object per line, of which some may be torn or damaged."""
+"""Reads untrusted files of JSON: one object, or one object per line; lines may be torn or damaged."""
 
 import contextlib
 import errno
@@ -158,7 +158,7 @@ def written_beside(path: Path, *, overwrite: bool) -> Iterator[Path]:
 
     Args:
         path: its place.
-        overwrite: whether it replaces what is there.
+        overwrite: whether it replaces existing content.
 
     Raises:
         FileExistsError: there is something.

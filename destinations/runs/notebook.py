@@ -46,7 +46,7 @@ def runs_html(records: Sequence[RunRecord], total: int, roots: Iterable[str], no
     Args:
         records: of the runs to show.
         total: how many runs there are.
-        roots: where they are.
+        roots: the folders that contain them.
         now: seconds since 1970.
     """
     metrics = list(dict.fromkeys(name for record in records for name in record.summary))[:4]
@@ -115,7 +115,7 @@ def sparks_of(folders: Iterable[Path], blocks: Iterable[Any], names: Iterable[st
     """Returns a sparkline of each metric as SVG; none for a run of more than 64 MiB.
 
     Args:
-        folders: of the run, with those of its writers.
+        folders: the folders of the run and of its writers.
         blocks: its rows, as `RecordedRun.blocks`.
         names: of the metrics.
     """
@@ -263,7 +263,7 @@ def lines_of(record: RunRecord, series: Any, x: str, label: str = "") -> list[tu
         record: of the run.
         series: its values.
         x: as of `axis_of`.
-        label: of the line; "" for that of the run.
+        label: the label of the line; "" for the run's own.
     """
     label = label or label_of(record)
     return [
@@ -290,7 +290,7 @@ def plot_run(
 
 
 def label_of(record: RunRecord) -> str:
-    """Returns the name of a run, with its id where that is another one."""
+    """Returns the name of a run, with its id if the id differs from the name."""
     return record.run_id if record.name == record.run_id else f"{record.name} ({record.run_id})"
 
 

@@ -33,10 +33,9 @@ def open_runs(
     ```
 
     Args:
-        roots: folders that are runs, or contain runs at any depth; or URIs of such in a store
-            (`s3://bucket/runs`), of which a copy is kept in the cache folder: documents at once, rows and
-            media when they are read. Or one dataset written by `compact`, as a path or URI; it opens as
-            `Dataset`.
+        roots: folders that are runs, or contain runs at any depth; or URIs of such folders in a store
+            (`s3://bucket/runs`). The cache folder keeps a copy of a store: documents at once, rows and media
+            when they are read. Or one dataset written by `compact`, as a path or URI; it opens as `Dataset`.
         cache: the folder of the index. Default: `training-destinations/runs` in `$XDG_CACHE_HOME` or
             `~/.cache`. It may be deleted at any time. If it is not writable, the index is in memory, and
             `report.warnings` says so.

@@ -2,7 +2,7 @@
 
 Values of different kinds are different, and the kinds have an order: numbers, texts, other values, true and
 false, none, NaN, and at last `MISSING`, which stands for a run without a value. A direction turns the order
-within a kind, never that of the kinds, so that the best values are first whatever the direction. Numbers are
+within a kind, never the order of kinds, so that the best values are first in either direction. Numbers are
 equal by their value: 1 and 1.0 are one, and NaN equals NaN.
 
 The index selects values and leaves their order to `sort_rows`; the page and the exported site show the order

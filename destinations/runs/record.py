@@ -2,11 +2,11 @@
 
 A field is declared once, as an attribute of `RunRecord`. The parser of the sidecar, the columns of the index,
 the filter language, the columns of the command line, `compare`, `to_dicts`, DataFrames and exports are
-derived from `FIELDS`. To add a field, add an attribute; increase `index.VERSION`, and name the field in
-docs/runs.md.
+derived from `FIELDS`. To add a field, add an attribute, increase `index.VERSION`, and name the field in the
+page "Reading runs back".
 
-What is shown of some fields is computed from stored ones, and from the time. SQLite calls the same functions,
-so that what is filtered and sorted by is what is shown.
+Some fields are shown as computed from stored fields and the time. SQLite calls the same functions, so filters
+and sorts use the shown values.
 """
 
 import inspect
@@ -70,9 +70,9 @@ class RecordField:
         type: of its values.
         is_stored: whether the index has a column for it; other fields are computed when they are queried.
         is_in_sidecar: whether `sidecar.json` has it, by the same name.
-        is_compared: whether `Runs.compare` reports it; not where it differs between any two runs.
-        default: what a run without it has.
-        compute: returns what is shown of it; None if that is what is stored. Its arguments are stored fields,
+        is_compared: whether `Runs.compare` reports it; False if it differs between any two runs.
+        default: the value for a run without it.
+        compute: returns the shown value; None if the stored value is shown. Its arguments are stored fields,
             and at last the time in seconds since 1970.
     """
 
@@ -116,10 +116,10 @@ def is_alive(status: str, heartbeat_at: float | None, now: float) -> bool:
 
 
 def shown_status(status: str, heartbeat_at: float | None, now: float) -> str:
-    """Returns what is shown of a stored status.
+    """Returns the shown status for a stored one.
 
-    A run that says "running" without a fresh heartbeat was "killed". A run that says nothing, as those of
-    Lightning, is "running" with one. Every other status is shown as it is.
+    A run with the status "running" but without a fresh heartbeat was "killed". A run without a status, such
+    as Lightning's, is "running" if its heartbeat is fresh. Every other status is shown unchanged.
     """
     if status == "running":
         return status if is_alive(status, heartbeat_at, now) else "killed"
@@ -183,7 +183,7 @@ class RunRecord:
         display_name: the name the user gave the run.
         archived: whether the user archived the run.
         checkpoint_path: the newest checkpoint, as written by the run.
-        problem: what is wrong with the folder.
+        problem: the problem of the folder.
         path: the folder, absolute.
         hparams: hyperparameters by dotted name.
         summary: the last value of each metric; may be NaN or infinite.
@@ -279,7 +279,7 @@ def value_of(record: RunRecord, name: str, now: float) -> Any:
 
 
 def status_of(record: RunRecord, now: float) -> str:
-    """Returns what is shown of the status of a run; see `shown_status`."""
+    """Returns the shown status of a run; see `shown_status`."""
     return shown_status(record.status, record.heartbeat_at, now)
 
 

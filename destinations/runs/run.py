@@ -329,7 +329,7 @@ class RecordedRun(_Recorded):
         return [line for line in read_sessions(self.path) if is_shallow(line)]
 
     def configuration(self, session: str | int) -> dict[str, Any]:
-        """Returns what a session was started with, even if it no longer belongs to the run.
+        """Returns the hyperparameters and environment of a session, even if it no longer belongs to the run.
 
         Args:
             session: its id, or its number.
@@ -359,7 +359,7 @@ class RecordedRun(_Recorded):
 
     @property
     def parent(self) -> Parent | None:
-        """The run that this one was forked from, whose rows and records come first; None without one.
+        """The run that this one was forked from; its rows and records come first. None if there is none.
 
         If the parent can't be read, its `problem` says why.
         """
@@ -368,7 +368,7 @@ class RecordedRun(_Recorded):
     # Branches.
 
     def branch(self, session: str | int) -> Branch:
-        """Returns the run as one of its sessions left it: what it logged, and what it continued.
+        """Returns the run as one of its sessions left it: its own records and the records that it continued.
 
         ```python
         before = run.branch(1)
@@ -413,7 +413,7 @@ class RecordedRun(_Recorded):
         return [Branch(self, line) for line in lines if line.get("session") in left]
 
     def problems(self) -> list[str]:
-        """Returns what is wrong with the run: the scan's findings, and what can't be read now.
+        """Returns the problems of the run: the scan's findings, and files that can't be read now.
 
         Rows outside closed parts and the list of sessions are compared with their checksums.
 
@@ -432,7 +432,7 @@ class RecordedRun(_Recorded):
         return found
 
     def verify(self) -> Iterator[Finding]:
-        """Yields what is damaged, missing, or not covered by a checksum; reads the whole run.
+        """Yields data that is damaged, missing, or not covered by a checksum; reads the whole run.
 
         ```python
         for found in run.verify():
@@ -499,7 +499,7 @@ class RecordedRun(_Recorded):
         return read_ranks(name, ranks, lambda one, rank: self.series(one, rank, ""))
 
     def flights(self) -> list[Flight]:
-        """Returns what the `FlightRecorder` of each rank wrote to the run's folder, by rank."""
+        """Returns the flight records in the run's folder, one per rank, sorted by rank."""
         from .content.flight import FLIGHT_FOLDER, read_flights
 
         return read_flights(self.path / FLIGHT_FOLDER)

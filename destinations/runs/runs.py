@@ -198,7 +198,7 @@ class Runs:
         """Returns the runs that match.
 
         Args:
-            where: a filter, such as `hparams.optim.lr >= 1e-3 and summary.val/acc > 0.9`; see docs/runs.md.
+            where: a filter, such as `hparams.optim.lr >= 1e-3 and summary.val/acc > 0.9`.
             tag: a tag of the runs.
             status: the status of the runs.
             alive: whether the runs are being written; None for both.

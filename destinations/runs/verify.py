@@ -1,4 +1,4 @@
-"""`verify_run`: reads everything of a run, and says what is damaged or missing.
+"""`verify_run`: reads everything of a run, and reports damaged or missing data.
 
 It reads each byte that has a checksum: blocks of `metrics.csv`, closed parts, lines of the history and of
 the sessions, files with a SHA-256. Of other files, the size is compared. Importing this module imports
@@ -47,7 +47,7 @@ class Finding:
 
     Attributes:
         file: its path in the folder of the run.
-        text: what is damaged or missing, where, and what is lost.
+        text: the damage or the missing data, its location, and the loss.
         is_damage: False where only a checksum is missing, so that damage would not be found.
     """
 
@@ -57,7 +57,7 @@ class Finding:
 
 
 def verify_run(run_dir: Path, access: RecordAccess, problems: Callable[[], list[str]]) -> Iterator[Finding]:
-    """Yields what is wrong with a run; reads all of it.
+    """Yields the problems of a run; reads all of it.
 
     Args:
         run_dir: the folder of the run.

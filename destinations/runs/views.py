@@ -35,7 +35,7 @@ class RunView:
     """Which runs are shown, in which order and groups.
 
     Attributes:
-        where: a filter; see docs/runs.md.
+        where: a filter, as in `destinations runs list --where`.
         q: a text in name, id, tags or note.
         without: statuses that are left out.
         archived: only archived runs, or only others; None for both.

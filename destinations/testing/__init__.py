@@ -1,4 +1,4 @@
-"""For authors of destinations: one that records its calls, a loop without a model, and the contract as tests.
+"""For authors of destinations: a destination that records calls, a loop without a model, contract tests.
 
 Nothing here imports pytest; torch and numpy are imported when the contract runs.
 """

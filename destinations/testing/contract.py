@@ -34,7 +34,7 @@ class DestinationContract:
             return Mine()
     ```
 
-    Two methods, where you override them, make it look at results too: `read_metrics` and `read_output`.
+    Override `read_metrics` and `read_output` to check results too.
     """
 
     def read_metrics(self, destination: Any) -> "list[tuple[int, dict[str, float]]] | None":
@@ -45,7 +45,7 @@ class DestinationContract:
         return None
 
     def read_output(self, destination: Any) -> object:
-        """Returns what the destination has written or kept, for comparison; None if that is not visible."""
+        """Returns the destination's output or contents, for comparison; None if they are not visible."""
         return None
 
     def test_is_a_destination(self, destination: Any) -> None:
@@ -240,7 +240,7 @@ class DestinationContract:
         self._has_metrics(destination, recording)
 
     def test_owns_what_it_keeps(self, destination: Any) -> None:
-        """What the caller does to its objects after the call changes nothing that was logged."""
+        """Changes that the caller makes to its objects after the call don't change the records."""
         run = DryRun(destination)
         run.init()
         metrics, parameters, row = {"loss": 1.0}, {"lr": {"value": 0.1}}, [1, 2]
@@ -257,7 +257,7 @@ class DestinationContract:
         assert found is None or found == [(1, {"loss": 1.0})], f"must be what was logged, got {found}."
 
     def test_changes_nothing_that_it_is_given(self, destination: Any) -> None:
-        """The caller's objects are after the call what they were before."""
+        """A call leaves the caller's objects unchanged."""
         run = DryRun(destination)
         run.init()
         metrics, parameters, rows, labels = {"loss": 1.0}, {"lr": {"value": 0.1}}, [[1, None]], {1: "cat"}
@@ -365,7 +365,7 @@ class DestinationContract:
     def _has_metrics(
         self, destination: Any, recording: RecordingDestination, except_names: "set[str] | None" = None
     ) -> None:
-        """Compares what can be read back with what another destination got; earlier runs may add more."""
+        """Compares the values read back with another destination's; earlier runs may add more."""
         found = self.read_metrics(destination)
         if found is None:
             return

@@ -1,4 +1,4 @@
-"""A training run without a model: the events of the loop, with whatever is to be logged."""
+"""`DryRun`: a training run without a model, with the events of the loop and your records."""
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
@@ -11,7 +11,7 @@ __all__ = ["DryRun"]
 
 
 class DryRun:
-    """A training run without a model: every event at its place, the timestamp moving, and whatever you log.
+    """A training run without a model: fires every event, advances the timestamp, and logs your metrics.
 
     ```python
     run = DryRun(destination, max_duration="2ep", batches_per_epoch=3)
@@ -23,17 +23,17 @@ class DryRun:
     Args:
         destinations: the destinations.
         run_name: the name of the run.
-        max_duration: when `fit` ends; a time string.
-        batches_per_epoch: how many batches the training data has.
-        eval_batches: how many batches an evaluation inside `fit` has.
-        samples_per_batch: how many samples a batch has.
-        seconds_per_batch: how long a batch takes; nothing waits for it.
-        knows_length: whether the dataloaders say how long they are.
-        rank: the rank that this process plays, of two where it is not 0.
+        max_duration: the duration of `fit`; a time string.
+        batches_per_epoch: the number of batches of the training data.
+        eval_batches: the number of batches of an evaluation inside `fit`.
+        samples_per_batch: the number of samples in a batch.
+        seconds_per_batch: the duration of a batch; nothing waits for it.
+        knows_length: whether the dataloaders have a length.
+        rank: the simulated rank; a rank other than 0 is one of two.
         callbacks: further callbacks.
-        raise_errors: whether what a destination raises comes out.
-        train_metrics: returns what is logged for each training batch.
-        eval_metrics: returns what is logged for each evaluation.
+        raise_errors: whether to raise the errors of destinations.
+        train_metrics: returns the metrics to log for each training batch.
+        eval_metrics: returns the metrics to log for each evaluation.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class DryRun:
             self.engine.run_event(event)
 
     def init(self) -> None:
-        """Plays what comes before `fit`."""
+        """Plays the events before `fit`."""
         self.fire("init", "before_load", "after_load")
 
     def fit(self, eval_every: int | None = None) -> None:
@@ -143,7 +143,7 @@ class DryRun:
             self.fire("predict_end")
 
     def close(self, exception: BaseException | None = None) -> None:
-        """Closes the run, as it does where it ended by an exception."""
+        """Closes the run, as after an exception."""
         self.engine.close(exception)
 
     def _evaluate_one(self, batches: int, label: str) -> None:

@@ -1,4 +1,4 @@
-"""`Console`: prints what is logged as short blocks of aligned lines, on rank 0 only.
+"""`Console`: prints records as short blocks of aligned lines, on rank 0 only.
 
 Everything runs in the training thread: a call between two blocks costs about a microsecond, a block costs one
 write to the stream.
@@ -90,7 +90,7 @@ class _BlockStyle:
         return self._block(_position(state, batch_in_epoch), metrics, text)
 
     def evaluation_mark(self, state: State) -> str:
-        """Returns what is printed at each tenth of an evaluation."""
+        """Returns the text printed at each tenth of an evaluation."""
         return ""
 
     def evaluation(self, state: State, metrics: dict[str, float], text: str) -> str:
@@ -106,7 +106,7 @@ class _BlockStyle:
 
     def hyperparameters(self, texts: dict[str, str]) -> str:
         """Returns a block of rendered hyperparameters."""
-        # A flag that is off says little.
+        # A flag that is off isn't worth a line.
         names = [name for name, text in texts.items() if text not in {"False", "None"}]
         names.sort(key=lambda name: name.startswith(_OF_TRAINER))
         pairs = [f"{shortened(one_line(name), _MAX_NAME)}={cut(texts[name], _MAX_CELL)}" for name in names]
@@ -216,8 +216,8 @@ class Console(LoggerDestination):
     once, before the first block; each table and text is printed once, with the next block. Titles are bold if
     the terminal supports styles and `NO_COLOR` is not set.
 
-    **At the end** it prints how the run ended, the best and last values of the main metrics, where the
-    destinations have written, errors, and the command that shows the run; see
+    **At the end** it prints how the run ended, the best and last values of the main metrics, the location of
+    each destination's files, errors, and the command that shows the run; see
     `destinations.text.run_summary`.
 
     With `style="composer"` it prints the blocks of Composer's `ConsoleLogger`, one per batch by default,
@@ -285,7 +285,7 @@ class Console(LoggerDestination):
         self._is_first = True
         self._is_evaluating = False
         self._batch_in_epoch = 0
-        # Whether an epoch has ended with a block, and none has begun since.
+        # Whether an epoch has ended with a block, and no epoch has begun since.
         self._is_after_epoch = False
         self._train = _PendingText()
         self._eval = _PendingText()
@@ -345,7 +345,7 @@ class Console(LoggerDestination):
         self._patience.start(state)
 
     def batch_start(self, state: State, logger: Logger) -> None:
-        # Else what was logged since the end of an epoch would be in the block of the next one.
+        # Otherwise records from after the end of an epoch would be in the next epoch's block.
         if self._is_after_epoch:
             self._print_train(state)
             self._is_after_epoch = False
@@ -509,7 +509,7 @@ def _composer_lines(prefix: str, metrics: Mapping[str, float]) -> str:
 
 
 def _rounded(value: Any) -> str:
-    """Returns a number with four decimals or digits, or in full where rounding would lose much."""
+    """Returns a number with four decimals or digits, or in full if rounding would lose much."""
     if not isinstance(value, float):
         return one_line(str(value))
     full, size = repr(float(value)), abs(value)

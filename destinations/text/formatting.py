@@ -48,7 +48,7 @@ _SMALLEST_PLAIN, _LARGEST_PLAIN, _LARGEST_WHOLE = 1e-4, 1e4, 1e6
 
 
 def short(value: Any) -> str:
-    """Returns a number with four significant digits, or in full where that is no longer.
+    """Returns a number with four significant digits, or in full if that isn't longer.
 
     `2.302585` is "2.303", `0.00012345` is "0.0001234", `1e-5` is "1e-05", `12345678.9` is "1.235e+07". From
     10,000 to a million, numbers are rounded to whole ones: `123456.7` is "123457".
@@ -113,7 +113,7 @@ def pad(text: str, width: int, *, right: bool = False) -> str:
 
 
 def shortened(text: str, width: int) -> str:
-    """Returns the text cut in the middle to `width` cells: both ends of a name tell it from others."""
+    """Returns the text cut in the middle to `width` cells, because both ends distinguish a name."""
     if width_of(text) <= width:
         return text
     tail = cut(text[::-1], max(width // 2, 1)).removesuffix(ELLIPSIS)[::-1]
@@ -175,7 +175,7 @@ def plain(value: Any) -> Any:
     """Returns a copy of the value that strict JSON can represent.
 
     NaN and infinities become "NaN", "Infinity" and "-Infinity", an array `{"dtype": "uint8", "shape": [3, 8,
-    8]}`, anything else without a JSON form its `str`, or a placeholder where that raises.
+    8]}`, and any other value without a JSON form its `str`, or a placeholder if `str` raises.
     """
     return _converted(value, _array_document, _finite)
 

@@ -40,8 +40,8 @@ __all__ = ["BarOptions", "PrintGuard", "ProgressBar", "is_notebook", "open_bar"]
 _MIN_TQDM_ROWS = 2
 _DEFAULT_COLUMNS = 80
 _DEFAULT_ROWS = 24
-# What a bar needs beside its metrics: title, counts, times, and some cells for the bar itself. And what
-# metrics get in a narrow terminal.
+# The cells of a bar beside its metrics: title, counts, times, and the bar itself; and the cells that metrics
+# get in a narrow terminal.
 _BAR_COLUMNS, _MIN_METRIC_COLUMNS = 64, 30
 _SHORT_NAME = 16
 _DEFAULT_METRICS = ("loss*", "*_loss", "*/loss*", "metrics/*", "*accuracy*")
@@ -142,7 +142,7 @@ class _Lines:
 def open_bar(
     options: BarOptions, stream: Any, *, in_notebook: bool, clock: Callable[[], float]
 ) -> _TqdmBar | _Lines:
-    """Returns a widget, a terminal bar, or lines of text, depending on where it is shown.
+    """Returns a widget, a terminal bar, or lines of text, depending on the output.
 
     Args:
         options: properties of the bar.
@@ -333,8 +333,8 @@ class ProgressBar(LoggerDestination):
     than every `line_seconds`, and at the end. Only local rank 0 of each node shows bars.
 
     **Printing.** While a bar is on the terminal, `sys.stdout` and `sys.stderr` are wrapped, so that printed
-    lines appear above the bar; text without a newline is held back until its line is complete. So are
-    handlers of loggers that write to the terminal. Bars of tqdm that other code shows have their own lines.
+    lines appear above the bar; text without a newline is held back until its line is complete. The same
+    applies to handlers of loggers that write to the terminal. Other code's tqdm bars have their own lines.
 
     **At the end.** The summary of the run, unless a `Console` prints it; see
     `destinations.text.run_summary`.
@@ -345,7 +345,7 @@ class ProgressBar(LoggerDestination):
         stream: output stream; default: the `sys.stderr` when a bar starts, `sys.stdout` in a notebook.
         whole_run: show one bar for the whole run even if `max_duration` is in epochs.
         refresh_seconds: time between redraws of a bar.
-        line_seconds: min time between lines of text; the time between them where the total is unknown.
+        line_seconds: min time between lines of text; if the total is unknown, the time between them.
         summary: print a summary at the end.
         write_rate: rate limit of metrics; None for no limit.
         clock: monotonic clock in seconds.
@@ -578,7 +578,7 @@ class ProgressBar(LoggerDestination):
         if room is None or width_of(text) <= max(room, _MIN_METRIC_COLUMNS):
             return text
         chosen = [(shortened(name, _SHORT_NAME), value) for name, value in chosen]
-        # The first one stays in any case: a bar without a value says less than a short one with it.
+        # The first value always stays: a short bar with a value is more useful than a bar without one.
         while len(chosen) > 1 and width_of(_joined(chosen)) > max(room, _MIN_METRIC_COLUMNS):
             chosen.pop()
         return _joined(chosen)

@@ -1,4 +1,4 @@
-"""`RunSummary`: what `Console` or `ProgressBar` prints when a run is over.
+"""`RunSummary`: the summary that `Console` or `ProgressBar` prints when a run has ended.
 
 ```
 digits completed: 8 epochs, 168 batches, 0:29
@@ -60,22 +60,22 @@ class _Best:
             self.best, self.step = value, step
 
     def text(self) -> str:
-        """Returns both values as text; the last alone where all were NaN."""
+        """Returns both values as text; only the last if all were NaN."""
         best = "" if math.isnan(self.best) else f"best {short(self.best)} at step {self.step}, "
         return f"{best}last {short(self.last)}"
 
 
 class RunSummary:
-    """Collects the best values of the main metrics, and where the records of a run are.
+    """Collects the best values of the main metrics, and the locations of a run's records.
 
     Training thread only. A call of `update` takes about half a microsecond for ten metrics.
     """
 
     @classmethod
     def of(cls, destination: object, state: State) -> "RunSummary":
-        """Returns the summary of a run, which is empty unless this destination is the one that prints it.
+        """Returns the summary of a run; it's empty unless this destination prints it.
 
-        Those that can print one have a `summary_priority`; the lowest does.
+        Destinations that can print a summary have a `summary_priority`; the lowest prints it.
         """
         priorities = [
             (priority, index)
@@ -115,7 +115,7 @@ class RunSummary:
         self._seen.update(metrics)
 
     def note_places(self, logger: Logger) -> None:
-        """Notes where the records of each destination are; called while the destinations are open."""
+        """Collects the location of each destination's records; called while the destinations are open."""
         for destination in logger.destinations if self._is_shown else ():
             place = ""
             with contextlib.suppress(Exception):  # as of a destination that is not open
@@ -124,7 +124,7 @@ class RunSummary:
                 self._places[id(destination)] = (type(destination).__name__, str(place))
 
     def close(self, state: State, logger: Logger) -> None:
-        """Notes how the run ended; the text follows in `post_close`, when all destinations have finished."""
+        """Records how the run ended; `post_close` builds the text, when all destinations have finished."""
         self.note_places(logger)
         self._closing = (state, logger)
 
@@ -158,7 +158,7 @@ class RunSummary:
             name, place = self._places.get(id(destination), ("", ""))
             if name != "RunDirectory":
                 continue
-            # Only the folder knows of records that were lost.
+            # Only the folder has the number of lost records.
             if read_json(Path(place, SIDECAR)).get("status") == "failed to write":
                 self._status = "failed to write"
             summary = read_json(Path(place, SUMMARY))
@@ -220,7 +220,7 @@ def _problem_lines(logger: Logger) -> list[str]:
 
 
 def _relative(place: str) -> str:
-    """Returns a path relative to the working directory where it is below, as one would type it."""
+    """Returns a path as one would type it: relative if it is below the working directory."""
     try:
         path = Path(place)
         return str(path.relative_to(Path.cwd())) if path.is_absolute() else place

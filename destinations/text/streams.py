@@ -1,4 +1,4 @@
-"""Writes to the user's streams, and wraps `sys.stdout` and `sys.stderr` to capture what is written to them.
+"""Writes to the user's streams, and wraps `sys.stdout` and `sys.stderr` to capture their output.
 
 Wrappers are installed as by `contextlib.redirect_stdout`, but may be removed in any order.
 """
@@ -26,7 +26,7 @@ _DEFAULT_COLUMNS, _MIN_COLUMNS, _MAX_COLUMNS = 80, 40, 120
 
 
 def default_stream() -> Any:
-    """Returns the stream for text: `sys.stderr`; in a notebook `sys.stdout`, as the other is shown in red."""
+    """Returns the stream for text: `sys.stderr`; in a notebook `sys.stdout`, since stderr is shown in red."""
     return sys.stdout if is_kernel() else sys.stderr
 
 
@@ -41,7 +41,7 @@ def write_text(stream: TextIO | None, text: str) -> None:
 
     Characters that the encoding of the stream lacks are escaped. If the stream has been wrapped since it was
     passed in, the text goes through the wrapper, so that it is captured. tqdm bars on the stream,
-    even those of other code, stay below the text.
+    even from other code, stay below the text.
     """
     target: Any = default_stream() if stream is None else stream
     for current in (sys.stderr, sys.stdout):
@@ -96,7 +96,7 @@ class StreamWrapper:
     """
 
     keeps_bars = False
-    """Whether it keeps what is written apart from the bars of tqdm."""
+    """Whether it keeps the output apart from the bars of tqdm."""
 
     def __init__(self, stream: Any) -> None:
         # tqdm looks for this attribute to recognize the wrapped stream.
@@ -129,7 +129,7 @@ class StreamWrapper:
         self._is_active = False
 
     def finish(self) -> None:
-        """Writes what was held back; called once all wrappers are removed."""
+        """Writes the output that was held back; called once all wrappers are removed."""
 
     def __getattr__(self, name: str) -> Any:
         if name == "_wrapped":

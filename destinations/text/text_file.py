@@ -1,7 +1,7 @@
 """`TextFile`: appends logged records to a file, as text or as JSON Lines.
 
-A call in the training thread puts a record into a queue; one background thread formats and appends. See
-`docs/destinations.md` for the format of the lines.
+A call in the training thread puts a record into a queue; one background thread formats and appends. The page
+"Destinations" describes the format of the lines.
 """
 
 import itertools
@@ -144,7 +144,7 @@ class LineSplitter:
 
 
 def _overwritten(line: str) -> str:
-    """Applies the carriage returns of a line; one at its end is kept, since nothing has followed it yet."""
+    """Applies the carriage returns of a line; keeps one at its end, since nothing has followed it yet."""
     body = line.rstrip("\r")
     end = "\r" if len(body) < len(line) else ""
     return body[body.rfind("\r") + 1 :] + end
@@ -348,7 +348,7 @@ class TextFile(RecordDestination):
     ```
 
     **When.** A record is written at most `flush_interval` seconds after the call; at the end of `fit` and at
-    `close` everything is written. `kill -9` loses the records that are younger.
+    `close`, everything is written. `kill -9` loses the records of the last `flush_interval` seconds.
 
     **Ranks.** A file name with `{rank}` or `{local_rank}` is written on every rank, one with `{node_rank}` by
     local rank 0, any other by rank 0 only.
@@ -359,8 +359,8 @@ class TextFile(RecordDestination):
     restarted under the same name. A torn last line is repaired first.
 
     **Capture.** From `init` to `close`, `sys.stdout` and `sys.stderr` are also written to the file, line by
-    line, each with its own prefix; not the output of child processes, C libraries, and `logging` handlers
-    created before `init`. The exception that ended the run is always written, as `[exception]`.
+    line, each with its own prefix. The output of child processes, C libraries, and `logging` handlers created
+    before `init` is not captured. The exception that ended the run is always written, as `[exception]`.
 
     **Upload.** With `remote_file_name`, the whole file is passed to `logger.upload_file` at the end of each
     epoch, of `fit`, and at `close`, if it has grown.

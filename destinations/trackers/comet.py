@@ -35,7 +35,7 @@ from .tracker import (
 
 __all__ = ["Comet"]
 
-# What Comet collects by itself. Nothing of it is logged: it patches other libraries, or may hold secrets.
+# Everything that Comet collects by itself is off: it patches other libraries, or may contain secrets.
 _OFF = dict.fromkeys(
     (
         "auto_histogram_activation_logging",
@@ -91,7 +91,7 @@ class _CometSink(Sink):
         kind = online if self._folder is None else offline
         known = inspect.signature(kind).parameters
         if "kwargs" not in known:
-            # `ExistingOfflineExperiment` takes fewer arguments; what it lacks is off by default.
+            # `ExistingOfflineExperiment` takes fewer arguments; the missing options are off by default.
             arguments = {name: value for name, value in arguments.items() if name in known}
         self.experiment = kind(**arguments)
         self.experiment.set_name(self._name)
@@ -124,14 +124,14 @@ class _CometSink(Sink):
 
         pixels = images.pixels()
         for name, one in numbered(stamp.name, pixels):
-            # Comet would scale an array by its own min and max, so it gets a picture.
+            # Comet scales an array by its own min and max, so it gets a picture instead.
             self.experiment.log_image(Image.fromarray(one), name=name, step=stamp.step)
         for mask_name, overlays in images.overlays(pixels).items():
             for name, overlay in numbered(f"{stamp.name}/{mask_name}", overlays):
                 self.experiment.log_image(Image.open(io.BytesIO(overlay)), name=name, step=stamp.step)
 
     def log_audio(self, stamp: Stamp, audio: Any, sample_rate: int) -> None:
-        # A file, kept until the end: Comet takes no open one here, and copies it later, in a thread.
+        # A file that is kept until the end: Comet accepts no open file here, and copies it later in a thread.
         path = Path(self._folder_of_sounds()) / f"{next(self._numbers)}.wav"
         path.write_bytes(wav_bytes(audio, sample_rate))
         self.experiment.log_audio(
@@ -149,7 +149,7 @@ class _CometSink(Sink):
         self.experiment.log_video(io.BytesIO(data), name=f"{stamp.name}.{kind}", format=kind, step=stamp.step)
 
     def log_histogram(self, stamp: Stamp, values: Any, bins: int | Sequence[float]) -> None:
-        # Comet counts in bins of its own, from values. Those given here are kept beside them.
+        # Comet computes its own bins from values; the given bins are kept beside them.
         numbers = np.asarray(values, np.float64).reshape(-1)
         numbers = numbers[np.isfinite(numbers)]
         if numbers.size:
@@ -166,7 +166,7 @@ class _CometSink(Sink):
         self.experiment.log_asset(io.BytesIO(content.encode()), file_name=file_name, step=stamp.step)
 
     def log_file(self, name: str, copy: Path, *, overwrite: bool) -> None:
-        """Logs a file as an asset; Comet copies what it reads from an open file."""
+        """Logs a file as an asset, from an open file, because Comet copies its contents."""
         with copy.open("rb") as file:
             self.experiment.log_asset(file, file_name=name, overwrite=overwrite)
 
@@ -187,9 +187,9 @@ class _CometSink(Sink):
 
 
 class _Project(Target):
-    """A project of Comet, with an experiment of its own for each time that everything is sent.
+    """A Comet project; each time everything is sent, a new experiment is created.
 
-    With `--option offline_dir=FOLDER`, each call adds an archive to that folder, which `comet upload` sends.
+    With `--option offline_dir=FOLDER`, each call adds an archive to that folder; `comet upload` sends it.
     """
 
     places = ("PROJECT", "WORKSPACE/PROJECT")
@@ -207,7 +207,7 @@ class _Project(Target):
         return tracker(project, **{**given, **shared, **self.options})
 
     def restart(self) -> None:
-        """Deletes archives of what was sent before; an experiment at Comet stays, and that is said."""
+        """Deletes the archives of earlier calls. An experiment at Comet stays, and the log says so."""
         offline_dir = self.options.get("offline_dir")
         if offline_dir is None:
             super().restart()
@@ -226,27 +226,27 @@ class Comet(Tracker):
 
     Supports metrics, hyperparameters, images with masks as overlays, texts, audio, video, histograms, point
     clouds and traces; tables are JSON assets; with `log_artifacts` also files passed to `upload_file`.
-    Metrics have the steps of their calls, but the times at which they are written. How the run ended is
-    "status" among the experiment's other values.
+    Metrics have the steps of their calls, but the times at which they are written. The experiment's other
+    value "status" says how the run ended.
 
-    **Offline.** With `offline_dir`, nothing is sent: at close an archive `<key>.zip` is written to that
-    folder, which `comet upload` sends later. A process that is killed leaves no archive.
+    **Offline.** With `offline_dir`, nothing is sent. `close` writes an archive `<key>.zip` to that folder,
+    and `comet upload` sends it later. A killed process leaves no archive.
 
     **Isolation.** Everything that comet_ml collects by itself is off: code, command line, environment, git,
-    output, and the metrics of other libraries. Importing it, which happens in the background thread, installs
-    its exception hook all the same.
+    output, and the metrics of other libraries. The background thread imports it, which still installs its
+    exception hook.
 
     Threading, bounds, failures, close and fork: see `Tracker`.
 
     Args:
         project: name of the project.
-        workspace: the workspace; default: that of the API key.
+        workspace: the workspace; default: the API key's workspace.
         name: name of the experiment; placeholders as in `events.format_run_name`.
         tags: tags of the experiment.
         api_key: the key; default: `COMET_API_KEY`, or Comet's configuration file. Not needed offline.
         offline_dir: folder for the archive; None to log online.
-        experiment_key: key of a new experiment, 32 to 50 letters and digits; or, with `resume`, of the one to
-            continue.
+        experiment_key: key of a new experiment, 32 to 50 letters and digits; with `resume`, the key of the
+            experiment to continue.
         resume: continue the experiment of `experiment_key`.
         log_artifacts: log files passed to `upload_file` as assets.
         options: arguments of `Tracker`.

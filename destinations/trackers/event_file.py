@@ -30,9 +30,9 @@ _numbers = itertools.count()
 
 
 class EventFile:
-    """Append-only file of records; those that cannot be written yet stay in memory.
+    """Append-only file of records; records that cannot be written yet stay in memory.
 
-    Has no buffer of the interpreter, which a forked child would write a second time.
+    It doesn't use the interpreter's buffer, which a forked child would write a second time.
 
     Args:
         descriptor: the file descriptor; owned from now on.
@@ -56,7 +56,7 @@ class EventFile:
         return len(self._waiting)
 
     def flush(self) -> None:
-        """Writes the buffered bytes; after an error, those not written stay buffered.
+        """Writes the buffered bytes; after an error, the unwritten bytes stay buffered.
 
         Raises:
             OSError: not all bytes could be written.
@@ -106,7 +106,7 @@ def new_event_file(folder: Path, seconds: float) -> tuple[Path, int]:
         with contextlib.suppress(FileExistsError):
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
             descriptor = os.open(path, flags, 0o666)
-            # Where the file system has no locks, an open file cannot be recognised: see `disk.is_locked`.
+            # Without locks in the file system, an open file cannot be detected: see `disk.is_locked`.
             with contextlib.suppress(OSError):
                 try_lock(descriptor)
             return path, descriptor
@@ -118,7 +118,7 @@ def _masked(checksum: int) -> bytes:
 
 
 def _checksum() -> Callable[[bytes], int]:
-    """Returns CRC-32C; TensorBoard's own is in Python, and takes ten times as long as everything else."""
+    """Returns a CRC-32C function; TensorBoard's, in Python, takes ten times as long as everything else."""
     try:
         import google_crc32c
     except ImportError:

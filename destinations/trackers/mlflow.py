@@ -69,8 +69,8 @@ _TRANSIENT_MESSAGES = (
 def entity_key(name: str) -> str:
     """Returns the key of a metric, parameter or tag: its name, if valid in MLflow.
 
-    Valid are at most 250 letters, digits, "_", "-", ".", ":", " " and "/", the latter not as in "a//b" or
-    "../a". Other characters become "_".
+    A valid name has at most 250 letters, digits, "_", "-", ".", ":", " " and "/", and is a normal path,
+    unlike "a//b" or "../a". Other characters become "_".
     """
     key = "/".join(_parts(re.sub(r"[^/\w.\- :]", "_", name)))
     if len(key) > _MAX_KEY:
@@ -524,10 +524,10 @@ _MAX_TAG_KEY = 250
 
 
 class _Experiment(Target):
-    """An experiment at a tracking URI; by default the one named like the parent folder.
+    """An experiment at a tracking URI; by default, it has the name of the parent folder.
 
     MLflow chooses run ids itself, so the run is found by a tag. Sending everything again deletes the earlier
-    run, which MLflow can restore.
+    run; MLflow can restore it.
     """
 
     places = ("URI", "URI#EXPERIMENT")
@@ -589,7 +589,7 @@ class MLflow(Tracker):
 
     Metrics, hyperparameters and images use the corresponding features of MLflow; tables, texts, audio, video,
     histograms, point clouds and traces become artifacts, and so do files passed to `upload_file`, with
-    `log_artifacts`. docs/trackers.md describes each, and how names that are invalid in MLflow are mapped.
+    `log_artifacts`. The page "Trackers" describes each, and how names that are invalid in MLflow are mapped.
 
     **Isolation.** Uses its own `MlflowClient`: no active run is set, and the tracking URI and experiment of
     the process are not changed.

@@ -14,7 +14,7 @@ class Names:
     """Maps each name to a valid key; valid names are unchanged.
 
     If two names have the same key, a hash of the name is appended to the later one. The same names in the
-    same order get the same keys; `take` restores those of an earlier session.
+    same order get the same keys; `take` restores keys of an earlier session.
 
     Args:
         clean: returns the key of a name; must be idempotent, also for a key with an appended hash.

@@ -1,4 +1,4 @@
-"""Where `destinations runs send --to NAME:PLACE` finds a tracker, which names its `Target` as `target`."""
+"""`Target`: connects a tracker to `destinations runs send --to NAME:PLACE`; see `Tracker.target`."""
 
 import inspect
 import logging
@@ -41,7 +41,7 @@ class SentRun:
 
 
 class Target:
-    """Makes the tracker that a run is sent to, and removes what was sent before.
+    """Creates the tracker that a run is sent to, and removes an earlier copy.
 
     ```python
     from destinations.trackers.target import Target
@@ -50,25 +50,25 @@ class Target:
         places = ("TEAM/PROJECT",)
     ```
 
-    Here the place is the first argument of the tracker's constructor: with
-    `register_destination("Mine", Mine)`, a run that is sent to `mine:there` is logged to
-    `Mine("there", ...)`. A tracker whose places have another form sets `Tracker.target` to a subclass.
+    By default, the place is the first argument of the tracker's constructor: with
+    `register_destination("Mine", Mine)`, a run sent to `mine:there` is logged to `Mine("there", ...)`. If
+    places have another form, set `Tracker.target` to a subclass of this class.
 
     All methods are called in one thread, and may block.
 
     Args:
         place: the part after "NAME:".
         run: the run.
-        options: what the user gave as `--option NAME=VALUE`, for the constructor of the tracker.
+        options: the user's `--option NAME=VALUE`, passed to the constructor of the tracker.
 
     Attributes:
         places: forms of the place, for the help: "PROJECT", "ENTITY/PROJECT"; default: the first argument of
             the constructor.
-        own_files: names of the files that the tracker writes. With it, the place is a folder: the tracker
-            gets a subfolder for each run, which `send` finds again, checks, and empties by itself.
-        starts_over: everything is sent; otherwise only what is new.
-        copy_id: 32 letters and digits, another one whenever everything is sent.
-        earlier_id: the one of the copy that `restart` removes; "" if there is none.
+        own_files: names of the files that the tracker writes. If set, the place is a folder, and the tracker
+            gets a subfolder for each run; `send` finds, checks and empties it.
+        starts_over: whether everything is sent, or only new records.
+        copy_id: 32 letters and digits; a new id whenever everything is sent.
+        earlier_id: the id of the copy that `restart` removes; "" if there is none.
     """
 
     places: ClassVar[Sequence[str]] = ()
@@ -101,17 +101,17 @@ class Target:
 
         Args:
             tracker: its class.
-            shared: arguments for every tracker: the clock of the run, and bounds for a program that may wait.
+            shared: arguments for every tracker: the clock of the run, and bounds for a command that may wait.
         """
         places = (self.place,) if self.place else ()
         return tracker(*places, **{**shared, **self.options})
 
     def is_gone(self) -> bool:
-        """Returns whether what was sent has been deleted from the tracker."""
+        """Returns whether the copy has been deleted from the tracker."""
         return False
 
     def restart(self) -> None:
-        """Removes what was sent before. This one cannot, and says so."""
+        """Removes the earlier copy. The base class can't, and says so."""
         if self.earlier_id:
             _log.warning(
                 "run %s is sent to %s again: what was sent before stays there, too.",

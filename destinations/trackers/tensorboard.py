@@ -159,12 +159,12 @@ class TensorBoardSink(Sink):
     def resume(self, step: int, time: float | None) -> None:
         """Hides the records that training will repeat.
 
-        Nothing is deleted: the mark written here makes TensorBoard hide earlier events from its step on.
-        Those that belong to the checkpoint are written again.
+        Nothing is deleted. The mark makes TensorBoard hide earlier events from its step on, and events that
+        belong to the checkpoint are written again.
         """
         if not self._earlier:
             return
-        # What this session has logged before training begins is not repeated.
+        # Training doesn't repeat the records that this session logged before it began.
         own = [] if self._has_resumed else self._own_events()
         self._has_resumed = True
         if step == 0:
@@ -179,7 +179,7 @@ class TensorBoardSink(Sink):
             self._purge_but([*self._read_again(kept), *own], min(abandoned))
 
     def _purge_but(self, kept: Sequence[tuple[int, bytes]], first: int) -> None:
-        """Hides earlier events from a step on, and writes those that stay again."""
+        """Hides earlier events from a step on, and writes the remaining ones again."""
         self._purge(first)
         for event_step, data in kept:
             if event_step >= first:
@@ -221,7 +221,7 @@ class TensorBoardSink(Sink):
         ]
 
     def _events(self, path: Path) -> Iterator[tuple[int, Any, bytes]]:
-        """Yields the index, event and bytes of each record; skips those that are no events."""
+        """Yields the index, event and bytes of each record; skips records that aren't events."""
         from google.protobuf.message import DecodeError  # type: ignore[import-untyped]  # it has no stubs
 
         for place, data in enumerate(records(path)):
@@ -328,21 +328,21 @@ class TensorBoard(Tracker):
     trainer = Trainer(model, train_dataloader, max_duration="5ep", loggers=[TensorBoard("runs/{run_name}")])
     ```
 
-    **Records.** Metrics become float32 scalars, one event per call. Images become PNG, and under "name/mask"
-    once more with each mask as an overlay, with the labels in the description. Audio becomes WAV, video GIF;
-    histograms and point clouds are supported. Texts, tables and traces become Markdown. Hyperparameters
-    appear in the HPARAMS tab as of the first record; later ones become a text. Steps and times are the
-    call's.
+    **Records.** Metrics become float32 scalars, one event per call. Images become PNG; "name/mask" shows them
+    again with each mask as an overlay and the labels in the description. Audio becomes WAV, video GIF;
+    histograms and point clouds are supported. Texts, tables and traces become Markdown. The HPARAMS tab shows
+    hyperparameters logged before the first record; later ones become a text. Each record has the step and
+    time of its call.
 
     **Names** are the tags. If a name is already used for another kind of record, the kind is appended:
     "loss/text".
 
     **Resume.** In a folder with event files, a new file is added, and no file is changed. Records that
-    training repeats are marked as replaced, and TensorBoard hides them; records from before the checkpoint
-    stay, also at its step.
+    training repeats are marked as replaced, and TensorBoard hides them. Records from before the checkpoint
+    stay, even at its step.
 
-    **Files** have unique names, and the newest is read last; files that another writer has open are not
-    continued. TensorBoard itself expects one writer per folder: it follows only the newest file.
+    **Files** have unique names, and TensorBoard reads the newest last. Files that another writer has open are
+    not continued. TensorBoard expects one writer per folder: it follows only the newest file.
 
     Threading, bounds, failures, close and fork: see `Tracker`. While the disk is full, records wait.
 

@@ -193,8 +193,8 @@ def trace_value(tag: str, value: Any) -> Values:
 def session_start_value(hyperparameters: Mapping[str, Any], seconds: float) -> Any:
     """Returns the start of a session for the hparams plugin, with nested names joined by ".".
 
-    Without an `Experiment`: the plugin applies the first one it finds to all runs, and would hide other
-    columns. Without any, it collects the hyperparameters and metrics of all runs itself.
+    It has no `Experiment`, because the plugin applies the first one it finds to all runs, and would hide
+    other columns. Without one, the plugin collects the hyperparameters and metrics of all runs itself.
     """
     info = hparams_pb2.SessionStartInfo(start_time_secs=seconds)
     for name, value in flattened(hyperparameters).items():

@@ -102,8 +102,8 @@ class Images:
         images: numpy arrays, PIL images, file contents, or lists of these; see `media.iter_images`.
         channels_last: whether the channels are the last axis.
         masks: class indices by name, or None.
-        mask_class_labels: what a class index means, or None.
-        use_table: show the images in a table, where the tracker can do either.
+        mask_class_labels: labels of the class indices, or None.
+        use_table: show the images in a table, if the tracker can.
     """
 
     images: Any
@@ -114,7 +114,7 @@ class Images:
 
     @property
     def nbytes(self) -> int:
-        """The memory they take."""
+        """The memory of the images and masks, in bytes."""
         return size_in_bytes([self.images, self.masks])
 
     def pixels(self) -> list[Any]:
@@ -124,13 +124,13 @@ class Images:
         return [one.array for one in iter_images(self.images, self.channels_last)]
 
     def class_masks(self) -> dict[str, list[Any]]:
-        """Returns for each name the masks of the images, uint16 `(H, W)`."""
+        """Returns the masks of the images by name, uint16 `(H, W)`."""
         from destinations.media import iter_masks
 
         return {name: list(iter_masks(mask)) for name, mask in (self.masks or {}).items()}
 
     def overlays(self, pixels: Sequence[Any]) -> dict[str, list[bytes]]:
-        """Returns for each name of masks the images with these as overlays, as PNG.
+        """Returns the images with the masks as overlays, as PNG, by name of the masks.
 
         Args:
             pixels: the result of `pixels`.
@@ -144,7 +144,7 @@ class Images:
 
 
 def colored_clouds(points: Any, colors: Any) -> list[Any]:
-    """Returns for each point cloud an array `(N, 3)`, or `(N, 6)` with red, green and blue."""
+    """Returns one array per point cloud: `(N, 3)`, or `(N, 6)` with red, green and blue."""
     import numpy as np
 
     from destinations.media import iter_point_clouds
@@ -156,7 +156,7 @@ def colored_clouds(points: Any, colors: Any) -> list[Any]:
 
 
 class RowsRefusedError(Exception):
-    """Raised by `Sink.log_metrics`, from the cause, if it rejected some of the rows and wrote the others.
+    """Raised by `Sink.log_metrics`, from the cause, if it rejected some of the rows and wrote the rest.
 
     Args:
         count: number of rejected rows.
@@ -168,7 +168,7 @@ class RowsRefusedError(Exception):
 
 
 def log_each_row(rows: Sequence[Row], log: Callable[[Row], object]) -> None:
-    """Calls `log` for each row, so that a rejected one does not cost the others.
+    """Calls `log` for each row, so that one rejected row doesn't affect the others.
 
     Raises:
         RowsRefusedError: some rows were rejected.
@@ -217,8 +217,8 @@ class Sink:
 
     **Time.** Methods do not delay training, except that Python code holds the GIL: work in C or in chunks.
 
-    **Captions.** A method in `captioned` writes the captions of its stamp; those of other records are logged
-    as a text `<name>/caption`.
+    **Captions.** A method in `captioned` writes the captions of its stamp. Captions of other records are
+    logged as a text `<name>/caption`.
 
     Attributes:
         run_id: the tracker's id of the run, once it is known; kept in checkpoints for `continue_run`.
@@ -238,7 +238,7 @@ class Sink:
 
         Args:
             step: the step from which training is repeated.
-            time: time of the checkpoint: earlier records belong to it whatever their step; None if unknown.
+            time: time of the checkpoint; earlier records belong to it whatever their step; None if unknown.
         """
 
     def log_metrics(self, rows: Sequence[Row]) -> None:
@@ -410,8 +410,8 @@ class Feed:
         """Waits until the sink is open.
 
         Raises:
-            BaseException: what it raised when it was opened.
-            TimeoutError: it is not open in time.
+            BaseException: `Sink.open` raised it.
+            TimeoutError: the sink isn't open in time.
         """
         if not self._has_tried_open.wait(timeout_seconds):
             raise TimeoutError(f"it did not open within {timeout_seconds:g} seconds.")
@@ -427,7 +427,7 @@ class Feed:
         if self._added_values - self._taken_values > self._max_values:
             self._make_room()
         elif len(rows) >= self._notice_at:
-            # Not for each further row while the lane is busy.
+            # Once is enough while the lane is busy, so not for each further row.
             self._notice_at = 2 * len(rows)
             self._lane.wake()
 
@@ -505,7 +505,7 @@ class Feed:
         return is_done
 
     def _make_room(self) -> None:
-        """Applies the `when_full` policy, after a row beyond the limit was added."""
+        """Applies the `when_full` policy after a row beyond the limit was added."""
         if not self._is_woken:
             self._is_woken = True
             self._lane.wake()
@@ -609,7 +609,7 @@ _METHODS = tuple(name for name in vars(Sink) if name.startswith("log_") and hasa
 
 
 class Tracker(RecordDestination):
-    """Destination that queues records in about a microsecond, and processes them with a `Sink` in a thread.
+    """Base class of trackers: queues records in about a microsecond; a thread passes them to a `Sink`.
 
     Subclass it, set `sink_class`, and override `make_sink`:
 
@@ -631,8 +631,7 @@ class Tracker(RecordDestination):
     ```
 
     **Threading.** The calling thread copies mutable arguments, adds step and time, and queues the record.
-    Methods that the sink class does not override are those of `LoggerDestination`: ignored records are not
-    copied.
+    Kinds of records that the sink class doesn't support are ignored and not copied.
 
     **Bounds.** Up to `max_waiting_values` metric values are queued (about 60 bytes each); then `when_full`
     applies. Other records are queued up to `max_waiting_bytes`; then a call waits up to `wait_seconds` for
@@ -669,7 +668,7 @@ class Tracker(RecordDestination):
 
     sink_class: ClassVar[type[Sink]] = Sink
     target: ClassVar[type[Target]] = Target
-    """Where `destinations runs send` finds it."""
+    """Connects the tracker to `destinations runs send`."""
     _log_artifacts = False
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -730,12 +729,12 @@ class Tracker(RecordDestination):
         """Returns the sink of a run; called at `init` in the training thread, must not block.
 
         Args:
-            state: the run. Copy what is needed: it changes while the sink works.
+            state: the state of the run. Copy the values that you need: they change while the sink works.
         """
         return self.sink_class()
 
     def _name_of(self, template: str | None, state: State) -> str:
-        """Returns the tracker's name of a run; with the rank if all ranks log and the template lacks it."""
+        """Returns a run's name in the tracker; adds the rank if all ranks log and the template lacks it."""
         template = template or "{run_name}"
         name = format_run_name(template, state)
         is_shared = self._all_ranks and state.world_size > 1 and "{rank" not in template
@@ -796,7 +795,7 @@ class Tracker(RecordDestination):
         feed.put("resume", 0, feed.sink.resume, step, at, is_kept=True)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the time of the checkpoint, to which earlier records belong, and the id of the run."""
+        """Returns the time of the checkpoint, which earlier records belong to, and the id of the run."""
         saved: dict[str, Any] = {"time": self._clock()}
         if self._sink is not None and self._sink.run_id is not None and self._state is not None:
             # The rank is saved too: all ranks may load a checkpoint written by rank 0.
@@ -891,7 +890,7 @@ class Tracker(RecordDestination):
         self._put("hyperparameters", "log_hyperparameters", own_copy(hyperparameters), self._clock())
 
     def log_record(self, kind: str, arguments: dict[str, Any]) -> None:
-        """Copies what is given, and queues it."""
+        """Copies the arguments, and queues them."""
         name, step = arguments.pop("name", ""), arguments.pop("step", None)
         captions = arguments.pop("captions", None) or (arguments.pop("caption", None),)
         is_gif = arguments.pop("format", "mp4") == "gif"
@@ -906,7 +905,7 @@ class Tracker(RecordDestination):
         values = [Images(**given)] if kind == "images" else given.values()
         self._put(what, method, stamp, *values, prepare=_as_gif if is_gif else None)
         if stamp.captions and method not in self.sink_class.captioned:
-            # The captions have a call of their own: one that is retried must not repeat the record.
+            # Captions have their own call, so that a retry doesn't repeat the record.
             beside = attrs.evolve(stamp, name=f"{name}/caption", captions=())
             self._put(f"caption of {what}", "log_text", beside, "\n".join(stamp.captions))
 
@@ -925,7 +924,7 @@ class Tracker(RecordDestination):
         """Queues a call of a sink method; calls before `init` are deferred.
 
         Args:
-            kind: what is logged, in messages.
+            kind: the kind of record, for messages.
             method: the method.
             args: its arguments.
             prepare: returns the final arguments, in the background thread.
@@ -937,7 +936,7 @@ class Tracker(RecordDestination):
             self._later(lambda: self._put(kind, method, *args, prepare=prepare))
             return
         call = getattr(feed.sink, method, None)
-        if call is None:  # a kind that no tracker knows
+        if call is None:  # No tracker supports this kind.
             return
         is_kept = method == "log_hyperparameters"
         if prepare is None:

@@ -61,9 +61,9 @@ class _TrackioSink(Sink):
     def _wait_for_figures(self) -> None:
         """Waits while another thread imports plotly or matplotlib.
 
-        Trackio asks whether each value is a figure of theirs, and drops the value if they cannot answer yet.
+        Trackio checks whether each value is one of their figures, and drops the value if the check fails.
         """
-        # Older versions do not ask.
+        # Older versions don't check.
         ask: Any = getattr(getattr(self._trackio, "Html", None), "is_loggable_figure", None)
         for _ in range(_IMPORT_TRIES if ask else 0):
             try:

@@ -172,7 +172,7 @@ class WandBSink(Sink):
                 self.run_id = run_id
 
     def warn_if_unfinished(self) -> None:
-        """Says where the data of a run is that did not finish in time."""
+        """Logs the location of a run's data if the run didn't finish in time."""
         if self.run is not None:
             _log.warning(
                 "WandB: run %s did not finish within %g seconds. Its data is in %s; "
@@ -191,7 +191,7 @@ class WandBSink(Sink):
         """Returns the run; creates it at the first call.
 
         Raises:
-            Exception: it could not be created; the same at every call.
+            Exception: the run could not be created; every call raises the same exception.
         """
         with self._lock:
             is_first, self._is_created = not self._is_created, True
@@ -433,7 +433,7 @@ class _Project(Target):
         return tracker(project, **{**given, **shared, **self.options})
 
     def restart(self) -> None:
-        """Does nothing: without `resume`, a run takes the place of the one that has its id."""
+        """Does nothing: without `resume`, a new run replaces the run with the same id."""
 
 
 class WandB(Tracker):
@@ -445,7 +445,7 @@ class WandB(Tracker):
 
     Supports metrics, hyperparameters (as the config), tables, images with masks and class labels, texts,
     audio, video, histograms, point clouds and traces; with `log_artifacts` also files passed to
-    `upload_file`. See docs/trackers.md.
+    `upload_file`. The page "Trackers" describes each.
 
     **Steps.** W&B drops rows whose step is smaller than the last one. So W&B's own step only counts rows, and
     the logged step is the metric `step_metric`, the x axis of all charts: no row is lost, whatever the order.
@@ -455,8 +455,8 @@ class WandB(Tracker):
     **Resume.** A run resumed from a checkpoint continues the run whose id is in the checkpoint, with
     `resume="allow"`.
 
-    **Isolation.** `wandb.run` and the functions of the module are not used: the run of this class is its
-    property `run`. Console output is not captured. W&B's own process, `wandb-core`, ends with the program.
+    **Isolation.** `wandb.run` and the functions of the module are not used; the property `run` has the run.
+    Console output is not captured. W&B's own process, `wandb-core`, ends with the program.
 
     Threading, bounds, failures and close: see `Tracker`.
 

@@ -247,7 +247,7 @@ class Notice:
         metrics: last value of each metric, at most 1000 metrics.
         exception: the exception that ended the run, "ValueError: …", with secrets redacted, or None.
         traceback: last 4000 characters of its traceback, with secrets redacted, or None.
-        message: what an alert has found, or None.
+        message: the finding of an alert, or None.
     """
 
     event: str
@@ -267,13 +267,13 @@ class Notice:
 
 @attrs.frozen
 class Alerts:
-    """When a `Webhook` reports trouble; each trouble once, until it is over.
+    """The thresholds at which a `Webhook` reports a problem; it reports each problem once, until it ends.
 
     | event | when |
     |---|---|
     | "uploads_away" | files wait, and none was uploaded for `away_seconds` |
-    | "uploads_back" | an upload has succeeded since, or none waits |
-    | "spool_nearly_full" | `full_share` of what the spool may hold, or of the room on its disk, waits |
+    | "uploads_back" | an upload has succeeded since, or no file waits |
+    | "spool_nearly_full" | waiting files fill `full_share` of the spool's limit or of the room on its disk |
     | "run_silent" | no batch has ended for `silent_seconds` |
 
     A process that was killed reports nothing: `destinations view --webhook-file` reports it.
@@ -317,8 +317,8 @@ class Webhook(LoggerDestination):
     nothing at others; a call of `log_metrics` costs one update of a dict. `close` waits up to `close_seconds`
     for pending documents.
 
-    **Secrets.** The URL is treated as a secret: it appears in no message, and is redacted from documents,
-    like everything else that looks like a secret.
+    **Secrets.** The URL is treated as a secret: it appears in no message. Documents are redacted: the URL and
+    everything that looks like a secret.
 
     **Ranks.** Rank 0, or with `all_ranks` every rank.
 
@@ -333,7 +333,7 @@ class Webhook(LoggerDestination):
         close_seconds: max time that closing waits for pending documents.
         all_ranks: send from all ranks, not only from rank 0.
         allow_http: allow unencrypted http to other machines.
-        alerts: report trouble too, from a thread that looks every half minute; None for no alerts.
+        alerts: report problems too, from a thread that checks every half minute; None for no alerts.
         clock: returns the time in seconds since 1970.
 
     Raises:
@@ -378,7 +378,7 @@ class Webhook(LoggerDestination):
         self._abandoned = threading.Event()
         self._metrics: dict[str, float] = {}
         self._watch: PeriodicThread | None = None
-        # The troubles that were reported and are not over, and when the last batch was seen to end.
+        # Reported problems that haven't ended, and the time at which the last batch ended.
         self._troubles: set[tuple[str, str]] = set()
         self._batch, self._batch_seen = -1, 0.0
         self._started = 0.0
@@ -464,7 +464,7 @@ class Webhook(LoggerDestination):
         self._add_hooks()
 
     def _look(self, alerts: Alerts, state: State, logger: Logger, _is_last: bool) -> None:
-        """Reports troubles that are new, and those that are over. Called by the thread of alerts."""
+        """Reports new problems and ended ones. Called by the thread of alerts."""
         for event, over, where, is_on, message in self._looked_at(alerts, state, logger):
             if is_on and (event, where) not in self._troubles:
                 self._troubles.add((event, where))
@@ -477,7 +477,7 @@ class Webhook(LoggerDestination):
     def _looked_at(
         self, alerts: Alerts, state: State, logger: Logger
     ) -> Iterator[tuple[str, str, str, bool, str]]:
-        """Yields possible troubles: the event, the event of its end, where, whether it is there, a text."""
+        """Yields possible problems: the event, the event of its end, a place, whether it exists, a text."""
         now, batch = self._clock(), int(state.timestamp.batch)
         if batch != self._batch:
             self._batch, self._batch_seen = batch, now
@@ -488,7 +488,7 @@ class Webhook(LoggerDestination):
             found = queue.status()
             files, size = found["waiting_files"], found["waiting_bytes"]
             waits = f"waiting in {found['spool']}: {files} file{'s' * (files != 1)}, {size / 1e6:,.0f} MB"
-            # A long queue has old files also where uploads succeed.
+            # A long queue has old files even if uploads succeed.
             quiet = min(found["oldest_waiting_seconds"], now - (found["last_success_timestamp_seconds"] or 0))
             text = f"{found['store']}: last upload {_duration(quiet)} ago; {waits}"
             yield "uploads_away", "uploads_back", found["spool"], quiet > alerts.away_seconds, text
@@ -581,7 +581,7 @@ class Slack(Webhook):
     Trainer(..., loggers=[Slack(os.environ["SLACK_WEBHOOK"], events=["fit_start", "fit_end"])])
     ```
 
-    The URL is that of an incoming webhook of one channel (https://api.slack.com/messaging/webhooks). For
+    The URL belongs to an incoming webhook of one channel (https://api.slack.com/messaging/webhooks). For
     delivery, threading, secrets and ranks see `Webhook`.
 
     Args:

@@ -1,6 +1,6 @@
-"""Answers about runs: the table, the columns that it can have, and runs by the ids of the API.
+"""Answers about runs: the table, its possible columns, and runs by the ids of the API.
 
-Nothing here knows HTTP: the server and the exported site give the same answers.
+Nothing here depends on HTTP: the server and the exported site give the same answers.
 """
 
 import hashlib
@@ -46,23 +46,23 @@ __all__ = ["Catalog", "state_of", "statistics_of"]
 
 _MOST_BEATING = 1000
 _MAX_TAGS = 1000
-# How many runs tell the kinds of hyperparameters.
+# The number of runs that are sampled for the kinds of hyperparameters.
 _SAMPLE = 200
 _ID = re.compile(r"[0-9a-f]{12}")
-# The names of the API for fields that have another one in the record.
+# Names in the API of fields with a different name in the record.
 _ALIASES = {"note": "notes"}
-# Of so many runs at most groups are averaged, or ordered by several columns.
+# The most runs that are averaged by group, or sorted by several columns.
 _MAX_WHOLE = 10_000
-# Of so many runs at most, the newest, it is computed which hyperparameter matters.
+# The importance of hyperparameters is computed from at most so many of the newest runs.
 _MAX_RANKED = 1000
-# Columns of the API that are no fields: the smallest and the largest value of a metric at any step.
+# Columns of the API that aren't fields: the smallest and the largest value of a metric at any step.
 _EXTREMES = {"min": False, "max": True}
-# Statistics of so many bytes of rows are computed within a request.
+# A request computes statistics of at most so many bytes of rows.
 _MAX_COMPUTED_BYTES = 4 << 20
 _ALL = RunView()
-# Fields of a saved view that list runs: by `run_id` in the file, by the id of the page in an answer.
+# Fields of a saved view that list runs: by `run_id` in the file, by the page's id in an answer.
 _RUNS_OF_VIEW = ("run", "off")
-# Hyperparameters in which runs of one setting differ.
+# Hyperparameters that may differ between runs with the same settings.
 _NUISANCE = re.compile(
     r"(^|[._-])"
     r"(seeds?|hosts?|hostname|node|rank|paths?|dir|folder|root|output|log_dir|run_id|run_name|uuid)$",
@@ -76,9 +76,9 @@ class Catalog:
     **Threading.** Any thread may call any method.
 
     Args:
-        runs: open, and stays so.
-        source: where the runs come from, if they are copies: nothing can be edited then.
-        read_only: refuses all edits.
+        runs: the runs; the catalog does not close them.
+        source: where the runs come from, if they are copies; copies can't be edited.
+        read_only: whether to refuse all edits.
         clock: returns the time in seconds since 1970.
     """
 
@@ -100,10 +100,10 @@ class Catalog:
     # Ids.
 
     def id_of(self, record: RunRecord) -> str:
-        """Returns the id of a run, and remembers what it stands for."""
+        """Returns the id of a run, and remembers its run."""
         if self.runs.roots:
             return self.id_at(record.path)
-        # A dataset: a folder may have had several runs.
+        # In a dataset, a folder may have had several runs.
         found = _digest(record.run_id)
         with self._lock:
             self._places[found] = record.run_id
@@ -122,10 +122,10 @@ class Catalog:
         return found
 
     def run(self, run_id: str) -> RecordedRun:
-        """Returns the run of an id, with its record as of the last scan.
+        """Returns the run with an id, with its record as of the last scan.
 
         Raises:
-            RunNotFoundError: there is none, or its folder is gone.
+            RunNotFoundError: there is no such run, or its folder is gone.
         """
         place = self._place(run_id)
         run = self.runs[place]
@@ -147,7 +147,7 @@ class Catalog:
             return None
 
     def run_or_none(self, run_id: str) -> RecordedRun | None:
-        """Returns the run of an id, or None."""
+        """Returns the run with an id, or None."""
         try:
             return self.run(run_id)
         except LookupError:
@@ -159,7 +159,7 @@ class Catalog:
         with self._lock:
             place = self._places.get(run_id)
         if place is None:
-            # Of an earlier server, or never listed.
+            # The id comes from an earlier server, or the run was never listed.
             for path in self.runs.fingerprints() if self.runs.roots else ():
                 self.id_at(path)
             for record in () if self.runs.roots else self.runs.records(archived=None):
@@ -197,14 +197,14 @@ class Catalog:
         }
 
     def rows(self, run_ids: Sequence[str], columns: Sequence[str]) -> dict[str, Any]:
-        """Returns the answer of `/api/runs` with the rows of some runs, without those that are gone."""
+        """Returns the answer of `/api/runs` with the rows of some runs; runs that are gone are left out."""
         columns = self._checked([_ALIASES.get(name, name) for name in dict.fromkeys(columns)])
         runs = [run for run_id in run_ids if (run := self.run_or_none(run_id)) is not None]
         rows = [self.row(run.record, columns) for run in runs]
         return {"total": len(rows), "offset": 0, "columns": [], "rows": rows}
 
     def _records(self, view: RunView, offset: int, limit: int) -> tuple[list[RunRecord], int]:
-        """Returns a part of the runs of a view in its order, and how many there are."""
+        """Returns a part of the runs of a view in its order, and the number of all."""
         selected: dict[str, Any] = {"where": self._where(view), "archived": view.archived}
         groups = self._groups_of(view)
         name = _ALIASES.get(view.sort_by, view.sort_by) or None
@@ -228,7 +228,7 @@ class Catalog:
         return self._checked([_ALIASES.get(name, name) for name in view.group if name])
 
     def _checked(self, names: Sequence[str]) -> list[str]:
-        """Returns columns by their whole names.
+        """Returns columns by their full names.
 
         Raises:
             UsageError: unknown column.
@@ -241,14 +241,14 @@ class Catalog:
         return [name if name in extremes else whole for name, whole in zip(names, found, strict=True)]
 
     def _by_extreme(self, name: str, *, descending: bool, **selected: Any) -> list[RunRecord]:
-        """Returns all runs in the order of an extreme of a metric, as `destinations runs best` ranks them."""
+        """Returns all runs sorted by the min or max of a metric, as `destinations runs best` ranks them."""
         metric, is_max = _metric_of_extreme(name) or "", _EXTREMES[name.partition(".")[0]]
         best = {one.run.record.path: one.value for one in self.runs.best(metric, is_max=is_max, **selected)}
         rows = [(best.get(one.path, MISSING), one.record) for one in self.runs.query(**selected)]
         return [record for _, record in sort_rows(rows, descending=descending)]
 
     def selected(self, run: RecordedRun) -> dict[str, Any]:
-        """Returns what `/api/selected` has of a run: its row, with what charts and legends need."""
+        """Returns a run's part of `/api/selected`: its row, and the metrics for charts and legends."""
         record = run.record
         row = self.row(record, [f"hparams.{name}" for name in record.hparams])
         spend()
@@ -256,9 +256,9 @@ class Catalog:
         return {**row, "metrics": self._metric_names(run, is_live=row["alive"]), "constant": constant}
 
     def _constant(self, run: RecordedRun) -> list[str]:
-        """Returns the metrics of a run that has ended that have one value at all steps."""
+        """Returns the metrics of an ended run that have the same value at all steps."""
         if not run.writers and state_of(run.record.path / SUMMARY) is None:
-            return []  # The order of charts is not worth reading all rows.
+            return []  # Reading all rows is too expensive just for the order of charts.
         return [
             name
             for name, one in statistics_of(run).items()
@@ -266,7 +266,7 @@ class Catalog:
         ]
 
     def _metric_names(self, run: RecordedRun, *, is_live: bool) -> list[str]:
-        # All that has a last value; what a live run has begun to log since is read from its rows.
+        # The summary has all metrics of an ended run; a live run may have logged new ones, so read its rows.
         if run.record.summary and not is_live:
             return list(run.record.summary)
         try:
@@ -346,7 +346,7 @@ class Catalog:
         self._checked([f"summary.{metric}"])
         records, _ = self.runs.page(0, _MAX_RANKED, where=self._where(view), archived=view.archived)
         now = self.clock()
-        # What is the last value of a run that goes on says little of its settings.
+        # The latest value of a run in progress says little about its settings.
         ended = [one for one in records if not is_alive(one.status, one.heartbeat_at, now)]
         names = dict.fromkeys(name for record in ended for name in record.hparams)
         columns = {f"hparams.{name}": [one.hparams.get(name, MISSING) for one in ended] for name in names}
@@ -355,11 +355,11 @@ class Catalog:
     def orders(
         self, records: Sequence[RunRecord], cells: Iterable[str]
     ) -> tuple[dict[str, dict[str, Any]], list[str]]:
-        """Returns the orders of columns, and the text of each row in which an exported site searches.
+        """Returns the orders of columns, and the text of each row that an exported site searches.
 
         Args:
-            records: of the rows, newest first.
-            cells: hyperparameters and metrics.
+            records: the records of the rows, newest first.
+            cells: names of hyperparameters and metrics.
         """
         now = self.clock()
         own = [name for name, field in FIELDS.items() if field.type != "texts"]
@@ -397,7 +397,7 @@ class Catalog:
         }
 
     def _statistics(self, record: RunRecord, columns: Iterable[str]) -> Mapping[str, MetricSummary]:
-        """Returns the statistics of the metrics of a run, where a column needs them."""
+        """Returns the statistics of the metrics of a run; empty if no column needs them."""
         if not any(map(_metric_of_extreme, columns)):
             return {}
         return statistics_of(self.runs[record.path if self.runs.roots else record.run_id])
@@ -417,11 +417,11 @@ class Catalog:
         return {"fields": fields, "metrics": self.runs.metric_names()}
 
     def fields_digest(self) -> str:
-        """Returns a text that is another one where there are other columns."""
+        """Returns a digest of the possible columns."""
         return _digest("\0".join([*self.runs.hparam_names(), "", *self.runs.metric_names()]))
 
     def gauges(self) -> Iterator[Gauge]:
-        """Yields how many runs have each status, and how long ago each run that has not ended was alive."""
+        """Yields the number of runs by status, and the age of the heartbeat of each run that hasn't ended."""
         self.runs.scan()
         now = self.clock()
         records = self.runs.records(sort_by="created_at", descending=True)
@@ -437,7 +437,7 @@ class Catalog:
             )
 
     def info(self) -> dict[str, Any]:
-        """Returns the answer of `/api/info`, but for the version."""
+        """Returns the answer of `/api/info`, except for the version."""
         roots = [self._source] if self._source else [str(root) for root in self.runs.roots]
         return {
             "roots": roots,
@@ -457,18 +457,18 @@ class Catalog:
         ranks: bool = False,
         is_split: bool = False,
     ) -> list[tuple[str, list[tuple[str, RecordedRun, int]]]]:
-        """Returns the groups of `/api/band`: a label, and members: id, run and rank.
+        """Returns the groups of `/api/band`: labels and members; a member is id, run and rank.
 
         Args:
-            runs: id and run.
-            groups: columns: runs with the same values are a group.
-            over: a hyperparameter: runs alike in all others are a group.
+            runs: ids and runs.
+            groups: columns; runs with the same values form a group.
+            over: a hyperparameter; runs that are equal in all others form a group.
             ranks: whether each run is a group of its ranks.
-            is_split: whether runs are grouped by all hyperparameters in which they differ, but for seeds,
+            is_split: whether to group runs by all hyperparameters in which they differ, except for seeds,
                 hosts and paths.
 
         Raises:
-            ValueError: none or several of these are given.
+            ValueError: none of these, or several, are given.
             UsageError: unknown column.
         """
         if (bool(groups), bool(over), ranks, is_split).count(True) != 1:
@@ -476,7 +476,7 @@ class Catalog:
         if ranks:
             return [(run.name, [(run_id, run, rank) for rank in run.ranks()]) for run_id, run in runs]
         now = self.clock()
-        # The labels of groups say the names where they were not chosen.
+        # Labels include the names of the columns, unless the user chose them.
         is_named = not groups
         fields = self._checked([*groups, *([over] if over else [])])
         if is_named:
@@ -517,8 +517,8 @@ class Catalog:
         """Writes the edits of `PATCH /api/runs/ID`, and returns the row.
 
         Raises:
-            ValueError: a field is unknown or of a wrong type.
-            EditError: the edit cannot be written, or was based on what is there no more.
+            ValueError: a field is unknown or has a wrong type.
+            EditError: the edit cannot be written, or was based on outdated values.
             RunNotFoundError: there is no such run.
         """
         names = {"tags": "tags", "note": "notes", "archived": "archived", "name": "display_name"}
@@ -541,7 +541,7 @@ class Catalog:
 
     def _where(self, view: RunView) -> str | None:
         if where := view.where.strip():
-            # By itself first, so that a message shows the filter as it was written.
+            # Parsed alone first, so that an error shows the filter as the user wrote it.
             names = {"hparams": self.runs.hparam_names, "summary": self.runs.metric_names}
             parse_filter(where, self.clock(), lambda group: names[group]())
         return view.filter()
@@ -549,7 +549,7 @@ class Catalog:
     # Saved views.
 
     def views(self) -> dict[str, Any]:
-        """Returns the answer of `/api/views`, in which runs have the ids of the page."""
+        """Returns the answer of `/api/views`, with the page's ids of runs."""
         views = read_views(self.runs.roots[0]) if self.runs.roots else {}
         if any(fields.get(name) for fields in views.values() for name in _RUNS_OF_VIEW):
             ids = {record.run_id: self.id_of(record) for record in self.runs.records(archived=None)}
@@ -557,7 +557,7 @@ class Catalog:
         return {"views": views}
 
     def save_views(self, changes: Mapping[str, Any]) -> dict[str, Any]:
-        """Saves views by name, or removes those that are None; returns all.
+        """Saves views by name, or removes a view if its value is None; returns all views.
 
         Raises:
             ValueError: a name or a field cannot be saved.
@@ -584,10 +584,10 @@ class Catalog:
 
 
 def statistics_of(run: RecordedRun) -> Mapping[str, MetricSummary]:
-    """Returns the statistics of metrics; only last values where all rows of a large run had to be read."""
+    """Returns the statistics of metrics; only last values if that would read all rows of a large run."""
     path = run.record.path
     if run.copy is not None and is_terminal(run.status):
-        # Its last documents say all, and its rows need not come for a table.
+        # Its documents are enough for a table; its rows need not be downloaded.
         return summary_of(path, 0)
     state = state_of(path / metrics_name(0))
     if state is None or state.st_size <= _MAX_COMPUTED_BYTES or state_of(path / SUMMARY) is not None:
@@ -599,7 +599,7 @@ def statistics_of(run: RecordedRun) -> Mapping[str, MetricSummary]:
 
 
 def state_of(path: Path) -> os.stat_result | None:
-    """Returns the state of a file or folder, and not of what a link leads to; None if there is none."""
+    """Returns the state of a file, folder or link, without following the link; None if there is none."""
     try:
         return path.stat(follow_symlinks=False)
     except (OSError, ValueError):
@@ -626,7 +626,7 @@ def _cell_of(record: RunRecord, name: str, now: float, statistics: Mapping[str, 
 
 
 def _kind_of(name: str, records: Sequence[RunRecord]) -> str:
-    """Returns the kind of a column: of its field, or of the values that some runs have."""
+    """Returns the kind of a column, from its field or from the values of some runs."""
     if name in FIELDS:
         return {"texts": "tags"}.get(FIELDS[name].type, FIELDS[name].type)
     group, _, rest = name.partition(".")
@@ -648,7 +648,7 @@ def _check_edit(name: str, value: Any) -> None:
 
 
 def _with_ids(fields: Mapping[str, Any], id_of: Callable[[str], str | None]) -> dict[str, Any]:
-    """Returns the fields of a view with other ids of its runs, without the runs that are gone."""
+    """Returns the fields of a view with the ids of its runs replaced, without the runs that are gone."""
     lists = {name: fields[name] for name in _RUNS_OF_VIEW if isinstance(fields.get(name), list)}
     return {
         **fields,

@@ -22,7 +22,7 @@ _log = logging.getLogger("destinations")
 
 _LOOK_SECONDS = 1.0
 _ASKED_SECONDS = 60.0
-# A scan of very many runs may take a twentieth of one processor.
+# Scans use at most a twentieth of one processor, however many runs there are.
 _SCAN_SECONDS = 2.0
 _SCAN_SHARE = 20
 _MAX_VERSIONS = 1000
@@ -38,14 +38,14 @@ class _Change:
 
 
 class Changes:
-    """Numbered versions of the data that pages show, and what changed between them.
+    """Numbered versions of the data that pages show, and the changes between them.
 
-    **Threading.** Any thread may call any method; `wait` belongs to an event loop. The thread that looks
-    starts with the first call of `wait`, sleeps while no page asks, and ends with `close`.
+    **Threading.** Any thread may call any method; `wait` belongs to an event loop. The scanning thread starts
+    with the first call of `wait`, sleeps while no page asks, and ends with `close`.
 
     Args:
         catalog: the runs.
-        cache: the columns that are shown.
+        cache: the columns that pages show.
         clock: returns monotonic seconds.
     """
 
@@ -55,7 +55,7 @@ class Changes:
         self._catalog = catalog
         self._cache = cache
         self._clock = clock
-        # Tells the versions of this server from those of an earlier one.
+        # Distinguishes this server's versions from an earlier server's.
         self._name = secrets.token_hex(4)
         self._lock = threading.Lock()  # Guards everything down to `_waiters`.
         self._version = 0
@@ -63,7 +63,7 @@ class Changes:
         self._watched: dict[str, float] = {}
         self._asked_at = float("-inf")
         self._waiters: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
-        # Belong to the look, of which there is one at a time.
+        # Serializes calls of `look`, which alone writes the attributes down to `_rows`.
         self._looking = threading.Lock()
         self._known: dict[Path, Hashable] = {}
         self._alive: set[Path] = set()
@@ -123,7 +123,7 @@ class Changes:
             self._start()
             if (found := self.since(version)) is not None:
                 return found
-            # A server that ends answers at once: a request that waited would be cancelled in the middle.
+            # During shutdown, answer at once: the server would cancel a waiting request midway.
             if not self._is_closed:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(event.wait(), seconds)
@@ -185,7 +185,7 @@ class Changes:
         is_first = not self._known and self._version == 0
         known = self._known
         if now >= self._next_scan and catalog.runs.roots:
-            # What a store takes to answer, this machine does not work for.
+            # `seconds` excludes the time a store takes to answer, which costs no processor time here.
             took = catalog.runs.scan().seconds
             known = catalog.runs.fingerprints()
             self._next_scan = now + max(_SCAN_SECONDS, _SCAN_SHARE * took)
@@ -193,7 +193,7 @@ class Changes:
         previous, self._known = self._known, known
         was_alive, self._alive = self._alive, alive
         if is_first and not previous:
-            # What there is at the first look is what the first answers show, or newer.
+            # The first answers already show the runs found by the first look.
             return {}, bool(known)
         changed = {path for path, state in known.items() if previous.get(path) != state}
         changed |= alive ^ was_alive
@@ -208,7 +208,7 @@ class Changes:
         return runs, bool(changed or gone)
 
     def _what(self, path: Path) -> dict[str, bool]:
-        """Returns what is told of a changed run; "order" where it may have another place in a view."""
+        """Returns what changed in a run; "order" if its place in a view may have changed."""
         record = self._catalog.record_at(path)
         standing = None if record is None else (record["status"], record["archived"], record["name"])
         is_known = standing is not None and self._standing.get(path) == standing
@@ -216,7 +216,7 @@ class Changes:
         return {"record": True} if is_known else {"record": True, "order": True}
 
     def _changed_rows(self, changed_runs: Collection[str]) -> list[str]:
-        """Returns the shown runs that have other rows; looks at live ones, and those that changed."""
+        """Returns the shown runs with new or changed rows; checks only live and changed runs."""
         with self._lock:
             horizon = self._clock() - _ASKED_SECONDS
             self._watched = {

@@ -29,11 +29,12 @@ __all__ = ["AXES", "Axis", "ChartReader", "Rows", "pieces_of", "rows_of", "rows_
 
 AXES = ("step", "epoch", "time", "relative")
 _METRIC_AXIS = "metric:"
-# What the cursor of a further writer of a metric begins with.
+# The prefix of a cursor of a metric's second writer and later ones.
 _FURTHER = "&"
 _MAX_BRANCHES = 100
 _PIECE_BYTES = 8 << 20
-# Of one answer; the others wait for their turn outside, so that a small answer does not wait for a large one.
+# The most runs of one answer in the pool; the rest waits outside, so that a large answer doesn't delay a
+# small one.
 _SUBMITTED = 8
 
 Item = TypeVar("Item")
@@ -47,8 +48,8 @@ class Axis:
     Attributes:
         kind: one of `AXES`, or "metric".
         metric: the name of the metric, for "metric".
-        start: of the part that is shown; None for the beginning.
-        end: of the part that is shown; None for the end.
+        start: where the shown part starts; None for the beginning.
+        end: where the shown part ends; None for the end.
     """
 
     kind: str = "step"
@@ -82,18 +83,18 @@ class Axis:
 
 @attrs.frozen(eq=False)
 class Rows:
-    """The values of a metric with their places on an axis.
+    """The values of a metric with their positions on an axis.
 
     Attributes:
         x: `(n,)`.
         y: float64 `(n,)`.
-        token: another one where earlier values are gone or may have changed.
-        error: why they cannot be read; there are none then.
-        is_missing: whether that is because there is no such metric.
-        late: how many values of a named writer came after one with a greater x; all are in the order of x.
-        spans: what each value stands for in a long run, where it may be the mean of a thousand; else None.
-        entries: of the leading values, which entries of the indexes of closed parts they are of.
-        within: returns the values themselves of some of these; to be called for few of them.
+        token: changes if earlier values are gone or may have changed.
+        error: why the values cannot be read; then there are none.
+        is_missing: whether the metric does not exist.
+        late: the number of values of a named writer that came after a greater x; all are sorted by x.
+        spans: the span of each value in a long run, where a value may be the mean of a thousand; else None.
+        entries: the index entries of closed parts that the leading values come from.
+        within: returns the single values of some entries; call it for few of them.
     """
 
     x: Array = attrs.field(factory=lambda: np.empty(0))
@@ -113,7 +114,7 @@ class Rows:
 
 
 class Entry(NamedTuple):
-    """An entry of the index of a closed part: the place of the part, its own, and the bytes of its rows."""
+    """An index entry of a closed part: the number of the part, its place in the index, and its bytes."""
 
     part: int
     place: int
@@ -126,10 +127,10 @@ class ChartReader:
     **Threading.** Any thread may call any method.
 
     Args:
-        threads: that read. Much of the reading is numpy's, which lets other threads run.
+        threads: the number of reading threads. Much of the reading is in numpy, which lets other threads run.
 
     Attributes:
-        cache: the columns that were read.
+        cache: the cached columns.
     """
 
     def __init__(self, threads: int = min(4, os.cpu_count() or 1)) -> None:
@@ -151,22 +152,22 @@ class ChartReader:
         cursors: Sequence[str] = (),
         branches: bool = False,
     ) -> list[dict[str, Any]]:
-        """Returns the series of `/api/series`, the metrics of one run after another, each of all its writers.
+        """Returns the series of `/api/series`: run by run and metric by metric, one series per writer.
 
         Args:
-            runs: id and run; None for one that is not there.
-            metrics: their names.
+            runs: ids and runs; None for a missing run.
+            metrics: names of the metrics.
             axis: the x axis.
-            points: the largest number of points of a series.
-            rank: of the rows.
-            cursors: of the series that are no branches, in this order, of an earlier answer; may be fewer.
-                Those of further writers of a metric begin with "&".
+            points: the maximum number of points of a series.
+            rank: the rank that wrote the rows.
+            cursors: the cursors of an earlier answer, in the order of its series without branches; may be
+                fewer. The cursor of a metric's second writer, and of later ones, begins with "&".
             branches: whether to return abandoned branches too, each after its series; only without cursors.
 
         Raises:
-            BudgetError: none of the runs could be read. Where some could, the others have an error.
+            BudgetError: none of the runs could be read in time. If some could, the others have an error.
         """
-        # Charts are asked for one by one: those that wait are read in the same pass over a run.
+        # The page requests charts one by one; announced metrics are read in the same pass over a run.
         streams = {run_id: _streams_of(run) for run_id, run in runs}
         for stream in itertools.chain.from_iterable(streams.values()):
             self.cache.announce(stream.run_dir, rank, [*metrics, *axis.columns], stream.writer)
@@ -207,7 +208,7 @@ class ChartReader:
         return answers
 
     def _map(self, read: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
-        """Reads in the threads, within the budget of the caller; a few wait there, for others come too."""
+        """Reads items in the pool, within the caller's budget; queues only a few, so others get a turn."""
         waiting: deque[Future[Result]] = deque()
         for item in items:
             waiting.append(self._pool.submit(contextvars.copy_context().run, read, item))
@@ -224,13 +225,13 @@ class ChartReader:
         *,
         points: int,
     ) -> list[dict[str, Any]]:
-        """Returns the bands of `/api/band`, each with its place among the groups, the same for all metrics.
+        """Returns the bands of `/api/band`, each with the number of its group, the same for all metrics.
 
         Args:
-            groups: label and members: id, run and rank.
-            metric: its name.
+            groups: labels and members; a member is id, run and rank.
+            metric: the name of the metric.
             axis: the x axis.
-            points: the largest number of points of a band.
+            points: the maximum number of points of a band.
         """
 
         def read(member: tuple[str, RecordedRun, int]) -> Rows:
@@ -245,7 +246,7 @@ class ChartReader:
             kept = [member for member, one in zip(members, found, strict=True) if one.error is None]
             errors = [one.error for one in found if one.error is not None]
             if rows:
-                # Of huge values.
+                # Huge values overflow.
                 with np.errstate(over="ignore", invalid="ignore"):
                     band = _band(kept, rows, axis, points)
                 bands.append({"label": label, "number": number, **band, "errors": errors})
@@ -255,9 +256,9 @@ class ChartReader:
 def rows_of(
     cache: ColumnCache, run: RecordedRun | None, metrics: Sequence[str], axis: Axis, rank: int
 ) -> list[Rows]:
-    """Returns the values of metrics of a run, or for each why it cannot be read.
+    """Returns the values of each metric of a run, or the reason why it cannot be read.
 
-    Of a metric that several writers have, those of the trainer, else those of the first that has it.
+    If several writers have a metric, the trainer's values are returned, or else the first writer's.
     """
     return [rows for (_, rows), *_ in rows_of_writers(cache, run, metrics, axis, rank)]
 
@@ -270,18 +271,18 @@ def rows_of_writers(
     rank: int,
     streams: Sequence[Stream] | None = None,
 ) -> list[list[tuple[str, Rows]]]:
-    """Returns the values of metrics by the writers that have them, each with its name.
+    """Returns (writer, values) pairs for each metric, one pair for each writer that has it.
 
-    Of a metric that nobody has, one entry says why. A named writer that cannot be read is left out, which the
-    record of the run says.
+    If no writer has a metric, a single entry has the error. A named writer that cannot be read is left out;
+    the record of the run reports it.
 
     Args:
-        cache: of their columns.
-        run: None for one that is not there.
-        metrics: their names.
+        cache: the cache of columns.
+        run: the run; None if it is gone.
+        metrics: names of the metrics.
         axis: the x axis.
-        rank: of the rows.
-        streams: of the run, if they are known.
+        rank: the rank that wrote the rows.
+        streams: the streams of the run, if known.
     """
     if run is None:
         return [[(TRAINER, Rows(error="this run is not there any more."))]] * len(metrics)
@@ -302,14 +303,14 @@ def rows_of_writers(
 
 
 def _streams_of(run: RecordedRun | None) -> list[Stream]:
-    """Returns the streams of a run; none of a run of a dataset, which has no files of its own."""
+    """Returns the streams of a run; none for a run in a dataset, which has no files of its own."""
     return streams_of(run.path) if type(run) is RecordedRun else []
 
 
 def _rows_of_stream(
     cache: ColumnCache, run: RecordedRun, stream: Stream, metrics: Sequence[str], axis: Axis, rank: int
 ) -> list[Rows]:
-    """Returns the values of metrics of one writer, or for each why it cannot be read."""
+    """Returns the values of each metric of one writer, or the reason why it cannot be read."""
     names = [*metrics, *axis.columns]
     try:
         frame = cache.read(run.path, rank, names, with_time=axis.has_time, writer=stream.writer)
@@ -326,14 +327,14 @@ def _rows_of_stream(
 
 
 def _in_order(rows: Rows, axis: Axis) -> Rows:
-    """Returns the values of a named writer, whose steps may come in any order, in that of the axis."""
+    """Returns the values of a named writer sorted by x; it may log steps in any order."""
     if rows.spans is not None or axis.kind not in {"step", "epoch"} or not len(rows.x):
         return rows
     late = int(np.count_nonzero(rows.x < np.maximum.accumulate(rows.x)))
     if not late:
         return rows
     order = np.argsort(rows.x, kind="stable")
-    # What comes in order is behind all others; where one more is late, the places of others have changed.
+    # Values in order are appended at the end. A late value moves others, so it changes the token.
     return attrs.evolve(rows, x=rows.x[order], y=rows.y[order], token=f"{rows.token}+{late}", late=late)
 
 
@@ -376,7 +377,7 @@ def _rows_of_frame(frame: MetricRows, metric: str, axis: Axis, began_at: float |
 
 
 def _with_closed(frame: MetricRows, column: str, axis: Axis, began_at: float | None, live: Rows) -> Rows:
-    """Returns the rows behind those of closed parts, of which each stands for an entry of the index."""
+    """Returns one value for each index entry of the closed parts, followed by the live rows."""
     fields, firsts, lasts, entries = [], [], [], []
     x_column = frame.column(axis.columns[0]) if axis.columns else None
     for number, one in enumerate(frame.closed):
@@ -427,9 +428,9 @@ def _with_closed(frame: MetricRows, column: str, axis: Axis, began_at: float | N
 
 
 def _own_steps(of_column: Array, first: Array, last: Array) -> tuple[Array, Array]:
-    """Returns first and last step of a metric in each entry, given those of its rows.
+    """Returns the first and last step of a metric in each entry; `first` and `last` belong to its rows.
 
-    They are others where it has one value there, or is logged with steps of its own, such as the epoch.
+    The steps differ if the metric has one value in the entry, or has its own steps, such as the epoch.
     """
     steps = of_column[[OF_COLUMN.index("min_step"), OF_COLUMN.index("max_step")]]
     low, high = np.fmin(*steps), np.fmax(*steps)
@@ -441,7 +442,7 @@ def _own_steps(of_column: Array, first: Array, last: Array) -> tuple[Array, Arra
 def _extent_of(
     one: ClosedPart, axis: Axis, began_at: float | None, x_column: str | None
 ) -> tuple[Array, Array]:
-    """Returns the first and last x of each entry of a closed part; NaN where there is none."""
+    """Returns the first and last x of each entry of a closed part; NaN if an entry has none."""
     match axis.kind:
         case "step":
             return np.asarray(one.index.of_rows("first_step")), np.asarray(one.index.of_rows("last_step"))
@@ -480,7 +481,7 @@ def _rows_of_block(frame: MetricRows, column: str, axis: Axis, began_at: float |
 
 
 def _steps(step: Array, present: Array) -> tuple[Array, Array]:
-    """Returns steps; the number of the value where no value of the metric has a step."""
+    """Returns the steps and which are known; counts the values if no value of the metric has a step."""
     is_known = step != MISSING_STEP
     if not (is_known & present).any():
         return np.cumsum(present) - 1, np.ones(len(step), np.bool_)
@@ -488,14 +489,14 @@ def _steps(step: Array, present: Array) -> tuple[Array, Array]:
 
 
 def _filled(values: Array, present: Array) -> tuple[Array, Array]:
-    """Returns the last finite value at or before each row, and where there is one."""
+    """Returns the last finite value at or before each row, and which rows have one."""
     is_known = present & np.isfinite(values)
     places = np.maximum.accumulate(np.where(is_known, np.arange(len(values)), -1)) if len(values) else values
     return values[places.astype(np.intp)], places >= 0
 
 
 def _rows_of_run(run: RecordedRun, metric: str, axis: Axis, rank: int) -> list[tuple[str, Rows]]:
-    """Returns the values of a metric of a run that has no folder of its own, such as one of a dataset."""
+    """Returns the values of a metric of a run without a folder, such as a run in a dataset."""
     try:
         every = run.series(metric, rank).by_writer()
         return [(writer, _rows_of_series(run, one, axis)) for writer, one in every.items()]
@@ -519,7 +520,7 @@ def _rows_of_series(run: RecordedRun, found: Series, axis: Axis) -> Rows:
 
 
 def series_answer(rows: Rows, axis: Axis, points: int, cursor: str = "") -> dict[str, Any]:
-    """Returns the points of a series of `/api/series`, or why it cannot be read."""
+    """Returns the points of a series of `/api/series`, or the reason why it cannot be read."""
     start = _place_after(cursor, rows, points)
     if start is not None:
         shown = Rows(rows.x[start:], rows.y[start:])
@@ -541,7 +542,7 @@ def series_answer(rows: Rows, axis: Axis, points: int, cursor: str = "") -> dict
 
 
 def _closer(rows: Rows, axis: Axis) -> Rows:
-    """Returns the values themselves where few enough are shown, else the rows as they are."""
+    """Returns the single values if few enough are shown, else the rows unchanged."""
     assert rows.spans is not None  # noqa: S101  # the caller has looked
     places, _ = window(rows.x, axis.start, axis.end, rows.spans.until)
     closed = places[places < len(rows.entries)]
@@ -557,18 +558,18 @@ def _closer(rows: Rows, axis: Axis) -> Rows:
 
 
 def pieces_of(rows: Rows) -> Iterator[Rows]:
-    """Yields the values themselves in the order of logging; of a long run, those of some megabytes at a time.
+    """Yields single values in the order of logging; for a long run, some megabytes at a time.
 
     Raises:
         OSError: a part cannot be read.
-        BudgetError: it takes too long.
+        BudgetError: reading takes too long.
     """
     chosen: list[Entry] = []
     size, limit = 0, 1
     for entry in rows.entries:
         chosen.append(entry)
         size += entry.nbytes
-        # Most metrics of two runs differ at once.
+        # Start small: most metrics of two runs differ from the start.
         if size >= limit:
             yield rows.within(chosen)
             chosen, size, limit = [], 0, min(2 * size, _PIECE_BYTES)
@@ -578,12 +579,12 @@ def pieces_of(rows: Rows) -> Iterator[Rows]:
 
 
 def _place_after(cursor: str, rows: Rows, points: int) -> int | None:
-    """Returns the place of the first value that the reader does not have; None if it has to read all."""
+    """Returns the index of the first value that the client lacks; None if it needs all of them."""
     token, _, count = cursor.rpartition(":")
     if token != rows.token or not count.isdecimal():
         return None
     new = rows.count - int(count)
-    # The last values are those of the live file, each by itself.
+    # Only the values of the live file, at the end, are single values.
     return len(rows.y) - new if 0 <= new <= min(points, len(rows.y) - len(rows.entries)) else None
 
 
@@ -601,7 +602,7 @@ def _band(
     curves = [_between(one, axis) for one in rows]
     grid = _grid([x for x, _ in curves], points)
     spend(3 * 8 * len(curves) * len(grid))
-    # Of the values that a point of the grid stands for: their mean, min and max.
+    # The mean, min and max of the values that each point of the grid stands for.
     tables = np.array([_resampled(x, found, grid) for x, found in curves]).reshape(len(curves), 3, len(grid))
     is_there = ~np.isnan(tables[:, 0]).all(axis=0)
     grid, (table, low, high) = grid[is_there], tables[:, :, is_there].swapaxes(0, 1)
@@ -623,7 +624,7 @@ def _band(
 
 
 def _between(rows: Rows, axis: Axis) -> tuple[Array, Array]:
-    """Returns the part of the axis that is shown, ascending: x, and mean, min, max and count `(4, n)`."""
+    """Returns the shown part of the axis, ascending: x, and mean, min, max and count `(4, n)`."""
     keep = np.isfinite(rows.y)
     spans, one = rows.spans, np.ones(len(rows.y))
     low, high, count = (rows.y, rows.y, one) if spans is None else (spans.low, spans.high, spans.finite)
@@ -637,16 +638,16 @@ def _between(rows: Rows, axis: Axis) -> tuple[Array, Array]:
 
 
 def _grid(axes: Sequence[Array], points: int) -> Array:
-    """Returns the places of a band: those of the values if there are few, else evenly spaced ones."""
+    """Returns the x values of a band: all x of the runs if they are few, else evenly spaced ones."""
     places = np.unique(np.concatenate([*axes, np.empty(0)]))
     return places if len(places) <= points else np.linspace(places[0], places[-1], points)
 
 
 def _resampled(x: Array, found: Array, grid: Array) -> Array:
-    """Returns mean, min and max `(3, places)` of the values nearest to each place, interpolated between."""
+    """Returns mean, min and max `(3, n)` of the values nearest to each grid point, interpolated between."""
     if not len(x):
         return np.full((3, len(grid)), np.nan)
-    # In the order of x, so that the values of a place follow one another.
+    # x is ascending, so the values of a grid point are adjacent.
     cells = np.searchsorted((grid[1:] + grid[:-1]) / 2, x)
     starts = np.flatnonzero(np.diff(cells, prepend=-1))
     mean, low, high, count = found

@@ -1,7 +1,7 @@
-"""The metrics of runs as columns in memory, of which only new rows are read again.
+"""A cache of the metrics of runs, as columns in memory; each read adds only new rows.
 
-The rows of a CSV are kept; those still in the journal are few and are read on each call. Memory is bounded:
-the columns of the runs that were asked for least recently are dropped.
+The cache keeps the rows of a CSV. Rows still in the journal are few and are read on each call. Memory is
+bounded: the columns of the least recently read runs are dropped.
 
 **Threading.** Any thread may call any method; calls for the same run take turns.
 """
@@ -36,12 +36,12 @@ Array = np.ndarray[Any, np.dtype[Any]]
 _Key = tuple[Path, str, int]
 
 MAX_HELD_BYTES = 64 << 20
-"""The rows of larger closed parts are not held, nor read at once: charts take their indexes."""
+"""The rows of larger closed parts are neither cached nor read at once; charts use their indexes."""
 _CACHE_BYTES = 256 << 20
 _FIRST_ROWS = 1024
-# Of a smaller file, all columns are read at once: to open it and to parse the others takes as long.
+# All columns of a smaller file are read at once: opening it again takes as long as parsing the other columns.
 _WHOLE_BYTES = 1 << 20
-# Of the index of a part, until others are asked for: 64 bytes for each thousand rows.
+# The most index columns of a part that stay cached: 64 bytes each for a thousand rows.
 _HELD_COLUMNS = 64
 _MAX_BRANCH_BYTES = 256 << 20
 
@@ -51,12 +51,11 @@ class MetricRows:
     """Rows of a rank, with some of its metrics.
 
     Attributes:
-        block: the rows, less those of `closed`; `columns` has those of the wanted metrics that exist, by
-            column.
+        block: the rows, without the rows of `closed`; `columns` has the wanted metrics that exist, by column.
         known: all metrics of the rank, in the order of first appearance.
-        token: another one where rows that were there before are gone or may have changed; rows are only
-            added while it is the same.
-        closed: the parts whose rows are not in `block`, because there are too many: their indexes are here.
+        token: changes if earlier rows are gone or may have changed; while it stays the same, rows are only
+            added.
+        closed: the parts with too many rows for `block`; charts use their indexes.
     """
 
     block: Block
@@ -74,12 +73,12 @@ class ClosedPart:
     """A closed part of a long run, with its index.
 
     Attributes:
-        part: where it is.
+        part: its location.
         header: its first line.
-        nbytes: of the CSV that it was: its rows take as much memory, more or less.
-        names: of its metrics.
-        columns: of its index, as it is on the disk.
-        index: of its rows, and of the columns that were asked for.
+        nbytes: the size of the CSV that it was made from; its rows take about as much memory.
+        names: the names of its metrics.
+        columns: the columns of its index on the disk.
+        index: the index of its rows, and of the columns read so far.
     """
 
     part: Part
@@ -91,7 +90,7 @@ class ClosedPart:
 
     @classmethod
     def of(cls, part: Part, before: "ClosedPart | None") -> "ClosedPart":
-        """Opens a part; `before` is another one, of which what is the same is not held twice."""
+        """Opens a part. It shares equal names and columns with `before`, another part, to save memory."""
         with contextlib.closing(part.open()) as file:
             index = file.packed.index(())
             if before is not None and before.header == file.header:
@@ -101,7 +100,7 @@ class ClosedPart:
             return cls(part, file.header, file.end, names, columns, index)
 
     def indexing(self, columns: Sequence[str]) -> "ClosedPart":
-        """Returns the part with the index of these columns; the one of a wide part is not read at once."""
+        """Returns the part with the index of these columns; the index of a wide part isn't read whole."""
         held = self.index.columns
         missing = [name for name in columns if name in self.columns and name not in held]
         if not missing:
@@ -115,7 +114,7 @@ class ClosedPart:
         """Yields the rows of some entries of the index.
 
         Raises:
-            OSError: it cannot be read.
+            OSError: the part cannot be read.
         """
         with contextlib.closing(self.part.open()) as file:
             start, end = entries.start * ENTRY_ROWS, entries.stop * ENTRY_ROWS
@@ -133,7 +132,7 @@ class ColumnCache:
         self._limit_bytes = limit_bytes
         self._lock = threading.Lock()  # Guards everything below.
         self._ranks: OrderedDict[_Key, _RankColumns] = OrderedDict()
-        # Of each, as of its last read, and of all.
+        # The bytes of each rank at its last read, and their sum.
         self._sizes: dict[_Key, int] = {}
         self._total = 0
 
@@ -150,10 +149,10 @@ class ColumnCache:
 
         Args:
             run_dir: the folder of the run.
-            rank: of the rows.
-            names: of metrics; "epoch" is the epoch. Those that do not exist are left out.
+            rank: the rank that wrote the rows.
+            names: names of metrics; "epoch" is the epoch. Missing ones are left out.
             with_time: whether the times of the rows are needed; otherwise they may be NaN.
-            writer: of the rows; "" for the trainer.
+            writer: the writer of the rows; "" for the trainer.
 
         Raises:
             OSError: a file cannot be read.
@@ -177,7 +176,7 @@ class ColumnCache:
             return held
 
     def rows(self, run_dir: Path) -> Hashable:
-        """Returns a value that changes with the rows of the ranks that are held; None if none is."""
+        """Returns a value that changes with the rows of the cached ranks; None if none is cached."""
         with self._lock:
             held = [one for (folder, _, _), one in self._ranks.items() if folder == run_dir]
         return tuple(one.extent() for one in held) or None
@@ -207,7 +206,7 @@ class ColumnCache:
                 if key != newest:
                     self._drop(key)
             if self._total > self._limit_bytes and newest in self._ranks:
-                # One run alone is larger: what was not asked for just now is dropped.
+                # One run alone exceeds the limit: drop all columns except the ones just read.
                 self._ranks[newest].keep(frame.block.columns)
                 self._weigh(newest)
 
@@ -247,12 +246,12 @@ class _RankColumns:
 
     def __init__(self, run_dir: Path, rank: int) -> None:
         self._reader = RankReader(run_dir, rank)
-        self._lock = threading.Lock()  # Guards everything but `_announced`, which only grows by whole sets.
+        self._lock = threading.Lock()  # Guards everything but `_announced`, a set that is replaced whole.
         self._announced: frozenset[str] = frozenset()
-        # What was there when the time of an answer was over, and for how long it had been read.
+        # After a read that ran out of time: the extent of the rows then, and the seconds spent.
         self._tried: tuple[Hashable, float] | None = None
         self._closed: dict[Part, ClosedPart] = {}
-        # What the last read found: of which file, its metrics, and the parts that it did not hold.
+        # From the last read: the stamp of the files, the metrics, and the parts that it did not cache.
         self._stamp: Hashable = None
         self._known: list[str] = []
         self._shown_closed: tuple[ClosedPart, ...] = ()
@@ -264,10 +263,10 @@ class _RankColumns:
 
     def _drop_rows(self) -> None:
         self._reader.cursor = Cursor()
-        # Of the file of another program.
+        # The size of a CSV that another program writes.
         self._csv_bytes = 0
         self._step = _Growing(np.int64)
-        # None until it is needed.
+        # None until a chart needs times.
         self._time: _Growing | None = None
         self._columns: dict[str, tuple[_Growing, _Growing]] = {}
 
@@ -283,7 +282,7 @@ class _RankColumns:
             self._columns = {name: pair for name, pair in self._columns.items() if name in columns}
 
     def extent(self) -> Hashable:
-        """Returns a value that changes when there are other rows."""
+        """Returns a value that changes when the rows change."""
         return self._reader.extent()
 
     def announce(self, names: Sequence[str]) -> None:
@@ -326,14 +325,14 @@ class _RankColumns:
                 dict.fromkeys([*(n for one in closed for n in one.names), *metric_columns(open_part)])
             )
             wanted = _columns_of(names, known)
-            # One that is announced between these two lines is read when it is asked for.
+            # A metric that is announced between these two lines is read when it is needed.
             announced, self._announced = self._announced, frozenset()
             try:
                 is_small = not snapshot.parts and snapshot.csv.end <= _WHOLE_BYTES
                 every = _columns_of([*names, *(known if is_small else announced)], known)
                 self._update(look, every, with_time=with_time, closed=self._index_closed(closed, every))
             except BaseException:
-                self._clear()  # Some columns may have rows that others do not have.
+                self._clear()  # Some columns may have more rows than others.
                 raise
             block = self._block(wanted)
             if rows := snapshot.journal_rows():
@@ -341,7 +340,7 @@ class _RankColumns:
             return self._rows(block)
 
     def _update_closed(self, snapshot: MetricsSnapshot) -> tuple[ClosedPart, ...]:
-        """Returns the closed parts if there are so many that their rows are not held, else none."""
+        """Returns the closed parts if they are too large to cache their rows, else none."""
         held, self._closed, before = self._closed, {}, None
         for part in (*snapshot.inherited, *snapshot.parts):
             self._closed[part] = before = held.get(part) or ClosedPart.of(part, before)
@@ -358,18 +357,18 @@ class _RankColumns:
     def _update(
         self, look: Look, wanted: Sequence[str], *, with_time: bool, closed: tuple[ClosedPart, ...]
     ) -> None:
-        """Reads new rows, for all columns that are held; all rows, for the others."""
+        """Reads new rows of all cached columns, and all rows of the other columns."""
         csv = look.snapshot.csv
         before, self._shown_closed = self._shown_closed, closed
         is_same = [one.part for one in before] == [one.part for one in closed]
-        # Another program may change what it has written, or rename the columns in the middle.
+        # Another program may change earlier rows, or rename columns in the middle of the file.
         is_foreign = not csv.is_own and csv.size != self._csv_bytes
         self._csv_bytes = csv.size
         if not (is_same and look.is_continued) or is_foreign:
             wanted = [*dict.fromkeys([*self._columns, *wanted])]
             with_time = with_time or self._time is not None
             if look.is_continued and not is_foreign:
-                self._drop_rows()  # They are in a part that was closed.
+                self._drop_rows()  # The rows have moved to a closed part.
             else:
                 self._clear()
             look = Look(look.snapshot, self._reader.cursor)
@@ -386,7 +385,7 @@ class _RankColumns:
         added = {name: (_Growing(np.float64), _Growing(np.bool_)) for name in names}
         step: _Growing | None = None
         if not self._columns:
-            # Without columns, the rows were not kept up to date.
+            # Without columns, steps and times were not updated either.
             with_time = with_time or self._time is not None
             step = self._step = _Growing(np.int64)
         time = _Growing(np.float64) if with_time else None
@@ -410,7 +409,7 @@ def _read_into(
     step: "_Growing | None",
     time: "_Growing | None",
 ) -> None:
-    """Appends the rows of files, each from a place on, to columns, and to steps and times where wanted."""
+    """Appends the rows of files, each from its start position, to columns, and to steps and times if any."""
     blocks = (
         _within_budget(blocks_of(csv, list(columns), start=start, with_time=time is not None))
         for csv, start in pieces
@@ -466,7 +465,7 @@ class _Growing:
     def append(self, values: Array) -> None:
         size = self._size + len(values)
         if size > len(self._array):
-            # Rows before the end are never written again, so views of the old array stay right.
+            # Rows before the end never change, so views of the old array stay valid.
             larger = np.empty(max(size, len(self._array) * 3 // 2, _FIRST_ROWS), self._array.dtype)
             larger[: self._size] = self._array[: self._size]
             self._array = larger

@@ -22,10 +22,10 @@ class Curve:
 
     Attributes:
         x: `(points,)`.
-        y: float64 `(points,)`; the mean of the finite values that a point stands for; NaN if there is none.
+        y: float64 `(points,)`; the mean of the finite values that a point represents; NaN if there is none.
         low: their min, float64 `(points,)`; None where no values are merged.
         high: their max.
-        merged: how many consecutive values a point stands for, at most.
+        merged: the maximum number of consecutive values per point.
         nan: x of values that are NaN, the first thousand.
         inf: x of infinite values, the first thousand.
     """
@@ -41,14 +41,14 @@ class Curve:
 
 @attrs.frozen(eq=False)
 class Spans:
-    """Values that stand for several consecutive ones, of which a y is the mean.
+    """Spans of consecutive values; each y is the mean of its span.
 
     Attributes:
-        count: how many, int64 `(n,)`, at least 1.
-        finite: how many of them are finite.
-        low: their min, float64 `(n,)`; NaN where none is finite.
+        count: the number of values in each span, int64 `(n,)`, at least 1.
+        finite: the number of finite values.
+        low: their min, float64 `(n,)`; NaN if none is finite.
         high: their max.
-        until: x of the last of them `(n,)`; where a y is a value itself, its x.
+        until: the x of the last value `(n,)`; for a span of a single value, its x.
     """
 
     count: Array
@@ -58,7 +58,7 @@ class Spans:
     until: Array
 
     def at(self, places: Any) -> "Spans":
-        """Returns those at some places."""
+        """Returns the spans at some indices."""
         return Spans(*(one[places] for one in attrs.astuple(self, recurse=False)))
 
 
@@ -69,7 +69,7 @@ def downsample(x: Array, y: Array, points: int, spans: Spans | None = None) -> C
         x: `(n,)`; its order is kept.
         y: float64 `(n,)`.
         points: at least 1.
-        spans: what each of them stands for; None for itself.
+        spans: the span of each value; None if each is a single value.
     """
     if spans is not None:
         return _downsampled_spans(x, y, points, spans)
@@ -93,7 +93,7 @@ def downsample(x: Array, y: Array, points: int, spans: Spans | None = None) -> C
 
 
 def _downsampled_spans(x: Array, y: Array, points: int, spans: Spans) -> Curve:
-    """Returns a curve of which each point stands for as many values; one span stays in one point."""
+    """Returns a curve whose points stand for about the same number of values; spans are never split."""
     nan = x[spans.finite < spans.count][:_MAX_MARKS]
     before = np.cumsum(spans.count) - spans.count
     merged = math.ceil((before[-1] + spans.count[-1]) / points) if len(x) else 1
@@ -114,9 +114,9 @@ def window(x: Array, start: float | None, end: float | None, until: Array | None
 
     Args:
         x: `(n,)`, in any order.
-        start: of the part; None for the beginning.
-        end: of the part; None for the end.
-        until: x of the last value that each place stands for, if that is not its own.
+        start: where the part starts; None for the beginning.
+        end: where the part ends; None for the end.
+        until: the x of the last value in each span; None without spans.
     """
     last = x if until is None else until
     if start is None and end is None:

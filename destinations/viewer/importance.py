@@ -103,9 +103,9 @@ def _places(values: Sequence[Any]) -> list[int]:
 
 
 def _distinct(columns: Mapping[str, Sequence[Any]]) -> dict[tuple[int, ...], list[str]]:
-    """Returns the names of columns that tell runs apart by the places of their values; copies are together.
+    """Returns the names of columns that distinguish runs, grouped if they order the runs alike.
 
-    A text of its own for each run, such as a folder, is a name and no setting.
+    A text that differs in every run, such as a folder, is a name and not a setting.
     """
     found: dict[tuple[int, ...], list[str]] = {}
     for name, values in columns.items():

@@ -1,7 +1,7 @@
 """The exported site: the page of some runs as static files, which open from a folder or any web server.
 
 Browsers refuse modules and `fetch` for files. So the modules of the page become one classic script, and each
-answer of the API becomes a script of its own. docs/viewer-api.md lists the keys.
+answer of the API becomes a script of its own. The page "The viewer's API" lists the keys.
 """
 
 import contextlib
@@ -143,7 +143,7 @@ def _check_target(target: Path, *, overwrite: bool) -> None:
 
 
 def _foreign_in(folder: Path) -> str | None:
-    """Returns what `export_site` didn't write in a folder; None if all of it is a site."""
+    """Returns a file that `export_site` didn't write, or why a folder is no site; None if it is one."""
     if not folder.is_dir() or folder.is_symlink():
         return "it is no folder"
     if not (listed := read_object_file(folder / _FILES)):

@@ -1,6 +1,6 @@
 """Callbacks that come with the package: timers, monitors, stoppers, visualizers, exports.
 
-See docs/callbacks.md. Nothing here imports torch before a callback is used.
+Nothing here imports torch before a callback is used.
 """
 
 from .code_snapshot import CodeSnapshot

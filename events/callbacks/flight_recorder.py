@@ -195,7 +195,7 @@ class FlightRecorder(Callback):
     prediction. The end of a batch and each call of `log_metrics` count as progress. Time in which the process
     was stopped or suspended does not count.
 
-    **File.** `flight/rank-N.json`, one file per rank, replaced atomically; docs/ranks.md describes it.
+    **File.** `flight/rank-N.json`, one file per rank, replaced atomically; see the page "Many ranks".
     `destinations runs show NAME --flight` merges the files: "rank 1 waits in all_reduce at train.py:42".
     Values on a device are included once they have been copied; nothing waits for that.
 

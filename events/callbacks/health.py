@@ -107,7 +107,7 @@ class HealthChecker(Sampler):
 
 
 class StragglerDetector(Periodic):
-    """Finds ranks that are slower than the others, which wait for them in each step.
+    """Detects ranks that are slower than the others and make them wait in each step.
 
     ```python
     Trainer(..., callbacks=[StragglerDetector("100ba", threshold=1.2)])

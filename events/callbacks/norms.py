@@ -160,7 +160,7 @@ def floating_tensors(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 class ActivationMonitor(Periodic):
-    """Logs statistics of what goes into and comes out of each module, at an interval.
+    """Logs statistics of the inputs and outputs of each module, at an interval.
 
     ```python
     Trainer(..., callbacks=[ActivationMonitor("100ba", ignore_module_types=["Dropout"])])

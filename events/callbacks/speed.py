@@ -88,7 +88,7 @@ class SpeedMonitor(Callback):
     | `throughput/tokens_per_sec` | the same, if the loop counts tokens |
     | `throughput/flops_per_sec` | the same, if the model has `flops_per_batch(batch)` for one rank |
     | `throughput/device/…` | each of these divided by the number of ranks |
-    | `throughput/device/mfu` | operations per second as a share of what the GPU can do |
+    | `throughput/device/mfu` | operations per second as a share of the GPU's maximum |
     | `time/train`, `time/val`, `time/total` | time spent, with each batch |
 
     The first four begin once the window is full. All ranks are assumed to do the same number of operations,

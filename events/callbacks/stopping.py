@@ -28,7 +28,7 @@ _MAX_SHOWN_PARAMETERS = 3
 
 
 class _Watcher(Callback):
-    """Judges values once they are on the host, in order, each with a note of what it belongs to."""
+    """Judges values once they are on the host, in order, each with a note that says what it belongs to."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
 """`TimeFiles`: the thread that writes the files of a `TimeLedger`, and detects when the process did not run.
 
-docs/format.md describes the files. The training thread never waits for this thread.
+The page "The format on disk" describes the files. The training thread never waits for this thread.
 """
 
 import logging

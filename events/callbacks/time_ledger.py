@@ -48,7 +48,7 @@ BUCKETS = (
 _START, _RESTORE, _DATA, _BATCH, _FORWARD, _BACKWARD, _OPTIMIZER, _EVALUATION = range(8)
 _CHECKPOINT, _LOGGING, _CALLBACKS, _WAITING, _GARBAGE, _IDLE, _CLOSING, _STOPPED = range(8, 16)
 
-# An undivided batch; its time is divided like that of other batches.
+# An undivided batch; its time is divided as in other batches.
 _WHOLE = len(BUCKETS)
 _PARTS = (_BATCH, _FORWARD, _BACKWARD, _OPTIMIZER)
 
@@ -155,7 +155,7 @@ class DeviceClock:
 
 
 class TimeLedger(Callback):
-    """Charges every moment of a session to one bucket, and keeps spans for a trace.
+    """Measures where the time of a session goes, in buckets that add up, and keeps spans for a trace.
 
     ```python
     Trainer(..., callbacks=[TimeLedger()], loggers=[RunDirectory("runs/mine")])
@@ -190,7 +190,7 @@ class TimeLedger(Callback):
     up to an hour, counts as `start` too. This does not apply in a notebook or a shell, or if an earlier
     session of the run was still active when the process began, as with a standby process.
 
-    **Files** are in `time/` in the folder of the run; docs/format.md describes them. Without a
+    **Files** are in `time/` in the folder of the run; the page "The format on disk" describes them. Without a
     `RunDirectory`, only the metrics are logged. If the process is killed, at most the last 2 % of the session
     and one second are lost; they count towards the time after it.
 
@@ -201,9 +201,8 @@ class TimeLedger(Callback):
     time of the others is divided proportionally.
 
     **Cost.** A batch of 1 ms with a call of `log_metrics` takes 0.8 µs more while the code is in the caches,
-    and 3 to 4 µs between steps that use them: 0.1 to 0.4 % of it; one of 10 ms a tenth of that share. The
-    thread takes 0.1 % of a core in the first seconds, and less than 0.01 % after some minutes. See
-    docs/performance.md.
+    and 3 to 4 µs between steps that use them: 0.1 to 0.4 % of the batch. For a batch of 10 ms, the share is a
+    tenth. The thread takes 0.1 % of a core in the first seconds, and less than 0.01 % after some minutes.
 
     **Stopped** works on Linux; elsewhere, a stop is charged to the bucket that it interrupts. A stop counts
     from 0.3 s on, up to 0.25 s less than it took, unless it comes while the ledger's thread writes. During a
@@ -419,7 +418,7 @@ class TimeLedger(Callback):
     def wait_after_backward(self, loss: Any) -> None:
         """Charges the time after a rank's own part of a backward pass to `waiting`.
 
-        Autograd calls queued callbacks at the end of a pass, in order: this one before that of
+        Autograd calls queued callbacks at the end of a pass, in order: this one before the callback of
         `DistributedDataParallel`, which waits for the gradients of the other ranks.
 
         Args:

@@ -109,10 +109,10 @@ class ImageVisualizer(Periodic):
 
 
 class EvalOutputLogging(Callback):
-    """Logs a table of samples of each evaluation, with what the model made of them.
+    """Logs a table of samples of each evaluation, with the model's outputs.
 
-    The table `eval_outputs/<label>` has the columns `sample`, `input`, `output` and `target`, and those of
-    `batch_keys_to_log`.
+    The table `eval_outputs/<label>` has the columns `sample`, `input`, `output` and `target`, and a column
+    for each name in `batch_keys_to_log`.
 
     ```python
     EvalOutputLogging(num_samples=16, show_output=lambda logits: tokenizer.decode(logits.argmax(-1)))

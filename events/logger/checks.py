@@ -44,7 +44,7 @@ _MAX_BINS = 100_000
 def valid_table(columns: Any, rows: Any, name: str, refuse: Refuse) -> tuple[list[str], list[Any]]:
     """Returns columns, and the rows that have a value for each; other rows are refused one by one.
 
-    A column whose name is not a string gets the text of what was given.
+    A column name that isn't a string becomes its text.
     """
     if not _is_list(columns):
         raise RecordError(

@@ -108,7 +108,7 @@ def open_device(tensor: Any) -> CopyDevice | None:
 
 @attrs.frozen
 class DeviceCopies:
-    """How values are copied from a device to the host.
+    """Options for copying values from a device to the host.
 
     ```python
     Trainer(..., device_copies=DeviceCopies(slots=256, when_full="drop"))

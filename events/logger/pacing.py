@@ -171,8 +171,8 @@ class RunningAggregate:
 class PendingRecords:
     """The latest records that wait in one phase: metrics by their names, others by kind and name.
 
-    A call with the same names replaces an earlier one at once; which call has the latest value of which name
-    is only resolved when it is needed.
+    A call with the same names replaces an earlier one at once. The latest value of each name is only looked
+    up when it is needed.
     """
 
     calls: dict[tuple[str, ...], MetricsCall] = attrs.field(factory=dict)

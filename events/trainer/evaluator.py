@@ -22,7 +22,7 @@ _log = logging.getLogger("events")
 
 @attrs.define(eq=False, kw_only=True)
 class Evaluator:
-    """A dataloader to evaluate on.
+    """A named dataloader for evaluation, with its interval and metrics.
 
     ```python
     near = Evaluator(label="near", dataloader=eval_dataloader, subset_num_batches=10)

@@ -30,7 +30,7 @@ _REQUEUE_SECONDS = 10.0
 
 @attrs.frozen(kw_only=True)
 class Preemption:
-    """How training ends on SIGTERM or SIGUSR1: after the batch at hand, with a checkpoint.
+    """Options for ending training on SIGTERM or SIGUSR1, after the current batch and with a checkpoint.
 
     ```python
     Trainer(..., save_folder="runs/mine/checkpoints", preemption=Preemption(save_seconds=80))

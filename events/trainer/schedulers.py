@@ -77,7 +77,7 @@ def _between(first: float, last: float, share: float) -> float:
 
 @attrs.frozen
 class ConstantScheduler:
-    """`alpha` until `t_max`, then 1.
+    """A learning-rate factor that is `alpha` until `t_max`, then 1.
 
     ```python
     Trainer(..., schedulers=ConstantScheduler(alpha=0.1, t_max="2ep"))
@@ -94,7 +94,7 @@ class ConstantScheduler:
 
 @attrs.frozen
 class LinearScheduler:
-    """From `alpha_i` to `alpha_f`, in a straight line until `t_max`.
+    """A learning-rate factor that goes linearly from `alpha_i` to `alpha_f` until `t_max`.
 
     ```python
     Trainer(..., schedulers=LinearScheduler(alpha_f=0.1, t_max="0.9dur"))
@@ -112,7 +112,7 @@ class LinearScheduler:
 
 @attrs.frozen
 class CosineAnnealingScheduler:
-    """From 1 to `alpha_f`, along half a period of a cosine until `t_max`.
+    """A learning-rate factor that goes from 1 to `alpha_f` along half a period of a cosine until `t_max`.
 
     ```python
     Trainer(..., schedulers=CosineAnnealingScheduler(alpha_f=0.1))
@@ -148,7 +148,7 @@ def _warm(t_warmup: Time, t_max: Time, state: State) -> tuple[float, float]:
 
 @attrs.frozen
 class ConstantWithWarmupScheduler:
-    """From 0 to `alpha` in a straight line until `t_warmup`, then `alpha`, and 1 after `t_max`.
+    """A learning-rate factor: rises from 0 to `alpha` until `t_warmup`, then stays, and is 1 after `t_max`.
 
     ```python
     Trainer(..., schedulers=ConstantWithWarmupScheduler("100ba"))
@@ -167,7 +167,7 @@ class ConstantWithWarmupScheduler:
 
 @attrs.frozen
 class LinearWithWarmupScheduler:
-    """From 0 to `alpha_i` until `t_warmup`, then to `alpha_f` until `t_max`, in straight lines.
+    """A learning-rate factor: linear from 0 to `alpha_i` until `t_warmup`, then to `alpha_f` until `t_max`.
 
     ```python
     Trainer(..., schedulers=LinearWithWarmupScheduler("100ba"))
@@ -187,7 +187,7 @@ class LinearWithWarmupScheduler:
 
 @attrs.frozen
 class CosineAnnealingWithWarmupScheduler:
-    """From 0 to 1 in a straight line until `t_warmup`, then to `alpha_f` along a cosine until `t_max`.
+    """A learning-rate factor: linear from 0 to 1 until `t_warmup`, then a cosine to `alpha_f` until `t_max`.
 
     ```python
     Trainer(..., schedulers=CosineAnnealingWithWarmupScheduler("100ba", alpha_f=0.1))

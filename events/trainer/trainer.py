@@ -713,7 +713,7 @@ class Trainer:
         return metrics
 
     def _run_own_step(self) -> dict[str, Any]:
-        """Lets `train_step` train on the batch; returns the means over ranks of what it returned."""
+        """Lets `train_step` train on the batch; returns its results, averaged over ranks."""
         state, batch = self.state, self.state.batch
         self.engine.run_event(Event.BEFORE_TRAIN_BATCH)
         with self._autocast():

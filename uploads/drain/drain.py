@@ -381,10 +381,10 @@ class Drain:
         try:
             self._spool.settle(folder, outcome)
         except FileNotFoundError:
-            if (self._spool.inflight / folder).is_dir():  # What is missing is a folder of the spool.
+            if (self._spool.inflight / folder).is_dir():  # A folder of the spool is missing.
                 self._spool.create()
                 self._spool.settle(folder, outcome)
-            # Otherwise the entry was deleted; the store has the bytes.
+            # Otherwise someone deleted the entry; the store has the bytes.
 
     def _retry_records(self) -> None:
         with self._counting:
@@ -405,7 +405,7 @@ class Drain:
             case UploadError():
                 pass
             case FileNotFoundError():
-                self._spool.create()  # What is missing is a folder of the spool, and not the entry.
+                self._spool.create()  # A folder of the spool is missing, not the entry.
         counts = self._counts_of(folder)
         decision = classify_failure(error, counts, self._policy, self._health.successes)
         if decision.action is FailureAction.FAIL:

@@ -149,15 +149,15 @@ class FailureCounts:
 def classify_failure(
     error: BaseException, counts: FailureCounts, policy: RetryPolicy, successes: int
 ) -> FailureDecision:
-    """Counts a failure in `counts` and returns what follows from it.
+    """Counts a failure in `counts` and returns the decision.
 
     Args:
         error: What the attempt raised.
         counts: Of this entry; changed.
         policy: The limits.
         successes: The number of entries that the store has accepted so far. A failure may concern this entry
-            alone only if others succeed meanwhile; otherwise nothing fails but what the store clearly
-            refused.
+            alone only if others succeed meanwhile; otherwise only an entry that the store clearly refused
+            fails.
     """
     reason = redact(f"{type(error).__name__}: {error}")
     counts.count += 1

@@ -1,7 +1,7 @@
 """Decides which entry is uploaded next: order, one upload per remote name, dependencies, delays and pauses.
 
 It works in memory, reads no file and calls no store. It lists every waiting entry by the name of its folder:
-100,000 of them take 37 MB, and the queue's ledger adds 18 MB (docs/uploads.md).
+100,000 of them take 37 MB, and the queue's ledger adds 18 MB.
 """
 
 import bisect

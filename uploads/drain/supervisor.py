@@ -130,7 +130,7 @@ class WorkerSupervisor:
     def add(self, folders: Iterable[str]) -> None:
         """Announces new entries to the worker.
 
-        Never blocks: if the pipe is full, the worker is told to rescan later.
+        Never blocks: if the pipe is full, a later message asks the worker to rescan.
         """
         for folder in folders:
             self._send({"add": folder})

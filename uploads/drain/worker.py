@@ -43,8 +43,8 @@ _STANDARD_STREAMS = 1, 2  # Standard output and standard error.
 class _Messenger(logging.Handler):
     """Sends messages and log records to the training process without ever waiting for it.
 
-    If the training process is stopped or slow, messages that don't fit are dropped; once it reads again, it
-    is told to look into the spool. The handler's lock guards the buffer.
+    If the training process is stopped or slow, messages that don't fit are dropped. Once it reads again, a
+    message asks it to look into the spool. The handler's lock guards the buffer.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -160,8 +160,8 @@ def _listen(lines: BinaryIO, commands: queue.SimpleQueue[dict[str, Any]]) -> Non
 def _take_over(drain: Drain, commands: queue.SimpleQueue[dict[str, Any]], messenger: _Messenger) -> bool:
     """Starts the drain as soon as no earlier worker and no `uploads resume` has the spool.
 
-    The training process gets no messages from the other one, so it is told to look into the spool meanwhile.
-    Returns False if told to stop.
+    The other process sends no messages to the training process, so this one asks it to look into the spool
+    meanwhile. Returns False if it received the command to stop.
     """
     for attempt in itertools.count(1):
         try:

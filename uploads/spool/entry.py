@@ -109,8 +109,8 @@ class Entry:
         remote_name: Name of the object.
         overwrite: Whether an existing object may be replaced.
         size: Bytes.
-        crc32: Of the bytes as they were copied; None if they were not read (a large copy, a reflink, a
-            rename).
+        crc32: The CRC-32 of the bytes as they were copied; None if they were not read (a large copy, a
+            reflink, a rename).
         staging: "copied", "reflinked", "moved" or "linked".
         source: Path of the source, for people.
         after: Entries that must be in the store before this one: remote names by identifier.
@@ -295,7 +295,7 @@ def read_reason(folder: Path) -> Outcome | None:
 
 
 def remove_reason(folder: Path) -> None:
-    """Removes the note why an entry ended, before it is sent after all."""
+    """Removes the note on why an entry ended, before the entry is sent after all."""
     (folder / _REASON_FILE).unlink(missing_ok=True)
 
 

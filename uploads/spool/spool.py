@@ -134,7 +134,7 @@ class Spool:
         self._log_bytes = log_bytes
         self._log_lock = threading.Lock()  # Guards delivered.jsonl: one line at a time.
         self._boot = boot
-        self._spares: collections.deque[str] = collections.deque()  # Those this object has left or found.
+        self._spares: collections.deque[str] = collections.deque()  # Spares that this object left or found.
         self.path = Path(path).absolute()
         self.tmp = self.path / "tmp"
         self.pending = self.path / "pending"
@@ -158,9 +158,9 @@ class Spool:
 
     @functools.cached_property
     def boot(self) -> str:
-        """The present boot of the machine, whose end may cost bytes that are in its page cache alone.
+        """The present boot of the machine; when it ends, bytes only in the page cache may be lost.
 
-        Empty on NFS: there a file that was closed is on the server, and several machines share the spool.
+        Empty on NFS: a closed file is on the server, and several machines share the spool.
         """
         if file_system_of(self.path, self._mounts) in _FLUSHED_BY_CLOSE:
             return ""

@@ -1,7 +1,7 @@
-"""Create-only puts: whether a server refuses to overwrite, and `put_new`, with which processes agree.
+"""Create-only puts: checks whether a server refuses to overwrite, and `put_new`, for agreement of processes.
 
 Some servers accept a create-only put and overwrite anyway. So the first put with `overwrite=False` probes the
-store with two puts of one small object, which is deleted again.
+store with two puts of one small object, and deletes it again.
 """
 
 import contextlib
@@ -177,9 +177,9 @@ def put_new(store: Store, name: str, data: bytes, *, wait: Callable[[float], obj
         others = {one.name for one in store.list(f"{name}.")} - {mark}
         seen = {other: seen.get(other, waited) for other in others}
         is_alone = all(waited - since >= _DEAD_SECONDS for since in seen.values())
-        # The other one may have had its turn, and taken its mark away, before this one looked for marks.
+        # The other process may have had its turn and removed its mark before this one looked for marks.
         if is_alone := is_alone and store.head(name) is None:
-            # Where the answer is lost the mark stays: the server may still carry the put out.
+            # If the answer is lost, the mark stays: the server may still execute the put.
             _put(store, name, data, overwrite=True)
         with contextlib.suppress(StoreError):
             store.delete(mark)

@@ -18,11 +18,11 @@ def object_store_location(uri: str | Path, **options: Any) -> tuple[str, dict[st
     ```
 
     The other library finds credentials that you don't pass: in the environment, and where its cloud keeps
-    them. boto3 looks up those of a `profile`.
+    them. boto3 looks up the credentials of a `profile`.
 
     Args:
         uri: as `open_store` takes it: a path, `file://`, `s3://`, `gs://` or `az://`.
-        options: as `open_store` takes them; they override those of the URI.
+        options: as `open_store` takes them; they override the URI's options.
 
     Raises:
         ValueError: the scheme is another.

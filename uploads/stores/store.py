@@ -326,7 +326,7 @@ class Store(Protocol):
     **Threading.** Many threads of the process that made the store may call every method. A store is not used
     across a fork.
 
-    **Errors.** A store raises only errors of the StoreError group, and translates those of its client.
+    **Errors.** A store raises only errors of the StoreError group, and translates its client's errors.
 
     **Blocking.** Every call has a time limit, after which it raises TransientStoreError.
     """

@@ -4,7 +4,7 @@ Nothing is patched, and nothing leaves the machine: `init` begins a run folder b
 such as `log` are the methods of its `Run`.
 
 Features of W&B's pages or servers are not included. A call that would only show or send something does
-nothing and warns once; one whose result a program needs, such as `use_artifact`, raises `Error`.
+nothing and warns once. If a program needs the call's result, as with `use_artifact`, it raises `Error`.
 """
 
 import os
@@ -45,7 +45,7 @@ __all__ = [
 ]
 
 __version__ = "0.31.0"
-"""The version of W&B whose calls these are."""
+"""The version of W&B that the calls follow."""
 
 Config, CommError, UsageError = Items, Error, Error
 AlertLevel = SimpleNamespace(INFO="INFO", WARN="WARN", ERROR="ERROR")

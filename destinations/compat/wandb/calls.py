@@ -74,7 +74,7 @@ class Run:
         self.url = self.project_url = self.sweep_url = self.sweep_id = None
         self.offline, self.disabled = True, False
         self.start_time = time.time()
-        # Guards what is below.
+        # Guards everything below.
         self._lock = threading.RLock()
         self._run: events.Run | None = run
         run.run_event(events.Event.INIT)
@@ -147,7 +147,7 @@ class Run:
                 self._end_step(run, self.step + 1)
 
     def continue_from(self, step: int) -> None:
-        """Continues a resumed run at a step: what it logged there and later becomes a branch of it."""
+        """Continues a resumed run at a step; its records from that step on become a branch."""
         self._opened("resume_from").fit_start(batch=step)
         self.step, self._earlier = step, {}
 
@@ -172,7 +172,7 @@ class Run:
         return numbers
 
     def _is_number(self, run: events.Run, name: str, value: Any) -> bool:
-        """Logs a value that is a record; returns whether it is left."""
+        """Logs a value that is a record; returns whether it remains to be logged."""
         if value is None or value is NOTHING:
             return False
         shape = getattr(value, "shape", None)
@@ -209,7 +209,7 @@ class Run:
     ) -> SimpleNamespace:
         """Adds the last value of `step_metric` to each step that has this metric, or metrics "NAME*".
 
-        The page shows the last, the least and the greatest value of each, and any metric as the x axis.
+        The page shows the last, min and max of each metric, and any metric as the x axis.
         """
         step_metric = getattr(step_metric, "name", step_metric)
         if step_metric and step_sync is not False:

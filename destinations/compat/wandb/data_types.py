@@ -1,7 +1,7 @@
-"""What `wandb.log` takes beside numbers: images, tables, sounds, files.
+"""Values for `wandb.log` other than numbers: images, tables, sounds, files.
 
-Each class takes the arguments of the one that has its name in `wandb`, and keeps host values: what is on a
-device is copied when the object is made, as there.
+Each class takes the arguments of the class with its name in `wandb`, and keeps host values: a value on a
+device is copied when the object is created, as in W&B.
 """
 
 import shutil
@@ -218,7 +218,7 @@ class Object3D(Value):
     ```
 
     Points are `(N, 3)`; `(N, 4)` with a class; `(N, 6)` with RGB in [0, 255]; or a dict with any of these as
-    "points", whose boxes and vectors are not kept. A file, given as such or by its path, is an artifact.
+    "points"; its boxes and vectors are not kept. A file or its path becomes an artifact.
     """
 
     def __init__(self, data_or_path: Any, caption: str | None = None, **more: Any) -> None:
@@ -368,7 +368,7 @@ class Artifact:
                 self.files[(PurePath(name or "") / path.relative_to(local_path)).as_posix()] = path
 
     def add_reference(self, uri: str, name: str | None = None, **more: Any) -> None:
-        """Keeps the address of what is elsewhere."""
+        """Keeps the address of a file stored elsewhere."""
         self.references.append(str(uri))
 
     def add(self, obj: Any, name: str, **more: Any) -> None:

@@ -9,7 +9,7 @@ _log = logging.getLogger("destinations")
 
 _told: set[str] = set()
 
-# Names of the module and of a run whose result programs need.
+# Names of the module and of a run that return results programs need.
 _NEEDED = (
     "Api agent api apis controller integration keras lightgbm restore sacred sweep use_artifact use_model "
     "wandb_agent wandb_torch xgboost"

@@ -124,7 +124,7 @@ def check_fields(names: Iterable[str], hparams: Collection[str], metrics: Collec
 
 
 def check_filter(text: str | None, runs: Runs, session: CommandContext) -> None:
-    """Checks that each hyperparameter and metric whose value a filter tests occurs in some run.
+    """Checks that some run has each hyperparameter and metric that a filter tests.
 
     A misspelt name would silently select no run. `exists` may name something that no run has yet.
 

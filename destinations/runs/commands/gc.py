@@ -1,6 +1,6 @@
 """`gc`: lists run folders that can be deleted, and deletes them with `--delete`. `rm`: deletes named runs.
 
-`gc` deletes only files that a run wrote: those of `run_directory.layout`, and those listed in the indexes of
+`gc` deletes only files that a run wrote: files named in `run_directory.layout`, or listed in the indexes of
 the run. A folder that contains anything else, such as code, weights or another run, is kept, and the command
 says why.
 
@@ -379,7 +379,7 @@ def _rm_folders(options: argparse.Namespace, session: CommandContext) -> int:
         return _names_without_run(folder)
 
     with contextlib.ExitStack() as stack:
-        # Only the runs that the user was asked about are deleted, whatever is at their paths by then.
+        # Deletes only the runs that the user confirmed, even if their paths have other content by now.
         held = []
         for path, run in runs:
             with _refusing(run):

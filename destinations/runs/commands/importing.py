@@ -11,7 +11,7 @@ from .screen import CommandContext
 
 
 def import_(options: argparse.Namespace, session: CommandContext) -> int:
-    """Imports runs, and reports what was imported and what was left out."""
+    """Imports runs, and reports the imported and the omitted data."""
     root, *others = given_roots(options, session) or ["runs"]
     if others or "://" in root:
         raise UsageError(

@@ -35,7 +35,7 @@ def records_text(report: MoveReport) -> str:
 
 
 def say_what_is_wrong(report: MoveReport, session: CommandContext) -> int:
-    """Prints what was left out and what failed; returns the exit code."""
+    """Prints omissions and failures; returns the exit code."""
     if report.busy:
         session.note(f"skipped {report.busy} runs that another process was writing")
     if report.left_out:

@@ -1,4 +1,4 @@
-"""`verify`: reads runs completely, and reports what is damaged or missing."""
+"""`verify`: reads runs completely, and reports damaged or missing data."""
 
 import argparse
 

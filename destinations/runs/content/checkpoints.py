@@ -72,7 +72,7 @@ class Checkpoint:
         time: when it was saved, in seconds since 1970.
         metrics: the values of the last evaluation, by name.
         best_by: the metric by which the run keeps the best, and "max" or "min"; or None.
-        problem: what is wrong with the file; None if nothing is.
+        problem: the problem of the file; None if it has none.
         is_latest: whether a pointer names it.
         shards: size and CRC-32 of each file beside the manifest; empty for a single file.
     """

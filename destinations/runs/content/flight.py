@@ -1,7 +1,7 @@
-"""`read_flights`: reads what the flight recorders of all ranks wrote, and which rank waits where.
+"""`read_flights`: reads the files of all ranks' flight recorders, and finds where each rank waits.
 
-docs/ranks.md describes the files. They are untrusted: content that isn't as described is left out. Importing
-this module imports neither torch nor numpy.
+The page "Many ranks" describes the files. They are untrusted: content that isn't as described is left out.
+Importing this module imports neither torch nor numpy.
 """
 
 import logging

@@ -1,7 +1,7 @@
 """`read_time`: reads how all sessions of a run spent their time; `write_trace`: writes its trace.
 
-docs/format.md describes the files of `TimeLedger`. They are untrusted: a line that isn't as described is left
-out. Importing this module imports neither torch nor numpy.
+The page "The format on disk" describes the files of `TimeLedger`. They are untrusted: a line that isn't as
+described is left out. Importing this module imports neither torch nor numpy.
 """
 
 import csv
@@ -36,7 +36,7 @@ __all__ = [
 _FILE = re.compile(r"(rank|spans|slow)-(\d{1,6})\.csv", re.ASCII)
 _PROFILE = re.compile(r"(^|/)traces/.*\.json(\.gz)?\Z", re.DOTALL)
 _MAX_ROWS = 1_000_000
-# A rank is said to be slow if others would have saved this share of their training, and so many seconds.
+# A rank is reported as slow if others would have saved this share of their training, and so many seconds.
 _SLOW = 0.03
 _LEAST_SECONDS = 0.2
 _HEAD = ("session", "begin", "end", "step")
@@ -44,7 +44,7 @@ _HEAD = ("session", "begin", "end", "step")
 _TOGETHER = ("waiting", "backward")
 # A session begins that long after the line of `sessions.jsonl`, at most, or as long before.
 _SESSION_SECONDS = 60.0
-# The others waited for so much of what a rank took longer than they.
+# The others waited for this share of the extra time that a rank took.
 _OF_WAIT = 0.5
 # Of a slow step, a rank took so much longer.
 _OF_STEP = 0.25
@@ -229,7 +229,7 @@ class TimeReport:
 def read_time(
     folder: str | os.PathLike[str], sessions: Sequence[Mapping[str, Any]], productive: Sequence[str]
 ) -> TimeReport | None:
-    """Reads what the ledgers of all ranks wrote; None if there is nothing.
+    """Reads the time ledgers of all ranks; None if there is none.
 
     Args:
         folder: the folder `time` of a run.
@@ -378,7 +378,7 @@ def _slow_rank(
     if len(ranks) == 1:
         return None
     found: list[tuple[float, tuple[int, str, float]]] = []
-    # Only the trainer charges waiting, which it takes out of the backward pass: what is left is a rank's own.
+    # Only the trainer charges waiting, and takes it out of the backward pass; the rest is a rank's own time.
     is_known = all(one.get("waiting") for one in ranks.values())
     ways = ((*_TOGETHER, *_ONCE), ("waiting", *_ONCE), ("waiting", "joining"))
     for left_out in ways[: 3 if is_known else 1]:
@@ -426,7 +426,7 @@ def _slow_steps(folder: Path) -> tuple[SlowStep, ...]:
             by_step.setdefault((session, row.step), {})[rank] = row
     found: list[SlowStep] = []
     for (_, step), rows in sorted(by_step.items()):
-        # Of a step that others did not find slow, nobody waited for the end.
+        # If the other ranks did not find a step slow, none of them waited for its end.
         if len(rows) > 1:
             seconds = {rank: row.seconds for rank, row in rows.items()}
             slow = _slow_rank(seconds, 0.0)
@@ -550,7 +550,7 @@ def _clock_at(at: float, sessions: Sequence[SessionTime]) -> float:
 
 
 def is_profile(name: str) -> bool:
-    """Returns whether a file's name is that of a trace given to `log_traces`."""
+    """Returns whether a file has the name of a trace given to `log_traces`."""
     return _PROFILE.search(name) is not None
 
 

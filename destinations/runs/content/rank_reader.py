@@ -1,6 +1,6 @@
-"""`RankReader`: looks at the metrics of a rank again and again, and finds what is new.
+"""`RankReader`: looks at the metrics of a rank again and again, and finds new rows.
 
-`follow`, the page and `send` use one each. Its `Cursor` alone remembers what was read.
+`follow`, the page and `send` use one each. Only its `Cursor` remembers which rows were read.
 """
 
 import contextlib
@@ -19,14 +19,14 @@ __all__ = ["RankReader"]
 
 
 class RankReader:
-    """Looks at the metrics of a rank, and finds what is new.
+    """Looks at the metrics of a rank, and finds new rows.
 
     **Threading.** Any thread may call `extent`; `look` belongs to one thread at a time.
 
     Args:
         run_dir: the folder of the run.
         rank: the rank that logged the rows.
-        cursor: what was read before. Default: nothing.
+        cursor: the rows that were read before. Default: none.
     """
 
     def __init__(self, run_dir: Path, rank: int, cursor: Cursor | None = None) -> None:

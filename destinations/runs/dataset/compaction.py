@@ -77,8 +77,8 @@ class CompactReport:
         points: number of values in the dataset.
         size: bytes of the table `metrics`.
         added: number of new runs.
-        changed: number of runs whose values and records were replaced.
-        updated: number of runs whose fields alone were replaced, such as notes.
+        changed: number of runs with replaced values and records.
+        updated: number of runs with only replaced fields, such as notes.
         unchanged: number of runs that were not read.
         removed: number of runs removed because they are gone.
         alive: number of runs left out because they are still being written.
@@ -334,7 +334,7 @@ class _Compaction:
                 self._write_group(change, group)
 
     def remove_gone(self) -> None:
-        """Removes the runs of the dataset whose folders are gone."""
+        """Removes runs from the dataset if their folders are gone."""
         there = {run.run_id for run in self._runs}
         # A damaged sidecar has no readable id, so such runs are found by path.
         damaged = {text_of(path) for path in self._damaged} | {
@@ -504,7 +504,7 @@ class _Compaction:
             column = PARTITIONS[name]
             wanted = _unordered(self.writer.snapshot.tables[name], column, order[0])
             if name == "runs":
-                # Delta's own optimize would commit even if somebody else committed to `runs` first.
+                # Delta's own optimize would commit even if another writer committed to `runs` first.
                 self._join_runs(wanted)
             elif wanted:
                 is_any = True

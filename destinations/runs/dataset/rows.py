@@ -217,7 +217,7 @@ def record_rows(run: RecordedRun, place: str) -> Iterator[dict[str, Any]]:
     Damaged lines are left out, as in `RecordedRun.records`.
 
     Args:
-        run: the run whose folder is read.
+        run: the run to read.
         place: the start of links into its folder.
     """
     for index in indexes():

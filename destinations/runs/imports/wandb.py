@@ -92,7 +92,7 @@ class _Axes:
     W&B's own step counts the calls of `log`, unless the program sets it.
 
     Args:
-        run: the run, for counts of what is left out.
+        run: the run, for counts of omitted records.
     """
 
     def __init__(self, run: SourceRun) -> None:

@@ -1,1 +1,1 @@
-"""Which runs there are: the scan of folders, the index of what it found, filters, and edits of the user."""
+"""Finds runs: the scan of folders, the index of the found runs, filters, and edits of the user."""

@@ -1,4 +1,4 @@
-"""`BucketCopy`: a local copy of the runs in a store, which downloads what is new and what is asked for.
+"""`BucketCopy`: a local copy of the runs in a store, which downloads new and requested objects.
 
 A listing tells which objects exist, apart from what was read. `unreadable` has the objects that couldn't be
 read, with the reason. The reason also takes the place of the file (`uploads.disk.mark_unreadable`), so that
@@ -182,7 +182,7 @@ class BucketCopy:
         """Why not all runs are known; empty if all are."""
 
     def refresh(self, *, at_once: bool = False) -> None:
-        """Downloads what is new: lists the store if a minute has passed, or else requests due pieces.
+        """Downloads new objects: lists the store if a minute has passed, or else requests due pieces.
 
         Args:
             at_once: whether to list in any case.
@@ -214,7 +214,7 @@ class BucketCopy:
         return root if below == "." else f"{root}/{below}"
 
     def bring(self, run_dir: Path) -> None:
-        """Downloads the rows of a run, and what is new in a live one.
+        """Downloads the rows of a run, and new pieces of a live one.
 
         Args:
             run_dir: its folder in the copy.
@@ -434,7 +434,7 @@ class BucketCopy:
                 run.live[stream] = found
 
     def _fetch(self, live: _Live) -> None:
-        """Downloads what is new in a stream, or the documents of an ended run."""
+        """Downloads new pieces of a stream, or the documents of an ended run."""
         session = live.run.read_session
         if session is None:
             return

@@ -117,7 +117,7 @@ class Database:
             check_same_thread=False,
         )
         try:
-            # Half of a row of a run is one long text, of which a page of 4 KB has two or three.
+            # Half of a run's row is one long text, and a page of 4 KB holds two or three of these.
             db.execute("PRAGMA page_size = 16384")
             # Not WAL: it leaves files behind, and does not work on every file system.
             db.execute("PRAGMA journal_mode = TRUNCATE")

@@ -1,13 +1,13 @@
 """Compiles filters to SQL. What users write is never part of a statement, only a bound value.
 
-A statement selects the values to sort by; `destinations.runs.order` has their order. What is shown of
-a status, an age or a duration is computed by the functions of `destinations.runs.record`, which SQLite calls.
+A statement selects the values to sort by; `destinations.runs.order` has their order. SQLite calls the
+functions of `destinations.runs.record` that compute the shown status, age or duration.
 
 Hyperparameters and metrics of a run are one JSON array, `cells`; the table `places` has the path of a name in
 it. SQLite reads the array once per run and statement, whatever the number of fields: a filter of two fields
-and a sort by a third take 0.4 s of processor time for 100,000 runs of 80 values (docs/runs.md). A cell is a
-number, a text, or a blob for what SQLite has no type for (true, false, none, NaN). SQLite orders numbers
-before texts before blobs: `value < ''` selects numbers.
+and a sort by a third take 0.4 s of processor time for 100,000 runs of 80 values. A cell is a number, a text,
+or a blob for a value without a type in SQLite (true, false, none, NaN). SQLite orders numbers before texts
+before blobs: `value < ''` selects numbers.
 """
 
 # ruff: noqa: S608  # Statements are built from names of our own columns, numbers and question marks only.
@@ -168,7 +168,7 @@ class _Compiler:
         self._root = root
         self._now = now
         self.uses_cells = False
-        # The numbers of names whose place is joined to the row.
+        # The numbers of the names with a place that is joined to the row.
         self.joined: set[int] = set()
 
     def column(self, field: Field) -> Sql:
@@ -223,7 +223,7 @@ def _texts_test(node: Test) -> Sql:
 
 
 def _test(node: Test, column: str, more: list[Any]) -> Sql:
-    """Returns a condition on a column that is not NULL, of which `more` are the values that it needs."""
+    """Returns a condition on a column that isn't NULL; `more` are the values that the column needs."""
     kind = node.field.type
     match node:
         case In():
@@ -238,7 +238,7 @@ def _test(node: Test, column: str, more: list[Any]) -> Sql:
 
 
 def _same_kind(node: Compare, column: str) -> str:
-    """Returns the condition that a value is of the kind that it is compared with, where it may be of any."""
+    """Returns the condition that a value has the kind that it is compared with, if it may have any kind."""
     if node.field.type != "cell":
         return ""
     bounds = {Kind.NUMBER: f"{column} < ''", Kind.TEXT: f"{column} >= '' AND {column} < x''"}
@@ -247,7 +247,7 @@ def _same_kind(node: Compare, column: str) -> str:
 
 
 def _bound(value: Scalar, kind: str) -> tuple[str, Any]:
-    """Returns what stands for a value in a statement, and the value as the column of this kind has it."""
+    """Returns the placeholder of a value in a statement, and the value in the form of this kind's column."""
     if kind == "bool":
         return "?", int(value is True)
     if kind != "cell":

@@ -15,7 +15,7 @@ value      = number | text | true | false | none | nan | inf | date | now | now-
 ```
 
 Every test is true or false. A test of a field that a run does not have is false, also `!=` and `not in`;
-`not` inverts it. See docs/runs.md.
+`not` inverts it.
 """
 
 import datetime as dt
@@ -95,7 +95,7 @@ class Match:
 
 @attrs.frozen
 class Found:
-    """The run is one of these: what a `Match` becomes once its texts were searched.
+    """Tests that the run is one of these; a `Match` becomes this once its texts were searched.
 
     Attributes:
         runs: their ids in the index.
@@ -120,7 +120,7 @@ class Not:
 
 @attrs.frozen
 class Chain:
-    """Several tests that all hold ("and"), or of which one holds ("or")."""
+    """Several tests; all of them must hold ("and"), or at least one ("or")."""
 
     word: Literal["and", "or"]
     nodes: tuple["Node", ...]
@@ -146,7 +146,7 @@ class Filter:
         """Yields the fields of its tests.
 
         Args:
-            with_exists: also those of which only the existence is tested.
+            with_exists: whether to include fields that are only tested for existence.
         """
         pending: list[Node] = [self.node]
         while pending:
@@ -201,7 +201,7 @@ def parse_filter(text: str, now: float, names: Names | None = None) -> Filter:
     Args:
         text: the filter.
         now: the value of `now`, in seconds since 1970.
-        names: those of hyperparameters and metrics, which may then be written without their group; called
+        names: the names of hyperparameters and metrics, which may be written without their group; called
             only for a name that is no field.
 
     Raises:

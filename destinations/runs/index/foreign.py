@@ -1,8 +1,8 @@
-"""Folders of Lightning's `CSVLogger`: `metrics.csv`, and `hparams.yaml` where there were hyperparameters.
+"""Folders of Lightning's `CSVLogger`: `metrics.csv`, and `hparams.yaml` if there are hyperparameters.
 
 They have no id, status or heartbeat: the id is the path below the root, the status is "unknown", and the
-modification time of `metrics.csv` is the heartbeat. The format is that of
-`lightning.fabric.loggers.csv_logs`: one line per call with the columns of all calls; missing cells are empty.
+modification time of `metrics.csv` is the heartbeat. `lightning.fabric.loggers.csv_logs` writes the format:
+one line per call with the columns of all calls; missing cells are empty.
 """
 
 import csv

@@ -113,7 +113,7 @@ class Index:
     Args:
         root: the folder, absolute and without links.
         folder: the folder of the file; None for an index in memory.
-        options: those of `Database`.
+        options: the options of `Database`.
     """
 
     def __init__(self, root: str, folder: Path | None, **options: Any) -> None:
@@ -259,7 +259,7 @@ class Index:
         return (*row, *values)
 
     def _touch(self, changes: Sequence[ScanChange]) -> None:
-        """Updates runs of which nothing was read."""
+        """Updates runs without reading their files."""
         self._db.executemany(
             "UPDATE runs SET mtime_ns = ?, inode = ?, flags = ?, files = ?, heartbeat_at = ? WHERE path = ?",
             (
@@ -388,7 +388,7 @@ class Index:
     ) -> list[tuple[float, int | None, float | None, int]]:
         """Returns best value of a metric, its step, time of creation, and id of each run that has a value.
 
-        Reads what is unknown or out of date. The runs are in no particular order.
+        Reads unknown and outdated runs. The runs are in no particular order.
 
         Args:
             metric: its name.

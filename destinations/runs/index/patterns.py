@@ -52,7 +52,7 @@ def matching(pattern: str, texts: Sequence[str]) -> list[int]:
                 sent = None
                 if time.monotonic() >= deadline:
                     break
-                spend()  # Whoever has asked may be gone.
+                spend()  # The client may be gone.
         finally:
             process.kill()
     raise BudgetError(

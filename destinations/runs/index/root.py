@@ -38,7 +38,7 @@ class Root:
     copy: "BucketCopy | None" = None
 
     def bring(self, *, at_once: bool) -> None:
-        """Takes what is new in a store, if the folder is the copy of one; a scan says what went wrong."""
+        """Downloads new data if the folder is a copy of a store; the next scan reports errors."""
         if self.copy is not None:
             self.copy.refresh(at_once=at_once)
 

@@ -220,7 +220,7 @@ class Scanner:
         full: whether to read every run again.
         disk: the file system.
         clock_ns: returns the time in nanoseconds.
-        now: the time that heartbeats are compared with. Default: that of `clock_ns`.
+        now: the time that heartbeats are compared with. Default: the time of `clock_ns`.
         has_rows: returns whether a run's rows are complete in its folder. In a copy of a store, they are
             downloaded when they are read.
     """
@@ -373,7 +373,7 @@ class Scanner:
         )
         if found is None:
             self._seen_folders.add(path)
-            # In a folder called as that of writers, one may begin without a change here.
+            # A writer may begin in the folder of writers without a change of this folder.
             trusted = 0 if has_writers else self._trusted_ns(state)
             if self._known.folders.get(path) != (trusted, state.st_ino):
                 self.folders[path] = (trusted, state.st_ino)

@@ -317,7 +317,7 @@ def _supports(destination: Any, method: str) -> bool:
 
 
 def _undelivered(destination: Any, run_dir: Any) -> dict[str, int]:
-    """Returns counts of what a destination accepted and could not deliver, by description."""
+    """Returns counts of accepted records that a destination could not deliver, by description."""
     counts = getattr(destination, "counts", None)
     whats = ("dropped_rows", "failed_rows", "dropped_records", "failed_records")
     found = {what.replace("_", " "): int(getattr(counts, what, 0) or 0) for what in whats}

@@ -1,4 +1,4 @@
-"""Reads a run folder as a source: everything, or what is new since a position. Never writes to it."""
+"""Reads a run folder as a source: everything, or only new data since a position. Never writes to it."""
 
 import contextlib
 import itertools
@@ -41,7 +41,7 @@ class RewoundError(Exception):
 
 
 class StoredRun:
-    """Reads a run folder, each time only what is new.
+    """Reads a run folder; each read returns only new data.
 
     Args:
         run: the run.

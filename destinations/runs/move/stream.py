@@ -95,7 +95,7 @@ class Bytes:
 class SourceRun:
     """A run of a source.
 
-    `facts` and `read` fill in what they learn, such as how the run ended and what was left out.
+    `facts` and `read` fill in the fields, such as how the run ended and which records were left out.
 
     Attributes:
         run_id: its id.
@@ -116,8 +116,8 @@ class SourceRun:
             before `read`.
         names: returns the metric names of the trainer.
         writers: the contribution of each named writer, as a run of its own.
-        left_out: counts of what the target can't hold, by description.
-        lost: counts of what could not be read, by description ("unreadable images"); each is a failure.
+        left_out: counts of records that the target can't hold, by description.
+        lost: counts of unreadable records, by description ("unreadable images"); each is a failure.
         problems: messages about anything else that could not be read; each is a failure.
         seen: bytes there and bytes read, if the source counts them.
     """
@@ -250,7 +250,7 @@ def move(
     Args:
         runs: objects with a `run_id`.
         take: writes one run and adds it to the report.
-        report: counts what was moved.
+        report: counts the moved records.
         progress: called before and after each run, and while records are written.
 
     Raises:

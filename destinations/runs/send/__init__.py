@@ -4,7 +4,7 @@
 send(open_runs("runs")["digits"], "tensorboard:tb")
 ```
 
-A ledger records what was sent, so repeating `send` sends only new records. After an interrupted attempt, the
+A ledger records the sent records, so repeating `send` sends only new ones. After an interrupted attempt, the
 partial copy is removed and everything is sent again. Runs in the calling thread and blocks.
 """
 
@@ -127,7 +127,7 @@ def send(
 
 
 def _facts_of(run: RecordedRun, *, abandoned: bool) -> dict[str, Any]:
-    """Returns a fingerprint of everything sent besides rows and records."""
+    """Returns a fingerprint of everything sent, except for rows and records."""
     try:
         now = run.reload()
     except RunNotFoundError:

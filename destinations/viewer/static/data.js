@@ -1,7 +1,7 @@
 /**
  * What the page knows about runs. This is the only module that fetches.
  *
- * With a server, answers come from its JSON API (docs/viewer-api.md). An exported site has no server, and a page opened
+ * With a server, answers come from its JSON API ("The viewer's API"). An exported site has no server, and a page opened
  * from a file can't fetch: there, scripts in `data/` provide the same answers through `destinationsSite.add`.
  */
 

@@ -94,7 +94,7 @@ class Written:
 
 
 class _Checksummed:
-    """A file to write to, for `torch.save`, that computes the checksum of what passes."""
+    """A file to write to, for `torch.save`, that computes the checksum of the bytes it passes on."""
 
     def __init__(self, descriptor: int, is_wanted: Callable[[], bool]) -> None:
         self._descriptor = descriptor

@@ -1,8 +1,8 @@
 """The values that a checkpoint may hold: one table for checking, copying and reading them.
 
 `torch.load(weights_only=True)` must return each value equal and with the same type. That holds for the types
-below, within the limits below. Other values are converted to one of them (see docs/checkpoints.md), or
-torch's reader is tried on the value itself: sparse and quantized tensors, types that the user declared safe.
+below, within the limits below. Other values are converted to one of them, or torch's reader is tried on the
+value itself: sparse and quantized tensors, types that the user declared safe.
 Everything else is refused when it is saved, with its location.
 """
 

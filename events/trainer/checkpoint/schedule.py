@@ -17,7 +17,7 @@ __all__ = ["AutoInterval", "AutoSchedule"]
 
 @attrs.frozen(kw_only=True)
 class AutoInterval:
-    """How often checkpoints are saved, by their cost; `save_interval="auto"` is `AutoInterval()`.
+    """A save interval that adapts to the cost of a checkpoint; `save_interval="auto"` is `AutoInterval()`.
 
     ```python
     saver = CheckpointSaver("runs/mine/checkpoints", save_interval=AutoInterval(save_overhead=0.005), keep=3)

@@ -1,6 +1,6 @@
 """Checkpoints in shards: each rank writes its part of the tensors, in the format of torch's own checkpoints.
 
-A checkpoint is a folder with these files (docs/checkpoints.md describes them):
+A checkpoint is a folder with these files:
 
 - `__{rank}_0.distcp`: the tensors of a rank, one after the other, each as `torch.save` writes it.
 - `.metadata`: the location of each part of each tensor, as `torch.distributed.checkpoint` (DCP) writes it.

@@ -51,7 +51,7 @@ def test_every_public_name_is_listed():
 
 def test_every_aggregation_is_listed_in_order():
     """Each row has the suffix that its metric has."""
-    assert first_column("A tensor costs more") == [aggregation.value for aggregation in Aggregation]
+    assert first_column("| aggregation | value |") == [aggregation.value for aggregation in Aggregation]
 
 
 def test_the_metrics_of_the_machine_are_those_of_the_class():

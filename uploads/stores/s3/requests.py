@@ -59,7 +59,7 @@ class PartBody:
         return self._size
 
     def read(self, _size: int = -1, /) -> bytes:
-        """Returns the next piece, of whatever size; empty at the end."""
+        """Returns the next piece, of any size; empty at the end."""
         if self._clock() > self._deadline:
             raise TransientStoreError(f"the server read less than {_MIN_BYTES_PER_SECOND} bytes per second")
         return next(self._pieces, b"")

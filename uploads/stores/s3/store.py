@@ -249,7 +249,7 @@ class S3Store:
         except StoreError as error:
             if (
                 code_of(error) in _NOT_KNOWN | _WANTS_SIGNED
-            ):  # The server does not complete what it let begin.
+            ):  # The server accepted the upload but doesn't complete it.
                 upload.abort()
             raise
         finally:
