@@ -1,6 +1,6 @@
-"""How tests are spread over processes: each file stays in one of them, and the longest begin.
+"""Spreads tests over processes: each file stays in one process, and the longest files start first.
 
-Imports, servers and what a module makes for its tests are then paid for once, and not in each process. Files that
+Imports, servers and a module's fixtures are then paid for once, not in each process. Files that
 share more than that name an `xdist_group`.
 """
 
@@ -25,16 +25,16 @@ MEMORY = Path("/dev/shm")  # noqa: S108  # the system's
 ROOM_BYTES = 8 << 30
 OUR_PACKAGES = {"destinations", "events", "uploads"}
 
-# A shell has Ctrl-C ignored in what it starts in the background, and so would all children of tests.
+# A shell ignores Ctrl-C in its background jobs, and all children of tests would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_configure(config):
-    """Hides GPUs from all tests but a run of `tests/gpu` alone, and makes the folders of tests in memory.
+    """Hides GPUs from all tests except a run of `tests/gpu` alone, and makes the tests' folders in memory.
 
-    A process that has looked at a GPU cannot be forked into ranks that use torch.cuda, and ranks of tests would
-    share one GPU. Children inherit both. A run that begins and ends flushes its files some ten times, which takes a
-    disk five times as long; TMPDIR says where folders are made otherwise, and so does a lack of room.
+    A process that has looked at a GPU cannot be forked into ranks that use torch.cuda, and ranks of tests
+    would share one GPU. Children inherit both settings. A run flushes its files some ten times, which takes
+    five times as long on a disk. TMPDIR overrides the folder, and so does a lack of room.
     """
     paths = [Path(argument.partition("::")[0]).resolve() for argument in config.args]
     if not all(path.is_relative_to(GPU_TESTS) for path in paths):
@@ -46,7 +46,7 @@ def pytest_configure(config):
 
 
 def _room_in_memory():
-    """Returns how many bytes of files memory has room for; 0 where there are none, or no programs among them."""
+    """Returns how many bytes of files fit in memory; 0 without such a folder, or one without programs."""
     try:
         found = re.search(
             r"^MemAvailable: *(\d+) kB$", Path("/proc/meminfo").read_text(encoding="ascii"), re.MULTILINE
@@ -74,14 +74,14 @@ def pytest_xdist_make_scheduler(config, log):
 
 
 def pytest_ignore_collect(collection_path):
-    """Leaves out of `make quick` what needs more than this process."""
+    """Leaves tests that need more than this process out of `make quick`."""
     is_tests = collection_path.suffix == ".py" and collection_path.name.startswith("test_")
     return True if IS_QUICK and is_tests and not is_quick(collection_path) else None
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection():
-    """Keeps what all tests share out of the garbage collector, which would look through a million objects each time."""
+    """Keeps shared objects out of garbage collection, which would look through a million of them."""
     gc.disable()
     collected = yield
     gc.freeze()
@@ -90,7 +90,7 @@ def pytest_collection():
 
 
 def pytest_collection_modifyitems(config, items):
-    """Puts the longest first: one that came last would be waited for by idle processes."""
+    """Starts the longest files first: idle processes would wait for one that came last."""
     if hasattr(config, "workerinput"):
         places = {ROOT / name: place for place, name in enumerate(LONGEST)}
         items.sort(key=lambda item: places.get(item.path, len(places)))
@@ -98,7 +98,7 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.fixture
 def caplog(caplog):
-    """Pytest's own, for the records of our packages alone: others, and threads of earlier tests, log when they like."""
+    """Pytest's own, for records of our packages only: others, and earlier tests' threads, log at any time."""
 
     def is_ours(record):
         return record.name.partition(".")[0] in OUR_PACKAGES
@@ -110,7 +110,7 @@ def caplog(caplog):
 
 @pytest.fixture(scope="session")
 def torch_server():
-    """Runs programs that need torch, in processes of their own that need not import it."""
+    """Runs programs that need torch, in processes that don't have to import it."""
     # The first optimizer of a process imports torch._dynamo, which is half of torch.
     of_torch = ("torch", "torch.monitor", "torch.distributed.launcher.api", "torch._dynamo")
     # What our packages import.
@@ -121,7 +121,7 @@ def torch_server():
 
 @pytest.fixture(scope="session", autouse=True)
 def _botocore_parses_once():
-    """Each of some hundred stores has a session of its own, which parses what botocore knows of S3 in 0.1 s."""
+    """Parses botocore's S3 model once: each of some hundred stores has its own session, which takes 0.1 s."""
     parsed = functools.cache(JSONFileLoader().load_file)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(JSONFileLoader, "load_file", lambda _, path: parsed(path))

@@ -51,7 +51,7 @@ LONGEST = (
 
 
 def times(usual: T, exhaustive: T) -> T:
-    """Returns the first, or the second where all is to be tested: a count, or parameters."""
+    """Returns the first, or the second if everything is tested: a count, or parameters."""
     return exhaustive if IS_EXHAUSTIVE else usual
 
 

@@ -2,8 +2,8 @@
 
 `python -m tests.crash.bucket_child URI MACHINE WRITER STEP NUMBER COUNT`: on a machine of its own, which is a folder,
 as the trainer (WRITER is "-") or a named writer, from a step on. Each row has the number of its call; "logged N"
-is printed when that has returned. After COUNT rows it ends as a run does. A store that fails is asked again
-within two seconds, where others wait a minute.
+is printed when that has returned. After COUNT rows it ends as a run does. It retries a failed store within
+two seconds instead of a minute.
 """
 
 import functools

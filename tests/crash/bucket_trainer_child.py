@@ -1,7 +1,7 @@
 """Trains a run that lives in a bucket: `python -m tests.crash.bucket_trainer_child URI MACHINE BATCHES DIES`.
 
-MACHINE is a folder, which is made. "began N" and "batch N" are printed; where DIES is 1, it is killed once the
-checkpoint of batch 12 has reached the store.
+MACHINE is a folder, which is made. It prints "began N" and "batch N". If DIES is 1, it is killed once
+the checkpoint of batch 12 has reached the store.
 """
 
 import os
@@ -24,22 +24,22 @@ def main(uri, machine, batches, dies):
     from uploads import open_store
 
     class Watch(Callback):
-        """Says where it is, and dies."""
+        """Prints its position, and dies."""
 
         def fit_start(self, state, logger):
-            """Says from where training goes on."""
+            """Prints the batch at which training starts."""
             print("began", state.timestamp.batch.value, flush=True)
 
         def batch_end(self, state, logger):
-            """Dies where it should."""
+            """Dies at the right batch."""
             print("batch", state.timestamp.batch.value, flush=True)
             if not dies:
                 return
-            # Time for the checkpoints, which are handed to the store between batches.
+            # Leaves time for the checkpoints, which go to the store between batches.
             time.sleep(0.2)
             store = open_store(uri)
             if any("ep0-ba12.pt" in info.name for info in store.list("artifacts/")):
-                # One more interval: the rows are there too.
+                # One more interval, so that the rows are there too.
                 time.sleep(1.5)
                 os.kill(os.getpid(), signal.SIGKILL)
 

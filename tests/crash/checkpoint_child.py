@@ -30,7 +30,7 @@ class Pace(Callback):
 
 
 def train(folder: Path) -> None:
-    """Trains to the end, from where the last process left off, and writes down what the weights are."""
+    """Trains to the end from the last checkpoint, and writes down the weights."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(3, 64), torch.nn.Dropout(0.3), torch.nn.Linear(64, 2))

@@ -15,14 +15,14 @@ from uploads import command_line as commands
 
 @pytest.fixture(scope="session")
 def moto():
-    """A server that knows conditional puts."""
+    """A server that supports conditional puts."""
     with s3_servers.moto() as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def counting_s3():
-    """A server that is fast and counts."""
+    """A fast server that counts requests."""
     server = CountingS3()
     yield server
     server.close()
@@ -38,14 +38,14 @@ def proxy(moto):
 
 @pytest.fixture
 def prefix(request):
-    """A prefix in the bucket that nothing else uses, nor this test when it is repeated."""
+    """A prefix in the bucket that nothing else uses, not even a repetition of this test."""
     readable = "".join(letter if letter.isalnum() else "-" for letter in request.node.name[:80])
     return f"{readable}-{uuid.uuid4().hex[:8]}"
 
 
 @pytest.fixture
 def environment(tmp_path):
-    """What a child process needs to reach the servers."""
+    """The environment that a child process needs to reach the servers."""
     return {
         **os.environ,
         **s3_servers.ENVIRONMENT,
@@ -98,7 +98,7 @@ def resume(start):
 
 @pytest.fixture
 def resume_here(environment, monkeypatch):
-    """Does the same in this process, which has imported the clients already; returns the exit code."""
+    """Does the same in this process, which has already imported the clients; returns the exit code."""
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     return commands.resume

@@ -1,9 +1,9 @@
 """What a disk may hold after a crash, computed: every call that changes it is recorded, and then replayed up to any point.
 
-After SIGKILL the disk has all that was written before. After a power loss it has what was synced, and of
-everything else whatever the kernel happened to write: POSIX promises nothing, neither order nor whole writes.
-Files and folders are apart: a file may be there without its content, and a name without the other names that
-were changed with it.
+After SIGKILL the disk has everything written before. After a power loss it has all that was synced, and what
+the kernel happened to write: POSIX promises neither order nor whole writes.
+Files and folders are apart: a file may exist without its content, and a name without the other names that
+changed with it.
 """
 
 import errno
@@ -19,14 +19,14 @@ from uploads.disk import Disk
 
 Change = tuple[Any, ...]
 
-# What becomes of the writes to a file that were not synced.
+# What happens to unsynced writes to a file.
 FILE_FATES = ("lost", "kept", "torn", "first zeroed", "all zeroed", "only last")
-# What becomes of the names in a folder that were not synced.
+# What happens to unsynced names in a folder.
 FOLDER_FATES = ("lost", "kept", "only last", "all but last")
 
 
 class HastyDisk(Disk):
-    """Never waits for the disk: for what happens after the crash."""
+    """Never waits for the disk, for tests of the time after the crash."""
 
     def sync(self, fd: int) -> None:
         """Does nothing."""
@@ -36,7 +36,7 @@ class HastyDisk(Disk):
 
 
 class RecordingDisk(Disk):
-    """Does what it is told, below a folder, and writes down every change."""
+    """Performs operations below a folder, and records every change."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -45,7 +45,7 @@ class RecordingDisk(Disk):
         self._numbers = itertools.count()
 
     def note(self, *what: Any) -> None:
-        """Writes down what a test wants to know later."""
+        """Records a note that a test reads later."""
         self.changes.append(("note", *what))
 
     def _name(self, path: Path | str) -> str:
@@ -99,11 +99,11 @@ class RecordingDisk(Disk):
 
 
 class DiskThatFailsOnce(RecordingDisk):
-    """A disk of which one operation fails, of those while it `is_failing`.
+    """A disk on which one operation fails, counted while it `is_failing`.
 
     Args:
         root: as of `RecordingDisk`.
-        number: which one, from 0 on.
+        number: which operation, from 0 on.
     """
 
     def __init__(self, root: Path, number: int) -> None:
@@ -149,7 +149,7 @@ class DiskThatFailsOnce(RecordingDisk):
 
 
 class CrashedDisk:
-    """The disk after some changes, of which it is not said yet what became of those that were not synced."""
+    """A disk after some changes; what happened to the unsynced ones is still open."""
 
     def __init__(self) -> None:
         self._synced: dict[int, bytearray] = {}
@@ -158,7 +158,7 @@ class CrashedDisk:
         self._renames: dict[str, list[Change]] = {".": []}
 
     def apply(self, change: Change) -> None:
-        """Takes the next change."""
+        """Applies the next change."""
         match change:
             case ("link", path, number):
                 self._synced[number], self._writes[number] = bytearray(), []
@@ -183,9 +183,9 @@ class CrashedDisk:
         self._renames[_folder(path)].append((what[0], Path(path).name, *what[1:]))
 
     def after_kill(self, during: Change | None = None) -> dict[str, bytes | None]:
-        """Returns the content by path where everything was kept.
+        """Returns the content by path if everything was kept.
 
-        A write in progress is done by half.
+        A write in progress is half done.
         """
         if during is None or during[0] != "write":
             return self.files({"": "kept"}, {"": "kept"})
@@ -214,7 +214,7 @@ class CrashedDisk:
         renames = self._renames[folder]
         fate = folder_fates.get(Path(folder).name, folder_fates[""])
         chosen = {"lost": [], "kept": renames, "only last": renames[-1:], "all but last": renames[:-1]}[fate]
-        # What a move is of is known from all moves before, also from those that were lost.
+        # All earlier moves, even lost ones, tell which file a move is about.
         _rename_some(names, renames, chosen)
         for name, entry in names.items():
             path = f"{at}{name}"
@@ -242,7 +242,7 @@ def _write(content: bytearray, writes: list[Change]) -> None:
 
 
 def _after(synced: bytearray, writes: list[Change], fate: str) -> bytes:
-    """Returns the content of a file of which these writes were not synced."""
+    """Returns the content of a file whose last writes were not synced."""
     content = bytearray(synced)
     zeroed = [
         (*write[:2], bytes(len(write[2])), write[3]) if write[0] == "write" else write for write in writes
@@ -290,7 +290,7 @@ def _rename_some(names: dict[str, Any], renames: list[Change], chosen: list[Chan
 
 
 def fates_to_try(source: random.Random) -> Iterator[tuple[dict[str, str], dict[str, str]]]:
-    """Returns what may become of files and folders: each fate of one kind with all others lost, with all kept, and some mixed."""
+    """Returns fates of files and folders: each fate with all others lost, with all kept, and some mixes."""
     for rest, folder_rest in itertools.product(("lost", "kept"), ("lost", "kept")):
         for fate in FILE_FATES:
             yield {"": rest, ".csv": fate}, {"": folder_rest}
@@ -321,7 +321,7 @@ def put(files: dict[str, bytes | None], root: Path) -> None:
 
 
 def digest(files: dict[str, bytes | None]) -> bytes:
-    """Returns what tells one disk from another."""
+    """Returns a digest that tells one disk from another."""
     found = hashlib.blake2b()
     for name, content in sorted(files.items()):
         found.update(f"{name} {-1 if content is None else len(content)} ".encode())

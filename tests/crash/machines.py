@@ -1,4 +1,4 @@
-"""A machine of a test is a folder: its processes are those that name the folder."""
+"""A test's machine is a folder: its processes are the ones that name the folder."""
 
 import contextlib
 import os
@@ -12,7 +12,7 @@ __all__ = ["lose", "send_signal"]
 
 
 def send_signal(machine, number):
-    """Sends a signal to all processes of a machine, those in sessions of their own too; returns how many."""
+    """Sends a signal to all processes of a machine, including its sessions; returns how many."""
     processes = _processes(machine)
     for pid in processes:
         with contextlib.suppress(ProcessLookupError):
@@ -28,7 +28,7 @@ def lose(machine):
 
 
 def _processes(machine):
-    """The processes with the folder, or a path in it, in their command or environment; none that ended."""
+    """The live processes with the folder, or a path in it, in their command or environment."""
     found = []
     for process in Path("/proc").iterdir():
         if process.name.isdecimal() and int(process.name) != os.getpid():

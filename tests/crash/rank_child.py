@@ -57,7 +57,7 @@ class UploadsAFile(Callback):
 
 
 def train():
-    """Two epochs with a Trainer; the name of the run is agreed on without being given."""
+    """Two epochs with a Trainer; the ranks agree on the name of the run, which isn't given."""
     counts = CountsCollectives()
     torch.manual_seed(0)
     points = torch.randn(32, 3)
@@ -93,7 +93,7 @@ def elastic():
     """Ten steps; in the first session, the last rank is killed after the fifth."""
     restart = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     has_begun = (FOLDER / "begun").exists()
-    # As the Trainer does: ranks that are restarted must not find the addresses of those that are gone.
+    # As the Trainer does: restarted ranks must not find the addresses of dead ones.
     is_joined = join(torch.device("cpu"))
     folder = FOLDER / "runs" / "{run_name}"
     with Run(RunDirectory(folder, all_ranks=True, flush_seconds=0.05, if_exists="resume")) as run:

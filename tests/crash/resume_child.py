@@ -1,4 +1,4 @@
-"""Draws trainings, interrupts and resumes each, and compares it with the one that was not interrupted.
+"""Draws trainings, interrupts and resumes each, and compares it with an uninterrupted one.
 
 `python -m tests.crash.resume_child FOLDER FIRST COUNT`, or by torchrun on several ranks: prints a line for each draw
 that differs, and how many there were. A draw is made by its number: `python -m tests.crash.resume_child /tmp/x 17 1`.
@@ -61,7 +61,7 @@ INTERVALS = ("1ba", "2ba", "3ba", "5ba", "1ep", "2ep", "11sp", "30tok", "1iter")
 ITERATORS = []
 WAYS = ("raise", "raise", "signal", "kill", "exit")
 WAYS_OF_RANKS = ("raise", "signal")
-# Where `fit` does not watch for signals yet.
+# `fit` does not watch for signals here yet.
 BEFORE_FIT = {Event.INIT, Event.BEFORE_LOAD, Event.AFTER_LOAD}
 
 
@@ -95,7 +95,7 @@ class Draw:
 
 
 def draw_number(number, ranks):
-    """Returns the draw of a number, the same in every process."""
+    """Returns the draw for a number, the same in every process."""
     pick = random.Random(number)
     loader = pick.choice(OF_RANKS if ranks > 1 else LOADERS)
     has_workers = pick.random() < 0.2 and loader not in {
@@ -107,10 +107,10 @@ def draw_number(number, ranks):
     persistent = has_workers and pick.random() < 0.5
     noise, collate_noise = pick.choice(NOISES), pick.choice(("none", "none", *NOISES))
     if persistent:
-        # What workers draw in a later epoch cannot be saved, and it is said.
+        # Random numbers that workers draw in a later epoch can't be saved; a warning reports it.
         noise = collate_noise = "none"
-    # Those that go on in the next epoch may leave it less than a batch; one that does so only where it was
-    # loaded cannot be told from them, and it is said.
+    # Loaders that continue in the next epoch may leave it less than a batch. One that continues only where
+    # it was loaded looks the same; a warning reports it.
     goes_on = loader in {"position-sampler", "stateful-iterable", "rank-stream"}
     # These may be at their end where the limit ends an epoch: the next would be empty.
     has_end = loader in {
@@ -131,7 +131,7 @@ def draw_number(number, ranks):
         workers=pick.choice((1, 2)) if has_workers else 0,
         persistent=persistent,
         prefetch=pick.randint(1, 3),
-        # By index, what workers draw differs, and it is said.
+        # By index, workers draw different numbers; a warning reports it.
         skip_by=pick.choice(("auto", "auto", "reading")),
         limit=None if has_end else pick.choice((None, None, None, 1, 2, 3)),
         duration=pick.choice(DURATIONS),
@@ -149,16 +149,16 @@ def draw_number(number, ranks):
     if draw.own_step:
         draw = attrs.evolve(draw, microbatch=None)
     if pick.random() < 0.2 and loader in RESIZED:
-        # Other batches have other losses: the samples are compared, and what a resume begins with.
+        # Other batches have other losses: the samples are compared, and the state that a resume begins with.
         sizes = tuple(pick.randint(1, 5) for _ in draw.ways)
         plain = {"noise": "none", "collate_noise": "none", "callbacks": (), "drop_last": False, "limit": None}
         plain["own_step"] = False
         draw = attrs.evolve(draw, resized=sizes, duration="3ep", evaluation=None, **plain)
     if draw.duration == "90tok" and loader in {"unbatched", "list", "subset"}:
-        # Their batches have no tokens: such a run has no end, and is refused.
+        # Their batches have no tokens: such a run never ends, and is refused.
         draw = attrs.evolve(draw, duration="13ba")
     if loader in {"stateful-iterable", "rank-stream"}:
-        # The state that a worker keeps from epoch to epoch is not seen, and it is said.
+        # The state that a worker keeps from epoch to epoch is invisible; a warning reports it.
         draw = attrs.evolve(draw, persistent=False)
     if ranks > 1:
         # With Python 3.11, a process that is forked while a thread of gloo comes or goes may never begin.
@@ -228,7 +228,7 @@ class Points(Dataset):
 
 
 class Stream(IterableDataset):
-    """The same, one after the other; by rank and worker."""
+    """The same points, one after the other, by rank and worker."""
 
     max_seq_len = 3
 
@@ -246,7 +246,7 @@ class Stream(IterableDataset):
 
 
 class StatefulStream(Stream):
-    """One that knows where it is, and goes through another order each time."""
+    """A stream that knows its position, and takes another order each time."""
 
     epoch = next = 0
 
@@ -279,7 +279,7 @@ class HiddenOrder(Sampler):
 
 
 class PositionSampler(HiddenOrder):
-    """Goes on where it was, in this process too."""
+    """Continues at its position, in this process too."""
 
     def __init__(self, samples):
         self.samples, self.rest, self.seed = samples, [], 0
@@ -299,7 +299,7 @@ class PositionSampler(HiddenOrder):
 
 
 class YieldedSampler(HiddenOrder):
-    """As that of torchdata: counts what it has given, and passes over it when it was loaded."""
+    """Like torchdata's: counts the indices it has given, and skips as many after it was loaded."""
 
     epoch = yielded = 0
     next_yielded = None
@@ -324,7 +324,7 @@ class YieldedSampler(HiddenOrder):
 
 
 class EpochSampler(HiddenOrder):
-    """Its state is that of an epoch, not a position in it."""
+    """Its state describes an epoch, not a position in it."""
 
     def __init__(self, samples):
         self.samples, self.epoch = samples, 0
@@ -360,7 +360,7 @@ class PlainLoader:
 
 
 class StatefulLoader(PlainLoader):
-    """One that knows where it is, and begins anew where that is the end."""
+    """A loader that knows its position, and begins anew if that is the end."""
 
     rest = ()
 
@@ -457,7 +457,7 @@ def make_loader(draw, rank, ranks):
 
 
 class Rows(LoggerDestination):
-    """Writes rows into a file, and leaves those behind that a checkpoint does not know."""
+    """Writes rows into a file, and drops the rows that a loaded checkpoint doesn't know."""
 
     def __init__(self, path):
         self.path, self.count, self.lines = path, 0, []
@@ -518,7 +518,7 @@ def make_loss(kind):
 
 
 class Changes(Callback):
-    """Changes training in one of the ways in which callbacks do, and says nothing of its state."""
+    """Changes training in one of the ways in which callbacks do, and has no state."""
 
     def __init__(self, kind, number):
         self.kind, self.noise, self.average = kind, [Noise("own-numpy", number)], None
@@ -585,7 +585,7 @@ def take_turns(loss_fn, state, batch):
 
 
 def train(draw, folder, interrupts, rank=0, ranks=1, attempt=None):
-    """Trains from where the last left off; returns all that must be equal at the end."""
+    """Trains from the last position; returns everything that must be equal at the end."""
     if attempt is not None and draw.resized:
         draw = attrs.evolve(draw, batch_size=draw.resized[attempt])
     torch.manual_seed(draw.number)
@@ -663,7 +663,7 @@ def train(draw, folder, interrupts, rank=0, ranks=1, attempt=None):
 def difference(one, other, place=""):
     """Returns where two values differ first, or None."""
     if isinstance(one, torch.Tensor):
-        # Some draws diverge: NaN is as good as NaN.
+        # Some draws diverge: NaN equals NaN here.
         is_same = one.shape == other.shape and torch.equal(one.nan_to_num(), other.nan_to_num())
         return None if is_same else f"{place}: {one} and {other}"
     if isinstance(one, dict):
@@ -682,9 +682,9 @@ def difference(one, other, place=""):
 
 
 def interrupt(draw, way, folder, interrupts, rank, ranks, attempt):
-    """Trains until the interruption, in a process of its own where that ends it."""
+    """Trains until the interruption, in a separate process if the interruption ends it."""
     if way in WAYS_OF_RANKS:
-        # A worker that torchrun has forked has a handler of its own, which `fit` calls.
+        # A worker forked by torchrun has a handler of its own, which `fit` calls.
         with contextlib.suppress(Interrupted, SystemExit, SignalException):
             train(draw, folder, interrupts, rank, ranks, attempt)
         return
@@ -702,7 +702,7 @@ def interrupt(draw, way, folder, interrupts, rank, ranks, attempt):
 
 
 def check(number, folder, rank=0, ranks=1):
-    """Returns what the resumed run of a draw does differently, or None."""
+    """Returns how the resumed run of a draw differs, or None."""
     draw = draw_number(number, ranks)
     place = folder / str(number)
     (place / "whole").mkdir(parents=True, exist_ok=True)
@@ -714,7 +714,7 @@ def check(number, folder, rank=0, ranks=1):
     for index, way in enumerate(draw.ways):
         event = pick.choice([one for one in Event if one in seen.seen])
         points.append((event, pick.randint(1, seen.seen.count(event))))
-        # The first is as the whole one is.
+        # The first attempt starts like the uninterrupted run.
         attempt = None if index == 0 else index - 1
         interrupt(draw, way, place / "resumed", Interrupts(points[-1], way), rank, ranks, attempt)
     found = difference(
@@ -744,7 +744,7 @@ def main(folder, first, count):
             if ranks > 1:
                 print(f"DIFFERS {number} on rank {rank}: {found}", flush=True)
                 os._exit(1)
-        # What was interrupted is in cycles, and its loaders' processes go with it.
+        # The interrupted run is in reference cycles, and its loaders' processes go with it.
         gc.collect()
         if found is not None:
             failed += 1

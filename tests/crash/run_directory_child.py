@@ -1,6 +1,6 @@
-"""A process that logs until it is killed; says after each call how many.
+"""Logs until it is killed, and prints after each call how many have returned.
 
-`python run_directory_child.py SOCKET` starts no such process, but a server that forks one for each job:
+`python run_directory_child.py SOCKET` starts a server instead, which forks a process for each job:
 everything is imported once. A job is a line of JSON and the descriptor for the output; the answers are the
 process id, and how it ended.
 """
@@ -34,7 +34,7 @@ def _spin() -> None:
 
 
 def late_step(number: int) -> int:
-    """The step of the row of a named writer: of its rows, those of all ages are mixed."""
+    """Returns the step of a named writer's row: old and new steps are mixed."""
     return number * 7919 % 5000
 
 
@@ -58,7 +58,7 @@ def log_rows(
 
     "left" neither trains nor ends. A named writer gives its rows the steps of `late_step`.
 
-    "busy" has one thread more that keeps the interpreter from the others, and rows so wide that segments
+    "busy" runs another thread that takes the interpreter from the others, and logs rows so wide that segments
     change all the time.
     """
     if mode == "busy":
@@ -100,7 +100,7 @@ def serve(server: socket.socket) -> None:
             os.dup2(output, 1)
             os.close(output)
             os.close(said)
-            # Where only a parent may trace its children: strace is none.
+            # If only a parent may trace its children: strace isn't the parent.
             ctypes.CDLL(None).prctl(_PR_SET_PTRACER, _PR_SET_PTRACER_ANY, 0, 0, 0)
             os.read(gate, 1)
             os.close(gate)

@@ -29,7 +29,7 @@ from destinations import Artifacts
 from events import Callback, CheckpointSaver, CheckpointWriting, Trainer
 from events.trainer.distributed import leave
 
-# The files that this rank has fetched from a store.
+# Files that this rank has fetched from a store.
 FETCHED = []
 
 
@@ -57,7 +57,7 @@ class Counts(Callback):
 
 
 class DiskIsFull(Callback):
-    """Lets the last rank write no file of more than a few bytes, from one batch to another."""
+    """Limits the last rank to files of a few bytes, from one batch to another."""
 
     def __init__(self, first, last):
         self.limits = {first: 100, last: resource.RLIM_INFINITY}
@@ -69,7 +69,7 @@ class DiskIsFull(Callback):
 
 
 class IsKilled(Callback):
-    """Ends the last rank, as a node that fails, once it has written the first file of a checkpoint."""
+    """Kills the last rank, like a failing node, once it has written the first file of a checkpoint."""
 
     def __init__(self, batch, folder):
         self.batch = batch
@@ -140,7 +140,7 @@ def run(folder, name, **options):
         destinations = [Artifacts(options["store"], spool=spool, progress_bar=False, free_bytes=0)]
     trainer = Trainer(
         model,
-        # The same samples on every rank: the result does not depend on their number.
+        # Every rank has the same samples, so that the result does not depend on their number.
         [
             (points[start : start + 8], (points[start : start + 8].sum(1) > 0).long())
             for start in range(0, 40, 8)
@@ -183,7 +183,7 @@ def run(folder, name, **options):
 
 
 def whole(value):
-    """Returns a tensor with the parts of all ranks."""
+    """Returns a tensor joined from the parts of all ranks."""
     return value.full_tensor() if hasattr(value, "full_tensor") else value
 
 

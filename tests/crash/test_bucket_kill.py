@@ -1,4 +1,4 @@
-"""Machines that write one run in a bucket and are lost, again and again, while the store fails in every way."""
+"""Machines write one run in a bucket and are lost, again and again, while the store fails in every way."""
 
 import contextlib
 import json
@@ -30,7 +30,7 @@ WRITERS = ("-", *(f"eval{number}" for number in range(times(2, 8))))
 LIMIT_SECONDS = 240
 BATCHES = 200
 ROOT = Path(__file__).parents[2]
-# Thirteen ways in which a store fails, each once in a while.
+# Thirteen ways in which a store fails now and then.
 FAULTS = [
     Answer(500, "InternalError"),
     Answer(503, "SlowDown", headers=(("Retry-After", "0"),)),
@@ -50,14 +50,14 @@ FAULTS = [
 
 @pytest.fixture(autouse=True)
 def _credentials(monkeypatch):
-    """Those of the server, for what reads here."""
+    """The server's credentials, for readers in this process."""
     for name, value in s3_servers.ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
 
 
 @attrs.define
 class Machine:
-    """What writes as the trainer or as one named writer, on one machine after another."""
+    """Writes as the trainer or as one named writer, on one machine after another."""
 
     writer: str
     folder: Path
@@ -71,7 +71,7 @@ class Machine:
 
     @property
     def errors(self):
-        """What the present session has said on standard error."""
+        """The standard error of the present session."""
         return self.folder.with_suffix(".errors")
 
     def begin(self, uri, count=100_000):
@@ -108,7 +108,7 @@ class Machine:
                     self.logged.append(int(number))
 
     def kill(self, *, lost):
-        """Kills it, but for its worker; where it is lost, with everything on the machine."""
+        """Kills it but not its worker; if the machine is lost, everything on it goes too."""
         os.killpg(self.child.pid, signal.SIGKILL)
         self.child.wait()
         self.reader.join(LIMIT_SECONDS)
@@ -121,9 +121,9 @@ class Machine:
 
 
 def rows_in(server, writer, folder):
-    """The numbers of the rows of a writer that a reader of the store has, and of those in branches.
+    """The numbers of a writer's rows that a reader of the store has, and the numbers in branches.
 
-    moto answers 500 at times while nine processes change what it lists.
+    moto sometimes answers 500 while nine processes change what it lists.
     """
     for _ in range(4):
         with contextlib.suppress(TransientStoreError):
@@ -157,10 +157,10 @@ def faulty(seed):
 
 
 def test_a_lost_machine_loses_no_row_of_a_finished_interval(moto, proxy, prefix, tmp_path):
-    """What a reader saw stays: no row is twice, none is overwritten, and none of another writer is missing."""
+    """Rows that a reader saw stay: none is doubled or overwritten, and none of another writer is missing."""
     draw = random.Random(int(os.environ.get("SEED", "0")))
     direct = moto.uri(f"{prefix}/killed")
-    # An answer that does not come is not waited for as long as usual.
+    # Waits less than usual for an answer that does not come.
     uri = f"{moto.at(proxy.url).uri(f'{prefix}/killed')}&read_timeout_seconds=3"
     proxy.plan = faulty(draw.random())
     machines = {name: Machine(name, tmp_path / name) for name in WRITERS}
@@ -196,8 +196,8 @@ def test_a_lost_machine_loses_no_row_of_a_finished_interval(moto, proxy, prefix,
         assert [number for number, count in Counter(rows).items() if count > 1] == []
 
 
-def test_a_machine_that_was_stopped_for_long_changes_nothing_of_its_successor(moto, prefix, tmp_path):
-    """SIGSTOP, another machine continues, SIGCONT: its rows are a branch."""
+def test_a_machine_stopped_for_long_changes_nothing_of_its_successor(moto, prefix, tmp_path):
+    """After SIGSTOP, another machine continues; after SIGCONT, the first one's rows become a branch."""
     uri = moto.uri(f"{prefix}/killed")
     first, second = Machine("-", tmp_path / "one"), Machine("-", tmp_path / "two")
     first.begin(uri)
@@ -222,8 +222,8 @@ def test_a_machine_that_was_stopped_for_long_changes_nothing_of_its_successor(mo
     assert all(max(before) < number < 50_000 for number in left)
 
 
-def test_training_goes_on_on_an_empty_machine(moto, prefix, tmp_path):
-    """With a URI and `autoresume=True` alone: checkpoint, rows and time come from the store."""
+def test_training_resumes_on_an_empty_machine(moto, prefix, tmp_path):
+    """A URI and `autoresume=True` suffice: checkpoint, rows and time come from the store."""
     uri = moto.uri(f"{prefix}/trained")
     first = _train(uri, tmp_path / "one", dies=True)
     assert first.returncode == -signal.SIGKILL, first.stderr

@@ -85,7 +85,7 @@ def check_folder(folder):
 
 
 def test_a_run_resumed_after_each_kill_equals_an_uninterrupted_run(trainers, tmp_path):
-    """The resumed run is equal to the last bit; whatever is seen in between, here and in the store, is whole."""
+    """It is equal to the last bit; everything visible in between, here and in the store, is whole."""
     start(trainers, tmp_path / "whole")
     assert status(trainers) == 0, (tmp_path / "errors").read_text()
     draw = random.Random(SEED)
@@ -114,12 +114,12 @@ def test_a_run_resumed_after_each_kill_equals_an_uninterrupted_run(trainers, tmp
         check_folder(folder)
 
         assert (folder / "weights").read_text() == (tmp_path / "whole" / "weights").read_text()
-        # What a process that outlived its trainer was writing, it removes itself.
+        # A process that outlived its trainer removes its unfinished file itself.
         deadline = time.monotonic() + WAIT_SECONDS
         while list((folder / "saved").glob(".*")) and time.monotonic() < deadline:
             time.sleep(0.05)
         assert not list((folder / "saved").glob(".*"))
-        # What a session that was killed had not deleted, the next one has.
+        # The next session has deleted what the killed session had not.
         assert len(list((folder / "saved").glob("*.pt"))) == 3
         assert len(list((folder / "store/run/checkpoints").glob("*.pt"))) == 2
         newest = (folder / "store/run/checkpoints/latest.symlink").read_text()

@@ -1,4 +1,4 @@
-"""Processes that compact runs are killed: a dataset is as before or as after, and the next compaction does the rest."""
+"""Processes that compact runs are killed: a dataset is as before or after; the next compaction ends it."""
 
 import pytest
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.xdist_group("duckdb")
 KILLS = times(2, 20)
 ROWS = 50
 
-# Imports once; each line that it reads is a moment, as a share of what the first compaction took, at which a
+# Imports once. Each line that it reads is a moment, as a share of the first compaction's duration, at which a
 # fork of it is killed.
 SERVER = """
 import os, signal, sys, time
@@ -47,7 +47,7 @@ for line in sys.stdin:
 
 @pytest.fixture(params=["folder", "bucket"])
 def place(request, tmp_path, monkeypatch):
-    """Where the dataset is: a folder, or a bucket of a server that knows conditional puts."""
+    """Where the dataset is: a folder, or a bucket of a server that supports conditional puts."""
     if request.param == "folder":
         yield str(tmp_path / "data")
         return
@@ -58,13 +58,13 @@ def place(request, tmp_path, monkeypatch):
 
 
 def write_run(root, number, shift=0):
-    """Makes a run that has ended, of some rows that no other run has; more of them with each shift."""
+    """Makes an ended run with some rows that no other run has; more of them with each shift."""
     rows = [f"{step},{number + shift + step / 1024},{number + shift}" for step in range(ROWS + shift)]
     write_csv(root / f"run{number}", ["step,loss,acc", *rows])
 
 
 def values_in(place):
-    """Returns the values of each run in the dataset, by its id; and checks that the tables agree."""
+    """Returns the values of each run in the dataset by its id, and checks that the tables agree."""
     with open_dataset(place) as dataset:
         rows = dataset.sql("SELECT run_id, metric, step, value FROM metrics ORDER BY ALL").rows
         found = {}
@@ -79,7 +79,7 @@ def values_in(place):
 
 
 def expected_of(root):
-    """Returns what a dataset of all runs has."""
+    """Returns the values that a dataset of all runs has."""
     found = {}
     for run in map(Run.open, root.iterdir()):
         found[run.run_id] = sorted(
@@ -90,7 +90,7 @@ def expected_of(root):
     return found
 
 
-def test_a_killed_compaction_loses_and_repeats_no_row(tmp_path, start, place):
+def test_a_killed_compaction_neither_loses_nor_repeats_a_row(tmp_path, start, place):
     """SIGKILL at spread moments, with a new and a changed run: readers see all rows of before or after."""
     root = tmp_path / "runs"
     for number in range(4):
@@ -122,7 +122,7 @@ def test_a_killed_compaction_loses_and_repeats_no_row(tmp_path, start, place):
     assert values_in(place) == expected_of(root)
     assert len(expected_of(root)) == 4 + KILLS
     assert killed > 0
-    # What killed ones have left is removed, and nothing that is needed.
+    # Leftovers of killed ones are removed, and nothing that is needed.
     with open_runs(root) as runs:
         report = compact(runs, place, vacuum_days=0)
     assert report.unchanged == 4 + KILLS

@@ -1,7 +1,7 @@
-"""A run that is interrupted anywhere, and resumed, is the run that was not: to the last bit, rows too.
+"""A run that is interrupted anywhere and resumed equals an uninterrupted one to the last bit, rows included.
 
-A draw is a kind of training and where it is interrupted, made by its number: `python -m tests.crash.resume_child /tmp/x
-17 1` repeats draw 17, and with torchrun one of several ranks.
+A draw is a kind of training and a point of interruption, chosen by its number. To repeat draw 17, run
+`python -m tests.crash.resume_child /tmp/x 17 1`, with torchrun for several ranks.
 """
 
 import os
@@ -29,7 +29,7 @@ main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
 
 @pytest.fixture
 def folder():
-    """A folder in memory, where there is one: what is on a disk is not the question here."""
+    """A folder in memory if there is one, because the test doesn't depend on the disk."""
     memory = "/dev/shm"  # noqa: S108  # the system's
     with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None) as made:
         yield Path(made)
@@ -44,7 +44,7 @@ def environment():
 
 
 def differing(text):
-    """Returns the lines that name a draw which differs."""
+    """Returns the lines that name a differing draw."""
     return [line for line in text.splitlines() if line.startswith("DIFFERS")]
 
 
@@ -59,7 +59,7 @@ def test_an_interrupted_run_equals_an_uninterrupted_one(torch_server, folder, en
 
 @pytest.mark.parametrize(("ranks", "count"), OF_RANKS)
 def test_interrupted_ranks_equal_uninterrupted_ones(torch_server, folder, environment, ranks, count):
-    """Two and three ranks that are interrupted end with the weights and records of those that are not."""
+    """Two and three interrupted ranks end with the weights and records of uninterrupted ones."""
     outcome = torch_server.torchrun(
         ranks, resume_child.__file__, folder, FIRST, count, env=environment, timeout_s=3000
     )

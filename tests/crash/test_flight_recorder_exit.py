@@ -71,7 +71,7 @@ def test_sigterm_still_ends_a_process_without_a_handler(start, tmp_path):
 
 
 def test_a_later_orderly_exit_still_works(start, tmp_path):
-    """`exit_on_sigterm`, called when the recorder has its handler already, calls that and then exits."""
+    """If `exit_on_sigterm` follows the recorder's handler, it calls that handler and then exits."""
     program = (
         BEGIN
         + """
@@ -95,8 +95,8 @@ with begin() as run:
     assert [one["reason"] for one in read(tmp_path)["reasons"]] == ["sigterm"]
 
 
-def test_a_forked_child_that_is_terminated_says_nothing_of_its_parent(start, tmp_path):
-    """The child ends by the signal, and the parent's file is not written."""
+def test_a_terminated_child_does_not_write_its_parents_file(start, tmp_path):
+    """The signal ends the child, and the parent's file is not written."""
     program = (
         BEGIN
         + """

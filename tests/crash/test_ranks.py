@@ -1,4 +1,4 @@
-"""Several ranks under torchrun, over gloo: one run of all, ranks that are killed, and ranks that hang.
+"""Several ranks under torchrun, over gloo: one shared run, killed ranks, and hanging ranks.
 
 `SOAK_RANKS="8"` adds so many ranks to the first test, as `make soak` does.
 """
@@ -103,7 +103,7 @@ def test_ranks_write_one_run_without_a_collective_of_a_destination(torch_server,
     assert done.stdout.count(f"destinations runs show {folder.name}") <= 1
 
 
-def test_a_rank_that_is_killed_is_restarted_and_continues_the_same_run(torchrun, tmp_path):
+def test_a_killed_rank_restarts_and_continues_the_same_run(torchrun, tmp_path):
     """It continues as a new session; no row of either session is lost, on any rank."""
     process = torchrun("elastic", tmp_path, 2, "--standalone", "--max-restarts", "2")
 
@@ -120,7 +120,7 @@ def test_a_rank_that_is_killed_is_restarted_and_continues_the_same_run(torchrun,
 
 
 def test_a_run_continues_with_another_number_of_ranks(torch_server, tmp_path):
-    """Two ranks, of which one is killed; then one with the same name, from the environment."""
+    """One of two ranks is killed; then one rank continues under the same name, from the environment."""
     first, second = (
         torch_server.torchrun(
             ranks, PROGRAM, "elastic", tmp_path, env=environment(RUN_NAME="mine"), timeout_s=LIMIT_SECONDS
@@ -129,7 +129,7 @@ def test_a_run_continues_with_another_number_of_ranks(torch_server, tmp_path):
     )
 
     assert first.returncode != 0
-    # Written right before the kill: torchrun may name the other rank, whose collective failed for it.
+    # Written right before the kill: torchrun may name the other rank, whose collective failed because of it.
     assert (tmp_path / "begun").exists()
     assert second.returncode == 0, second.stdout
     run = Run.open(tmp_path / "runs/mine")
@@ -139,7 +139,7 @@ def test_a_run_continues_with_another_number_of_ranks(torch_server, tmp_path):
 
 
 def test_a_rank_that_never_enters_a_collective_is_named_by_the_flight_recorders(torchrun, tmp_path):
-    """Each rank writes where it waits; the one that is elsewhere comes first. SIGTERM then ends them all."""
+    """Each rank writes where it waits; the rank that is elsewhere comes first. SIGTERM then ends them all."""
     process = torchrun("hang", tmp_path, 2)
     files = [tmp_path / f"run/flight/rank-{rank}.json" for rank in range(2)]
     deadline = time.monotonic() + LIMIT_SECONDS

@@ -1,4 +1,4 @@
-"""Processes that log metrics are killed: rows whose call had returned are there, each once, and none is torn."""
+"""Processes that log metrics are killed: each row whose call returned is there once, and none is torn."""
 
 import contextlib
 import csv
@@ -31,7 +31,7 @@ KILLS_OF_A_BLOCK = 10
 
 
 class Child:
-    """A process that logs: forked by the server, waiting to be let go."""
+    """A logging process, forked by the server, that waits for permission to begin."""
 
     was_killed = False
 
@@ -54,7 +54,7 @@ class Child:
         os.kill(self.pid, signal.SIGKILL)
 
     def output_until(self, step: int, is_ready: Callable[[], bool] = lambda: True) -> bytes:
-        """Reads what it says until it has said that the call of a step has returned, and whatever else is to be awaited."""
+        """Reads its output until the call of a step has returned and any other awaited text has appeared."""
         output = b""
         while acknowledged(output) < step or not is_ready():
             data = os.read(self.stdout, 1 << 16)
@@ -63,7 +63,7 @@ class Child:
         return output
 
     def rest(self) -> bytes:
-        """Reads what it says until it ends, and waits for the end."""
+        """Reads its output to the end, and waits for its exit."""
         output = b""
         while data := os.read(self.stdout, 1 << 16):
             output += data
@@ -76,13 +76,13 @@ class Child:
 
 @pytest.fixture(autouse=True)
 def _outside_of_any_repository(tmp_path_factory, monkeypatch):
-    """Spares each run, which describes where it takes place, three programs."""
+    """Spares each run, which describes its surroundings, three programs."""
     monkeypatch.chdir(tmp_path_factory.getbasetemp())
 
 
 @contextlib.contextmanager
 def child_server(folder: Path) -> Iterator[Callable[..., Child]]:
-    """Starts processes that log, one after the other, from a server that has imported everything already."""
+    """Starts processes that log, one after the other, from a server that has imported everything."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         command = [sys.executable, str(CHILD), str(theirs.fileno())]
@@ -163,7 +163,7 @@ def test_random_kills_lose_no_row(tmp_path, start, block):
 
 @pytest.mark.parametrize("block", range(times(1, 4)))
 def test_kills_of_a_busy_process_lose_no_row(tmp_path, start, block):
-    """SIGKILL while segments change all the time and threads get in each other's way: every acknowledged row is there."""
+    """SIGKILL while segments change constantly and threads compete: every acknowledged row is there."""
     source = random.Random(block)
     folder = tmp_path / "run"
     child = start(folder, mode="busy", flush_seconds=source.choice([0.001, 0.02])).go()
@@ -184,7 +184,7 @@ def test_kills_of_a_busy_process_lose_no_row(tmp_path, start, block):
 
 
 def test_a_run_killed_again_and_again_keeps_every_row(tmp_path, start):
-    """Each process continues where the one before was killed; the abandoned steps are in no reader's way."""
+    """Each process continues where the previous one was killed; readers don't see the abandoned steps."""
     folder, first = tmp_path / "run", 0
     for round_ in range(6):
         child = start(folder, mode="paced", first=first).go()
@@ -240,18 +240,18 @@ SYSCALLS = (
     "close",
     "rmdir",
 )
-# Of a syscall that is made more often, half as many are drawn; test_run_directory_model.py has all points.
+# A more frequent syscall gets half as many points; test_run_directory_model.py has all of them.
 MOST_POINTS = times(6, 10)
 TRACED_STEPS = 90  # Two changes of columns.
 
 
 def traced(child: Child, log: str, *options: str) -> bytes:
-    """Lets a child go when strace says that it is attached to it; returns what the child said."""
+    """Lets a child go once strace is attached to it; returns the child's output."""
     command = ["strace", "-f", "-o", log, *options, "-p", str(child.pid)]
     with subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace"
     ) as strace:
-        # It says so when the process stops at its word: earlier, the first calls would go by unseen.
+        # strace prints this once it has stopped the process: before, the first calls would go by unseen.
         if f"Process {child.pid} attached" not in strace.stderr.readline():
             child.kill()
             child.go().rest()
@@ -267,25 +267,25 @@ def traced(child: Child, log: str, *options: str) -> bytes:
 def test_a_kill_at_any_syscall_loses_no_row(tmp_path, start, syscall):
     """A SIGKILL hits the syscalls that touch the run: drain, column change, position, close.
 
-    At some of the frequent ones.
+    Frequent syscalls are hit at a few of their calls.
     """
     counted = tmp_path / "count"
     trace = tmp_path / "trace.txt"
     traced(start(counted, last=TRACED_STEPS), str(trace), "-e", f"trace={syscall}")
-    # Injected is the n-th call of whichever thread comes to its n-th first.
+    # strace injects into the n-th call of whichever thread reaches its n-th call first.
     counts: Counter[str] = Counter()
     points = set()
     for line in trace.read_text(errors="replace").splitlines():
         thread, call = line.split(maxsplit=1)
         if not call.startswith(f"{syscall}("):
-            continue  # A signal, or the end of a call that another thread came in between.
+            continue  # A signal, or the end of a call that another thread interrupted.
         counts[thread] += 1
         # Files of the run are named below its folder's descriptor.
         if str(counted) in line or "/proc/self/fd/" in line or _is_unnamed(syscall, line):
             points.add(counts[thread])
     source = random.Random(syscall)
     drawn = points if len(points) <= MOST_POINTS else source.sample(sorted(points), MOST_POINTS // 2)
-    # Two runs do not make the same number of calls; the first is made by all.
+    # Two runs differ in their number of calls; all runs make the first call.
     chosen = sorted({min(points), *drawn})
 
     kills = 0
@@ -306,7 +306,7 @@ def test_a_kill_at_any_syscall_loses_no_row(tmp_path, start, syscall):
 
 
 def _is_unnamed(syscall: str, line: str) -> bool:
-    """Whether a call that names no path may be one of ours."""
+    """Returns whether a call that names no path may be one of ours."""
     return syscall not in {"openat", "rename", "unlink", "rmdir"} and "write(1," not in line
 
 
@@ -320,7 +320,7 @@ def dead_run(start: Callable[..., Child], folder: Path, rows: int = 300) -> Path
     return segment
 
 
-def test_a_torn_tail_is_left_out_and_written_over(tmp_path, start):
+def test_a_torn_tail_is_skipped_and_overwritten(tmp_path, start):
     """A journal cut or zeroed anywhere shows the rows before, and takes new ones after."""
     origin = tmp_path / "origin"
     segment = dead_run(start, origin)
@@ -344,7 +344,7 @@ def test_a_torn_tail_is_left_out_and_written_over(tmp_path, start):
 
 
 def test_flipped_bytes_are_never_shown(tmp_path, start):
-    """A byte that the disk got wrong ends the readable part; nothing wrong is presented as a row."""
+    """A corrupted byte ends the readable part; no wrong data is presented as a row."""
     origin = tmp_path / "origin"
     segment = dead_run(start, origin)
     data = segment.read_bytes()
@@ -378,8 +378,8 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_a_lock_that_a_killed_process_has_left_to_a_child_is_waited_for(tmp_path):
-    """Until the child has begun another program, which closes it: a moment, in which the run is in use by nobody."""
+def test_opening_waits_for_a_lock_that_a_killed_process_left_to_its_child(tmp_path):
+    """The child closes it when it starts another program; until then, nobody uses the run."""
     path = tmp_path / "lock"
     with subprocess.Popen(
         [sys.executable, "-c", LOCKING, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE

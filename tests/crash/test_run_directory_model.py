@@ -1,6 +1,6 @@
-"""Drain, column change, abandoned rows, Parquet and end are interrupted at every change of the disk, by SIGKILL and by a power loss.
+"""Drain, column change, abandoned rows, Parquet and end: SIGKILL and power loss at every change of the disk.
 
-Everything happens in this process, on a disk that writes down what it is told; see `disk_model.py`.
+Everything happens in this process, on a disk that records its operations; see `disk_model.py`.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ SEGMENT_BYTES = 2048
 
 @pytest.fixture
 def quick_path(tmp_path):
-    """A folder in memory where there is one: thousands of folders are made and taken away, and what a disk loses is computed."""
+    """A folder in memory if there is one: the tests make thousands, and compute what a disk would lose."""
     memory = Path("/dev/shm")  # noqa: S108  # Linux has it; what is made there is our own.
     if not os.access(memory, os.W_OK):
         yield tmp_path
@@ -101,7 +101,7 @@ class Session:
         self.note("safe")
 
     def die(self):
-        """Ends without a word: the next session finds the journal as it is."""
+        """Ends abruptly: the next session finds the journal as it is."""
         for segment in list(self.journal.files.segments):
             segment.close()
         self.drain_._csv.close()
@@ -118,7 +118,7 @@ class Session:
 
 
 def row(step, attempt=0):
-    """Returns what is logged at a step: a new metric now and then."""
+    """Returns the metrics of a step, with a new name now and then."""
     metrics = {"a": step + attempt / 8, "b": float(attempt)}
     if step % 9 == 8:
         metrics[f"extra{step // 9}"] = step / 7
@@ -126,7 +126,7 @@ def row(step, attempt=0):
 
 
 def check_parts(disk, run_dir, expected):
-    """Checks which parts were closed; after an error others may be."""
+    """Checks which parts were closed; after an error they may differ."""
     found = part_numbers(parts_path(run_dir / "metrics.csv"))
     assert found == expected or isinstance(disk, model.DiskThatFailsOnce)
 
@@ -144,7 +144,7 @@ def steps_with_columns(disk, run_dir):
 
 
 def steps_with_new_names(disk, run_dir):
-    """Each row brings a new metric, for which the file is written again."""
+    """Each row brings a new metric, for which the file is rewritten."""
     session = Session(run_dir, disk, segment_bytes=1 << 16)
     for step in range(100):
         session.log({f"new{step}": step / 3, "a": 1.5}, step)
@@ -155,7 +155,7 @@ def steps_with_new_names(disk, run_dir):
 
 
 def steps_in_parts(disk, run_dir):
-    """Two sessions, of which the first is killed; the file is closed as a part at each drain."""
+    """The first of two sessions is killed; each drain closes the file as a part."""
     for first in (0, 8):
         session = Session(run_dir, disk, part_bytes=60)
         for step in range(first, first + 8):
@@ -184,7 +184,7 @@ def steps_in_abandoned_parts(disk, run_dir):
 
 
 def steps_in_abandoned_rows_of_a_first_part(disk, run_dir):
-    """One row of the first part is of a late step: it does not count any more, and the parts after it do."""
+    """One row of the first part has a late step: it no longer counts, but the later parts do."""
     for attempt, (first, last) in enumerate([(0, 16), (15, 18)]):
         session = Session(run_dir, disk, part_bytes=60)
         if attempt:
@@ -253,7 +253,7 @@ SCENARIOS = [
 
 
 def rows_after(events):
-    """Returns the rows that count after some events, in order."""
+    """Returns the rows that still count after some events, in order."""
     rows = []
     for step, metrics in events:
         if metrics is None:
@@ -269,7 +269,7 @@ def rows_in(run_dir):
 
 
 def check_left(run_dir, events):
-    """Checks that what was left behind is whole rows that were logged."""
+    """Checks that leftovers are whole logged rows."""
     logged = {(step, metrics["a"]) for step, metrics in events if metrics is not None and "a" in metrics}
     for branch in branches_of(run_dir):
         for file in branch.files():
@@ -300,7 +300,7 @@ def recorded(scenario, quick_path, make_disk=model.RecordingDisk):
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_a_kill_at_every_change_loses_no_row(quick_path, scenario):
-    """SIGKILL before each change of the disk, and in the middle of each write: every returned row is there, and a session continues."""
+    """SIGKILL before each change and in each write: every returned row is there, and a session continues."""
     changes = recorded(scenario, quick_path)
     disk, begun, returned, seen = model.CrashedDisk(), [], 0, set()
     for change in changes:
@@ -333,9 +333,9 @@ def test_a_kill_at_every_change_loses_no_row(quick_path, scenario):
 
 
 def kill_after_an_error(scenario, number, quick_path):
-    """Has one operation of the drains fail, which then go on, and checks a kill at each change since; False if there are fewer.
+    """Fails one operation of the drains, and checks a kill at each later change; False if there are fewer.
 
-    What a kill before leaves is what it leaves where nothing fails.
+    A kill before the failure leaves the same as without one.
     """
     live, root = quick_path / "live", quick_path / "at"
     live.mkdir()
@@ -379,8 +379,8 @@ def kill_after_an_error(scenario, number, quick_path):
         steps_in_abandoned_rows_of_a_first_part,
     ],
 )
-def test_an_error_of_the_disk_and_then_a_kill_lose_no_row(quick_path, scenario):
-    """Whichever operation of a drain fails, the next drain goes on, and rows are there once at each change since."""
+def test_a_disk_error_followed_by_a_kill_loses_no_row(quick_path, scenario):
+    """Whichever operation of a drain fails, the next drain continues, and a kill leaves each row once."""
     number = random.Random(scenario.__name__).randrange(times(58, 1))
     while kill_after_an_error(scenario, number, quick_path):
         number += times(58, 1)
@@ -389,7 +389,7 @@ def test_an_error_of_the_disk_and_then_a_kill_lose_no_row(quick_path, scenario):
 
 @pytest.mark.parametrize("scenario", [one for one in SCENARIOS if one is not steps_with_new_names])
 def test_a_power_loss_at_any_change_loses_at_most_the_last_second(quick_path, scenario):
-    """Whatever became of what was not synced: the rows of the last drain are there, and of the later ones the first."""
+    """Whichever unsynced writes survive, the last drain's rows are there, and the first of the later ones."""
     changes = recorded(scenario, quick_path)
     source = random.Random(scenario.__name__)
     disk, begun, safe, seen = model.CrashedDisk(), [], 0, set()
@@ -416,7 +416,7 @@ def test_a_power_loss_at_any_change_loses_at_most_the_last_second(quick_path, sc
 
             rows = rows_in(root / "run") if (root / "run").exists() else []
             told = f"{change[:2]} files {fates} folders {folder_fates}"
-            # What there was at some moment since: no row is missing in between.
+            # The state at some later moment: no row in between is missing.
             assert rows in [rows_after(begun[:count]) for count in range(safe, len(begun) + 1)], told
             if len(seen) % 5 == 0:
                 assert go_on(root / "run")[: len(rows)] == rows, told
@@ -426,9 +426,9 @@ def test_a_power_loss_at_any_change_loses_at_most_the_last_second(quick_path, sc
 
 
 def write_documents(disk, run_dir):
-    """Writes the documents of two sessions, each some times over, as the writer does.
+    """Writes the documents of two sessions several times each, as the writer does.
 
-    A note tells what is there since when.
+    A note records the content of each document and whether it is durable.
     """
     names = ("sidecar.json", "summary.json", "hparams.yaml", "sessions.jsonl")
     for _ in range(2):
@@ -448,7 +448,7 @@ def write_documents(disk, run_dir):
 
 
 def test_a_power_loss_leaves_each_document_whole(tmp_path):
-    """Sidecar, summary, hyperparameters and sessions are as of some moment, and none is lost that a turn of the writer has written."""
+    """Each document is from some moment, and none that a durable turn has written is lost."""
     live = tmp_path / "live"
     live.mkdir()
     recording = model.RecordingDisk(live)

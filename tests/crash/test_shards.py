@@ -1,4 +1,4 @@
-"""Checkpoints in shards: several real ranks save them, die while they do, and load them in another number."""
+"""Checkpoints in shards: real ranks save them, die while saving, and load them on another number of ranks."""
 
 import json
 import os
@@ -72,7 +72,7 @@ def run_ranks(environment, tmp_path_factory):
 
 @pytest.fixture
 def machine(environment, monkeypatch):
-    """The folder in which the machine of the ranks keeps spools; removed, it is another machine."""
+    """The folder in which the ranks' machine keeps spools; without it, it is another machine."""
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     folder = Path(environment["UPLOADS_HOME"])
@@ -82,7 +82,7 @@ def machine(environment, monkeypatch):
 
 @pytest.fixture(scope="module")
 def saved(environment, torch_server, tmp_path_factory):
-    """A folder in which two ranks under torchrun have saved a run with FSDP, and one with DDP."""
+    """A folder in which two ranks under torchrun have saved one run with FSDP and one with DDP."""
     folder = tmp_path_factory.mktemp("saved")
     plans = [f"{shard}:shard={shard},save={folder}/{shard}" for shard in ("fsdp", "ddp")]
     outcome = torch_server.torchrun(2, PROGRAM, folder, *plans, env=environment, timeout_s=LIMIT_SECONDS)
@@ -91,7 +91,7 @@ def saved(environment, torch_server, tmp_path_factory):
 
 
 def seen(folder, name, ranks):
-    """Returns what each rank saw."""
+    """Returns the report of each rank."""
     return [json.loads((folder / f"{name}.rank{rank}.json").read_text()) for rank in range(ranks)]
 
 
@@ -101,7 +101,7 @@ def names(folder):
 
 
 def files_of(*checkpoints):
-    """Returns the names of the files of checkpoints of two ranks, and that of the pointer."""
+    """Returns the file names of two ranks' checkpoints, and the pointer's name."""
     return sorted([f"{one}/{file}" for one in checkpoints for file in FILES] + ["latest.symlink"])
 
 
@@ -117,7 +117,7 @@ EVERYTHING = files_of("ep0-ba4", "ep1-ba8", "ep2-ba10")
 
 @pytest.mark.parametrize("shard", ["fsdp", "ddp"])
 def test_every_rank_writes_its_part(saved, shard):
-    """Each part of each tensor is written once; what is of a rank is in a file of its own."""
+    """Each part of each tensor is written once, and each rank's own state is in its own file."""
     assert names(saved / shard) == EVERYTHING
     zero, one = seen(saved, shard, 2)
     assert zero["digest"] == one["digest"]
@@ -132,7 +132,7 @@ def test_every_rank_writes_its_part(saved, shard):
 
 
 def test_any_number_of_ranks_loads_it_and_ends_as_if_never_stopped(saved, run_ranks, tmp_path):
-    """With FSDP and DDP, to the last bit; a callback has its own state on each rank, or that of rank 0."""
+    """It is equal to the last bit with FSDP and DDP; a callback has its rank's own state, or rank 0's."""
     plans = {
         (
             ranks,
@@ -157,7 +157,7 @@ def test_any_number_of_ranks_loads_it_and_ends_as_if_never_stopped(saved, run_ra
 
 
 def test_two_ranks_load_what_four_ranks_saved(saved, run_ranks, tmp_path):
-    """Some of the four had nothing of a tensor that is too small."""
+    """Some of the four ranks hold no part of a small tensor."""
     run_ranks(4, tmp_path, f"four:save={tmp_path}/c")
 
     text = run_ranks(2, tmp_path, f"two:load={tmp_path}/c/ep0-ba4,save={tmp_path}/d")
@@ -166,8 +166,8 @@ def test_two_ranks_load_what_four_ranks_saved(saved, run_ranks, tmp_path):
     assert text.count("was saved by 4 ranks and is loaded on 2") == 1
 
 
-def test_a_rank_that_is_killed_while_it_saves_leaves_the_checkpoint_before(saved, run_ranks, tmp_path):
-    """Half a checkpoint never counts, and is removed by the next start, which goes on as if nothing was."""
+def test_a_rank_killed_while_saving_leaves_the_previous_checkpoint(saved, run_ranks, tmp_path):
+    """Half a checkpoint never counts; the next start removes it and continues normally."""
     text = run_ranks(2, tmp_path, f"killed:save={tmp_path}/c,kill=8", fails=True)
     left = names(tmp_path / "c")
     newest = (tmp_path / "c" / "latest.symlink").read_text()
@@ -185,7 +185,7 @@ def test_a_rank_that_is_killed_while_it_saves_leaves_the_checkpoint_before(saved
 
 
 def test_a_damaged_shard_invalidates_its_checkpoint_on_every_rank(saved, run_ranks, tmp_path):
-    """Ranks that do not read it refuse it too; the one before is loaded, and it is said which file it is."""
+    """Ranks that don't read it refuse it too; the previous one is loaded, and the log names the file."""
     shutil.copytree(saved / "fsdp", tmp_path / "c")
     flip_a_bit(tmp_path / "c/ep2-ba10/__1_0.distcp")
     (tmp_path / "c/ep1-ba8/rank-0.pt").unlink()
@@ -210,7 +210,7 @@ def uri(request, tmp_path):
 def test_a_store_has_it_once_all_ranks_have_uploaded_and_an_empty_machine_resumes(
     saved, run_ranks, tmp_path, uri, machine
 ):
-    """Each rank uploads its own; the pointer names the newest; what is damaged there is passed over."""
+    """Each rank uploads its own; the pointer names the newest; damaged checkpoints there are skipped."""
     run_ranks(2, tmp_path, f"first:save={uri},batches=8,run=x")
     place = open_store(uri.replace("{run_name}", "x"))
     listed = sorted(one.name for one in place.list(""))
@@ -230,8 +230,8 @@ def test_a_store_has_it_once_all_ranks_have_uploaded_and_an_empty_machine_resume
     assert b"".join(place.get("latest.symlink")) == b"ep2-ba10/manifest.json"
 
 
-def test_a_rank_of_an_empty_machine_fetches_its_own_shard_alone(run_ranks, tmp_path, uri, machine):
-    """And what says where everything is; the shards of other ranks stay in the store."""
+def test_a_rank_on_an_empty_machine_fetches_only_its_own_shard(run_ranks, tmp_path, uri, machine):
+    """It also fetches the metadata; the shards of other ranks stay in the store."""
     run_ranks(2, tmp_path, f"first:save={uri},batches=8,run=z")
     shutil.rmtree(machine)
 
@@ -246,7 +246,7 @@ def test_a_rank_of_an_empty_machine_fetches_its_own_shard_alone(run_ranks, tmp_p
 
 
 def test_destinations_get_the_shards_and_give_them_back(saved, run_ranks, tmp_path):
-    """Each rank hands its own to `Artifacts`; an empty folder is filled from there."""
+    """Each rank passes its own shards to `Artifacts`; an empty folder is filled from there."""
     plan = f"save={tmp_path}/c,store={tmp_path}/store"
     run_ranks(2, tmp_path, f"first:{plan},batches=8")
     uploaded = names(tmp_path / "store/r/checkpoints")
@@ -262,8 +262,8 @@ def test_destinations_get_the_shards_and_give_them_back(saved, run_ranks, tmp_pa
     ).read_text() == "r/checkpoints/ep2-ba10/manifest.json"
 
 
-def test_old_shards_of_all_ranks_go_from_a_store(run_ranks, tmp_path, uri, machine):
-    """Those that every rank has uploaded, once the newer ones are there."""
+def test_old_shards_of_all_ranks_are_deleted_from_a_store(run_ranks, tmp_path, uri, machine):
+    """Shards that every rank has uploaded are deleted once the newer ones are there."""
     run_ranks(2, tmp_path, f"first:save={uri},keep_in_store=1,run=y")
 
     place = open_store(uri.replace("{run_name}", "y"))
@@ -271,7 +271,7 @@ def test_old_shards_of_all_ranks_go_from_a_store(run_ranks, tmp_path, uri, machi
 
 
 def test_after_a_rank_has_died_the_others_delete_what_it_has_uploaded(run_ranks, tmp_path):
-    """The run goes on with another number of ranks; while the rank was dead nothing was deleted."""
+    """The run continues with another number of ranks; while the rank was dead, nothing was deleted."""
     plan = f"save={tmp_path}/c,store={tmp_path}/store,keep_in_store=1"
     run_ranks(2, tmp_path, f"first:{plan},batches=8")
     run_ranks(2, tmp_path, f"killed:{plan},batches=16,resume=1,kill=12", fails=True)
@@ -285,13 +285,13 @@ def test_after_a_rank_has_died_the_others_delete_what_it_has_uploaded(run_ranks,
 
 
 def test_a_full_disk_on_one_rank_drops_that_checkpoint_on_all_ranks(saved, run_ranks, tmp_path):
-    """All say so, give back its room and go on; the next is whole."""
+    """All ranks report it, free its space and continue; the next checkpoint is whole."""
     text = run_ranks(2, tmp_path, f"full:save={tmp_path}/c,full=3-6")
 
     found = seen(tmp_path, "full", 2)
     assert [(one["failed"], one["saved"]) for one in found] == [(1, 2)] * 2
     assert [one["digest"] for one in found] == [seen(saved, "fsdp", 1)[0]["digest"]] * 2
-    # What rank 1 says would be too much for its disk.
+    # The report of rank 1 would be too much for its disk.
     assert "could not be saved (rank 1: OSError: [Errno 27] File too large); training continues." in text
     assert names(tmp_path / "c") == files_of("ep1-ba8", "ep2-ba10")
 

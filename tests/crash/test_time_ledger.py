@@ -1,4 +1,4 @@
-"""Faults are injected in real processes: the right bucket has their time, and all add up to the wall's."""
+"""Faults are injected into real processes: the right bucket has their time, and all sum to the wall time."""
 
 import json
 import os
@@ -31,7 +31,7 @@ FAULTS = (
     "garbage",
 )
 INJECTED = 0.6
-# What this machine takes for everything else of a session of a second.
+# The time that this machine needs for everything else in a session of a second.
 SLACK = 0.35
 
 
@@ -46,20 +46,20 @@ def begin(fault, folder):
 
 
 def usual(name, seconds):
-    """Returns what a bucket has without a fault; of `start`, what it had in this very process."""
+    """Returns a bucket's time without a fault; for `start`, the time in this very process."""
     expected = {"batch": 60 * 0.002, "forward": 60 * 0.004, "evaluation": 0.05}
     return min(seconds.get(name, 0.0), expected.get(name, 0.0))
 
 
 @pytest.mark.parametrize("fault", [one for one in FAULTS for _ in range(times(1, 10))])
 def test_a_fault_is_in_its_bucket(tmp_path, fault):
-    """It has the time that was injected, and no other has as much; the buckets add up to the wall's time."""
+    """It has the injected time, and no other bucket has as much; the buckets sum to the wall time."""
     started = time.time()
     process = begin(fault, tmp_path / "run")
     output, _ = process.communicate()
     report = Run.open(tmp_path / "run").time_report()
 
-    # The end of a run waits for a disk that others may keep busy.
+    # The end of a run waits for the disk, which others may keep busy.
     more = {
         name: value - usual(name, report.seconds)
         for name, value in report.seconds.items()
@@ -68,15 +68,15 @@ def test_a_fault_is_in_its_bucket(tmp_path, fault):
     assert max(more, key=more.get) == fault
     assert more[fault] >= INJECTED * 0.95
     wall = float(output) - started
-    # What comes before the process has its name and after its last line is not the ledger's.
+    # The ledger counts neither the time before the process has its name nor the time after its last line.
     assert abs(report.wall - wall) <= 0.01 * wall + 0.1
     assert sum(report.seconds.values()) == pytest.approx(report.wall)
 
 
 @pytest.mark.parametrize("fault", ["stopped", "stopped-late"])
 def test_a_stopped_process_is_not_slow(tmp_path, fault):
-    """SIGSTOP for a second: the bucket that it came into is not charged, also of a busy process of an hour."""
-    # It is not noticed where it comes while the ledger's thread writes, which is rare.
+    """SIGSTOP for a second is not charged to the interrupted bucket, even in a busy, hour-old process."""
+    # The stop goes unnoticed if it comes while the ledger's thread writes, which is rare.
     for number in range(4):
         folder = tmp_path / f"run{number}"
         process = begin(fault, folder)
@@ -98,7 +98,7 @@ def test_a_stopped_process_is_not_slow(tmp_path, fault):
 
 
 def test_holding_the_interpreter_lock_is_not_a_stop(tmp_path):
-    """A library that waits without giving up the interpreter's lock is charged where it does."""
+    """A library that waits while it holds the interpreter's lock is charged where it does so."""
     begin("held", tmp_path / "run").communicate()
     seconds = Run.open(tmp_path / "run").time_report().seconds
 
@@ -107,7 +107,7 @@ def test_holding_the_interpreter_lock_is_not_a_stop(tmp_path):
 
 
 def test_a_span_that_a_kill_cut_short_is_in_the_trace(tmp_path):
-    """What had been open for a second; it ends where the session did."""
+    """It had been open for a second; it ends where the session did."""
     begin("killed-in-span", tmp_path / "run").communicate()
     with (tmp_path / "trace.json").open("w") as file:
         write_trace(tmp_path / "run/time", file, name="mine", uploads={})
@@ -117,8 +117,8 @@ def test_a_span_that_a_kill_cut_short_is_in_the_trace(tmp_path):
     assert span["dur"] >= 1.0e6
 
 
-def test_a_process_that_stood_by_was_not_starting(tmp_path):
-    """One that began before the session that it follows: what is between them is gone, not its start."""
+def test_standing_by_does_not_count_as_start(tmp_path):
+    """It began before the session that it follows; the time between them counts as gone, not as start."""
     second = begin("stands-by", tmp_path / "run")
     began = time.time()
     begin("killed", tmp_path / "run").communicate()
@@ -139,7 +139,7 @@ def _is_stopped(pid):
 
 
 def test_a_kill_loses_only_the_time_after_the_last_write(tmp_path):
-    """Until the next session had trained what the killed one had; sessions and gaps add up to the wall's."""
+    """The killed session's batches count as repeated; sessions and gaps sum to the wall time."""
     started = time.time()
     begin("killed", tmp_path / "run").communicate()
     killed = time.time()
@@ -152,7 +152,7 @@ def test_a_kill_loses_only_the_time_after_the_last_write(tmp_path):
     (fault,) = report.faults
     assert fault.status == "killed"
     assert 0.65 <= fault.gone <= pause + SLACK
-    # Nothing was loaded: all batches that are known of were trained again.
+    # No checkpoint was loaded: all known batches were trained again.
     assert fault.repeated == pytest.approx(report.seconds["repeated"])
     assert fault.step >= 25
     assert fault.repeated >= (fault.step - 1) * 0.006
@@ -161,7 +161,7 @@ def test_a_kill_loses_only_the_time_after_the_last_write(tmp_path):
 
 @pytest.mark.xdist_group("torchrun")
 def test_the_rank_that_made_others_wait_is_named(tmp_path, torch_server):
-    """One step of one rank, which is no slow rank by the sum; with the span that was open."""
+    """One rank has one slow step, and isn't slow in total; its open span is named too."""
     run_fault(Fault("step", 1, 2), tmp_path, torch_server)
     report = Run.open(tmp_path / "run").time_report()
 
@@ -184,7 +184,7 @@ FEW = [
 @pytest.mark.xdist_group("torchrun")
 @pytest.mark.parametrize("fault", times(FEW, ALL_FAULTS), ids=str)
 def test_a_fault_of_a_trainer_is_named(tmp_path, torch_server, fault):
-    """On one, two and four ranks: the bucket, the rank, and the sum, which is the wall's within 1 % and 0.1 s."""
+    """On one, two and four ranks, bucket and rank are right; the sum is the wall's within 1 % and 0.1 s."""
     found = []
     for number in range(4 if fault.kind == "stopped" else 1):
         folder = tmp_path / str(number)

@@ -46,7 +46,7 @@ def _left(tmp_path):
     "ending", ["falls off the end", "sys.exit", "exception", "SIGTERM, installed", "Ctrl-C"]
 )
 def test_an_orderly_end_drains(start, tmp_path, ending):
-    """Whatever ends the interpreter in order, what was submitted is uploaded before it goes."""
+    """However the interpreter exits in an orderly way, it uploads the submitted files first."""
     process = start(
         SLOW + ENDINGS[ending], tmp_path / "spool", tmp_path / "file", 0.05, LIMIT_SECONDS, cwd=os.curdir
     )
@@ -155,7 +155,7 @@ print(sorted(path.name for path in (folder / "spool/tmp").iterdir() if path.suff
 def test_a_full_disk_refuses_and_recovers(start, tmp_path, options):
     """The disk runs out of bytes, or of inodes.
 
-    The file is refused with path and size, nothing half staged stays, later files arrive.
+    The file is refused with path and size, no half-staged file stays, and later files arrive.
     """
     disk = tmp_path / "disk"
     disk.mkdir()

@@ -51,14 +51,14 @@ def _uri(server, prefix, turn):
 
 
 def _assert_put_once(server, prefix, objects):
-    """One put for each object, however often it was tried: the second of two finds its own, or is refused by the server."""
+    """Each object is put once, however often it was tried: a retry finds its own, or is refused."""
     assert {name: server.puts[f"{prefix}/{name}"] for name in objects} == dict.fromkeys(objects, 1)
-    assert sum(server.refused[f"{prefix}/{name}"] for name in objects) <= 4  # In flight at the one kill.
+    assert sum(server.refused[f"{prefix}/{name}"] for name in objects) <= 4  # In flight during the kill.
 
 
 @pytest.mark.parametrize("turn", range(times(2, 10)))
 def test_a_killed_trainer_loses_nothing(start, resume_here, counting_s3, prefix, tmp_path, turn):
-    """SIGKILL at a random moment among 100 files, then resume: all that were accepted are there, equal, put once."""
+    """SIGKILL at a random moment among 100 files, then resume: accepted ones are there, equal, put once."""
     trainer = start(TRAINER, _uri(counting_s3, prefix, turn), tmp_path, 100, "threads", 0)
     chance = random.Random(turn)
     read = chance.randrange(1, 100)
@@ -86,7 +86,7 @@ def test_a_killed_trainer_loses_nothing(start, resume_here, counting_s3, prefix,
 def test_a_killed_worker_loses_nothing(start, counting_s3, prefix, tmp_path, turn):
     """A SIGKILL hits the worker after a random number of 100 files.
 
-    Its successor brings them all, each put once.
+    Its successor uploads them all, each once.
     """
     trainer = start(TRAINER, _uri(counting_s3, prefix, turn), tmp_path, 100, "process", 0)
     lock = tmp_path / "spool/drain.lock"
@@ -95,7 +95,7 @@ def test_a_killed_worker_loses_nothing(start, counting_s3, prefix, tmp_path, tur
         assert time.monotonic() < deadline
         time.sleep(0.005)
     chance = random.Random(turn)
-    arrived = chance.randrange(96)  # So that it has work left, on a fast machine too.
+    arrived = chance.randrange(96)  # Leaves it some work, on a fast machine too.
     while len(counting_s3.under(prefix)) < arrived:
         assert time.monotonic() < deadline
         time.sleep(0.002)
@@ -103,7 +103,7 @@ def test_a_killed_worker_loses_nothing(start, counting_s3, prefix, tmp_path, tur
 
     with contextlib.suppress(
         ProcessLookupError
-    ):  # It ended in the last few milliseconds, having brought all.
+    ):  # It ended within the last few milliseconds, with everything uploaded.
         os.kill(owner["pid"], signal.SIGKILL)
 
     output, errors = trainer.communicate(timeout=LIMIT_SECONDS)
@@ -142,7 +142,7 @@ queue.drain(240)
 def test_a_file_in_parts_continues_after_a_kill(start, resume, moto, proxy, prefix, tmp_path):
     """SIGKILL while part 3 of 5 is on its way.
 
-    Resume sends only what is missing and leaves no upload open.
+    Resume sends only the missing parts and leaves no upload open.
     """
     source = tmp_path / "large"
     source.write_bytes(os.urandom(1 << 20) * 25)
@@ -170,9 +170,9 @@ def test_a_file_in_parts_continues_after_a_kill(start, resume, moto, proxy, pref
 
 
 def test_a_kill_after_the_server_stored_is_no_conflict(start, resume, moto, proxy, prefix, tmp_path):
-    """The server has the object, we died before we heard.
+    """The server has the object, but the process died before the answer.
 
-    Resume recognises its own, with overwrite=False.
+    Resume recognises its own object, with overwrite=False.
     """
     from tests.servers.fault_proxy import Answer
 
@@ -225,7 +225,7 @@ os._exit(0)
 def test_a_kill_at_any_system_call_of_staging_leaves_all_or_nothing(start, tmp_path, syscall):
     """A SIGKILL hits the n-th call of each kind.
 
-    An entry is whole or is not there, and the next queue sweeps the rest.
+    An entry is whole or absent, and the next queue sweeps the rest.
     """
     source = tmp_path / "source"
     source.write_bytes(b"content")
@@ -301,9 +301,9 @@ queue.close(5)
     ],
 )
 def test_a_failing_disk_never_raises_into_training(start, tmp_path, durability, injected, said):
-    """An fsync that fails once is not believed the second time.
+    """A second fsync after a failed one is not trusted.
 
-    A spool that cannot be written any more refuses. Both say so.
+    A spool that becomes unwritable refuses files. Both are reported.
     """
     source = tmp_path / "source"
     source.write_bytes(b"content")

@@ -26,9 +26,9 @@ print(*(str(error).replace(chr(10), " ") for error in errors if error), sep=chr(
 def test_exactly_one_of_two_ranks_that_put_the_same_name_wins(start, counting_s3, prefix, tmp_path):
     """Two processes submit twenty names at the same moment with overwrite=False.
 
-    Each name has one winner, the loser is told both entries, and both continue.
+    Each name has one winner, the loser's error names both entries, and both continue.
     """
-    # Not moto: it looks whether a name is free and takes it in two steps, so that two puts may both succeed.
+    # Not moto: it checks whether a name is free and takes it in two steps, so that two puts may both succeed.
     ranks = [
         start(RANK, counting_s3.uri(prefix), tmp_path, name, stdin=subprocess.PIPE)
         for name in ("first", "second")

@@ -1,7 +1,7 @@
-"""A run that three processes write, each of which is killed again and again: one run, of which nothing is lost.
+"""Three processes write one run and are killed again and again: the run loses nothing.
 
-A trainer logs the steps from 0 on, and goes back some of them when it is started again. Two named writers log
-rows whose steps are late and mixed. Each row has the number of its call, and processes say which calls have
+A trainer logs the steps from 0 on, and goes back by some steps when it is restarted. Two named writers log
+rows whose steps are late and mixed. Each row has the number of its call, and processes print which calls have
 returned.
 """
 
@@ -26,22 +26,22 @@ from tests.test_destinations.viewer.served import Client
 
 KILLS = 12
 WRITERS = ("", "eval", "probe")
-# Numbers of a session of a named writer, so that a call that did not return is of no other session.
+# Numbers of a named writer's session, so that an unreturned call belongs to no other session.
 SESSION = 100_000
 
 
 @attrs.define
 class Process:
-    """A trainer or a writer over the sessions that were killed.
+    """A trainer or a writer, across its killed sessions.
 
     Args:
         start: starts a process that logs.
         folder: of the run.
         writer: its name; "" for the trainer.
-        sessions: how many were begun.
+        sessions: how many have begun.
         first: the number of the first call of the session.
-        last: that of the last call that has returned.
-        returned: those of all that have, but for those that the trainer has gone back behind.
+        last: the number of the last call that has returned.
+        returned: the numbers of all returned calls, except those that the trainer has gone back behind.
     """
 
     start: object
@@ -54,13 +54,13 @@ class Process:
     child: object = None
 
     def begin(self, back=0):
-        """Starts it; the trainer goes back so many steps."""
+        """Starts it; the trainer goes back by that many steps."""
         self.first = self.sessions * SESSION if self.writer else max(0, self.last + 1 - back)
         self.sessions += 1
         self.child = self.start(self.folder, mode="slow", first=self.first, writer=self.writer or None).go()
 
     def kill_after(self, calls):
-        """Kills it when so many calls of this session have returned."""
+        """Kills it once that many calls of this session have returned."""
         output = self.child.output_until(self.first + calls - 1)
         self.child.kill()
         output += self.child.rest()
@@ -72,7 +72,7 @@ class Process:
 
 
 def rows_of_calls(found, processes):
-    """Checks rows, each as writer, step and number: all calls that returned are there, and none is twice."""
+    """Checks rows, each as writer, step and number: all returned calls are there, and none twice."""
     counts = Counter(found)
     assert not [row for row, count in counts.items() if count > 1]
     by_writer = {process.writer: {} for process in processes}
@@ -91,7 +91,7 @@ def rows_of_calls(found, processes):
 
 
 def seen(run, viewer, folder, numbers):
-    """Returns the rows as each reader has them, by its name."""
+    """Returns the rows that each reader has, by the reader's name."""
     every = {}
     series = [(writer, run.series("b", writer=writer)) for writer in WRITERS]
     every["series"] = [
@@ -145,12 +145,12 @@ def starts(tmp_path_factory):
 
 
 @pytest.mark.parametrize("block", range(times(1, 5)))
-def test_a_run_of_three_processes_that_are_killed_loses_no_row(tmp_path, monkeypatch, starts, block):
-    """Each acknowledged row is there once in series, tail, export, page and copy, whoever was killed and when."""
+def test_a_run_of_three_killed_processes_loses_no_row(tmp_path, monkeypatch, starts, block):
+    """Each acknowledged row is there once in series, tail, export, page and copy, whatever was killed."""
     from destinations.viewer import Viewer
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    # Outside of any repository, which spares each run three programs.
+    # Outside any repository, which spares each run three programs.
     monkeypatch.chdir(tmp_path)
     source, numbers = random.Random(block), itertools.count()
     folder, target = tmp_path / "runs" / "digits", f"run:{tmp_path / 'copies'}"
@@ -162,7 +162,7 @@ def test_a_run_of_three_processes_that_are_killed_loses_no_row(tmp_path, monkeyp
         process = source.choice(processes)
         process.kill_after(source.randrange(1, 100))
         if kill == KILLS // 2:
-            # Of a run that is being written, as far as it is.
+            # Sends the part of the unfinished run that is written by now.
             send(Run.open(folder), target, cache=tmp_path)
         process.begin(back=source.choice((0, 0, 30)))
     for process in processes:
@@ -179,7 +179,7 @@ def test_a_run_of_three_processes_that_are_killed_loses_no_row(tmp_path, monkeyp
             assert sorted(rows) == sorted(before["series"]), reader
         send(Run.open(folder), target, cache=tmp_path)
         copy = Run.open(tmp_path / "copies" / "digits")
-        # A session of each that logs nothing drains what was left.
+        # A session of each process that logs nothing drains the rest.
         for process in processes:
             child = process.start(
                 folder,

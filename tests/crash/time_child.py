@@ -1,6 +1,6 @@
 """The program of test_time_ledger.py: `time_child.py FAULT FOLDER`.
 
-A loop of 60 batches of some 10 ms, without torch, in which one thing takes 0.6 s more than it should. It
+A loop of 60 batches of some 10 ms, without torch, in which one thing takes 0.6 s longer than it should. It
 prints when its loop began and ended, by the system's clock.
 """
 
@@ -27,7 +27,7 @@ class Slow(Callback):
 
 
 class SlowSaver(Slow):
-    """As a saver that stalls."""
+    """A saver that stalls."""
 
     time_bucket = "checkpoint"
 
@@ -56,23 +56,23 @@ def slow(name):
 
 
 def ahead():
-    """A clock that is an hour ahead once the run has begun: of a session that is old."""
+    """A clock that jumps an hour ahead once the run has begun, like an old session's clock."""
     return time.perf_counter_ns() + hour[0]
 
 
 def busy(seconds):
-    """Works that long."""
+    """Works for that long."""
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:
         pass
 
 
 def train(run):
-    """The batches that are left."""
+    """Trains the remaining batches."""
     for batch in range(int(run.state.timestamp.batch), BATCHES):
         slow("data")
         if FAULT == "held":
-            # As a page fault of a mapped file: the interpreter's lock is held.
+            # Like a page fault in a mapped file, this holds the interpreter's lock.
             ctypes.PyDLL(None).usleep(600_000 if batch == BATCHES // 2 else 1)
         run.batch_start()
         time.sleep(0.002)

@@ -1,6 +1,6 @@
-"""Faults of runs of one, two and four ranks, and whether the time report names them.
+"""Injects faults into runs of one, two and four ranks, and checks whether the time report names them.
 
-`python -m tests.crash.time_faults 100` draws so many at random and counts how many were right.
+`python -m tests.crash.time_faults 100` draws that many at random and counts how many were right.
 """
 
 import os
@@ -21,7 +21,7 @@ from tests.waiting import until
 __all__ = ["FAULTS", "Fault", "draw", "run_fault", "wrong"]
 
 PROGRAM = Path(__file__).with_name("time_rank_child.py")
-# The bucket that each is in.
+# The bucket of each fault.
 BUCKETS = {
     "loader": "data",
     "rank": "forward",
@@ -37,18 +37,18 @@ BUCKETS = {
     "checkpoints": "checkpoint",
     "start": "start",
 }
-# For these, the others wait for a rank; a checkpoint is rank 0's.
+# For these, the others wait for a rank; a checkpoint belongs to rank 0.
 OF_A_RANK = {"loader", "rank", "backward", "callback", "destination", "stopped", "garbage", "start"}
-# Seconds of the other buckets in a run without a fault, at most.
+# The most seconds of the other buckets in a run without a fault.
 USUAL = {"start": 1e9, "forward": 0.45, "backward": 0.1, "batch": 0.1, "data": 0.1, "waiting": 1e9}
-# What a fault brings with it.
+# Side effects of a fault.
 BESIDE = {"killed": {"repeated", "restore", "checkpoint", "forward"}, "checkpoints": {"optimizer"}}
 PAUSE = 1.0
 
 
 @attrs.frozen
 class Fault:
-    """A fault: its kind, in which rank it is, and of how many."""
+    """A fault: its kind, its rank, and the number of ranks."""
 
     kind: str
     rank: int
@@ -66,7 +66,7 @@ FAULTS = [
 
 
 def draw(count, seed):
-    """Returns so many faults at random, each kind and each number of ranks alike."""
+    """Returns that many random faults, with each kind and each number of ranks equally often."""
     numbers = random.Random(seed)
     drawn = []
     while len(drawn) < count:
@@ -111,7 +111,7 @@ def _is_stopped(pid):
 
 
 def run_fault(fault, folder, server):
-    """Runs a fault; returns from when to when, and how long a process was stopped or the run was gone.
+    """Runs a fault; returns its begin and end, and how long a process was stopped or the run was gone.
 
     Args:
         fault: the fault.
@@ -143,14 +143,14 @@ def run_fault(fault, folder, server):
 
 
 def wrong(fault, folder, server, *, is_busy=False):
-    """Runs a fault, and returns what the report says wrong about it; nothing if it is right.
+    """Runs a fault, and returns the report's mistakes about it; nothing if it is right.
 
     Args:
         fault: the fault.
         folder: for the run.
         server: as for `run_fault`.
-        is_busy: whether the machine has other work: the end of a run may wait for the disk then, and a process
-            may take a tenth of a second to begin, which is not the ledger's.
+        is_busy: whether the machine has other work. Then a run's end may wait for the disk, and a process
+            may take a tenth of a second to begin, which the ledger doesn't count.
     """
     began, ended, took = run_fault(fault, folder, server)
     report = Run.open(folder / "run").time_report()
@@ -184,7 +184,7 @@ def wrong(fault, folder, server, *, is_busy=False):
 
 
 def main(arguments):
-    """Prints what was wrong, and how many were right."""
+    """Prints the mistakes, and how many reports were right."""
     count, seed = int(arguments[0]), int(arguments[1]) if len(arguments) > 1 else random.randrange(10**6)
     print(f"seed {seed}")
     right = 0

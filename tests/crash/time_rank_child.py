@@ -1,6 +1,6 @@
 """The program of each rank in `time_faults.py`: `time_rank_child.py FAULT RANK FOLDER`.
 
-A Trainer of 30 batches of some 10 ms, in which rank RANK has a fault, or all of them where it is of all. It
+A Trainer of 30 batches of some 10 ms. Rank RANK has a fault, or every rank if the fault affects all. It
 prints when its ledger stopped counting, by the system's clock.
 """
 
@@ -30,7 +30,7 @@ def slow(fault, times=1):
 
 
 class Data(TensorDataset):
-    """Samples of which one of each batch takes long to read."""
+    """Samples; one of each batch takes long to read."""
 
     def __getitem__(self, index):
         if index // RANKS % 4 == 0:
@@ -39,7 +39,7 @@ class Data(TensorDataset):
 
 
 class Held(TensorDataset):
-    """Samples to evaluate, each time slower than before."""
+    """Evaluation samples, slower each time."""
 
     times = 0
 
@@ -98,7 +98,7 @@ class Garbage:
 
 
 class Faults(Callback):
-    """What goes wrong between batches."""
+    """Injects faults between batches."""
 
     def batch_start(self, state, logger):
         if int(state.timestamp.batch) == 2 * BATCHES // 3:
@@ -130,7 +130,7 @@ class Blocked(RunDirectory):
 
 
 def slow_disk():
-    """Has each flush of a file take long, as on a disk that is busy."""
+    """Makes each flush of a file slow, as on a busy disk."""
     flush = os.fsync
 
     def slow_flush(fd):

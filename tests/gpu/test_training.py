@@ -94,7 +94,7 @@ def test_a_resumed_run_equals_the_uninterrupted_run(tmp_path, precision, compile
     whole, resumed = InMemory(), InMemory()
     expected = run("whole", BATCHES, whole)
     run("resumed", BATCHES // 2, resumed)
-    torch.rand(5, device=DEVICE)  # The checkpoint, and not what went on since, says what is drawn next.
+    torch.rand(5, device=DEVICE)  # The checkpoint alone decides the next draw, not what happened since.
     found = run("resumed", BATCHES, resumed, load_path=tmp_path / "resumed")
 
     assert losses(resumed) == losses(whole)
@@ -114,7 +114,7 @@ class SyncMode(Callback):
     def run_event(self, event, state, logger):
         if (event.value, int(state.timestamp.batch)) == self._at:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # It says that it does not know of all.
+                warnings.simplefilter("ignore")  # torch warns that it does not know of all.
                 torch.cuda.set_sync_debug_mode(self._mode)
 
 

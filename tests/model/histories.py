@@ -1,6 +1,6 @@
-"""The histories that runs should have, as plain lists: what was logged before a loaded checkpoint belongs, what came after does not.
+"""The histories that runs should have, as plain lists: they keep what was logged before a loaded checkpoint.
 
-No step is compared, except where a loop names the batch that it continues at. Records of every kind are alike.
+No step is compared, except where a loop names the batch it continues at. Records of every kind are alike.
 """
 
 import attrs
@@ -10,12 +10,12 @@ __all__ = ["Checkpoint", "History", "Record"]
 
 @attrs.frozen
 class Record:
-    """Something that was logged, known by a number that is given once.
+    """A logged record, identified by a unique number.
 
     Attributes:
         kind: as `session.Session.log` has it.
         name: of the metrics, joined by "+", or of the record.
-        step: that it was logged at.
+        step: at which it was logged.
         number: of the record.
     """
 
@@ -27,7 +27,7 @@ class Record:
 
 @attrs.frozen
 class Checkpoint:
-    """A checkpoint: what the session returned, and the records that belonged to the run then.
+    """A checkpoint: the session's return value, and the records that belonged to the run then.
 
     Attributes:
         saved: what `session.Session.checkpoint` returned.
@@ -47,7 +47,7 @@ class History:
         place: the folder or URI of the run.
         records: what belongs to it, in the order of logging.
         logged: all that was ever logged, by number.
-        doubtful: numbers of records that may be there or not: a kill took them before they were written.
+        doubtful: numbers of records that may be missing, because a kill came before they were written.
         writers: the records of each named writer.
         checkpoints: all that were saved.
         sessions: how many there were.
@@ -77,12 +77,12 @@ class History:
         if checkpoint is not None:
             self.records = list(checkpoint.records)
         if batch is not None:
-            # When exactly a loop that names a batch takes back what is later is not promised.
+            # Nothing promises when exactly a loop that names a batch takes back later records.
             self.names_batches = True
             self.doubtful |= {one.number for one in self.records if one.step >= batch}
 
     def follow(self, checkpoint):
-        """The session, which has not trained, follows a checkpoint: what it has logged goes on from there."""
+        """The session, which has not trained, follows a checkpoint: its records continue from there."""
         own = [one for one in self.records if self.logged_by[one.number] == self.sessions]
         self.records = [*checkpoint.records, *own]
 
@@ -96,17 +96,17 @@ class History:
             self._unflushed.append(record.number)
 
     def flush(self):
-        """All that was logged is written."""
+        """All logged records are written."""
         self._unflushed = []
 
     def complete(self):
-        """The session ends as a program does that has completed."""
+        """The session ends like a program that has completed."""
         self.flush()
         self.unsent.clear()
         self.is_completed = True
 
     def kill(self):
-        """The session is killed; rows and hyperparameters were safe when the call had returned."""
+        """The session is killed; rows and hyperparameters were safe once their calls had returned."""
         self.doubtful.update(self._unflushed)
         self._unflushed = []
 
@@ -124,9 +124,9 @@ class History:
         return {number for number, one in self.logged.items() if one.kind == "hyperparameters"}
 
     def of(self, kind, records=None):
-        """The records of a kind as readers have them: name, step unless it is given by no call, and number.
+        """The records of a kind as readers have them: name, step unless calls give none, and number.
 
-        Those of the run, or these.
+        They come from `records`, or from the run.
         """
         found = [one for one in (self.records if records is None else records) if one.kind == kind]
         if kind in {"traces", "files", "hyperparameters"}:
@@ -134,7 +134,7 @@ class History:
         return [(one.name, one.step, one.number) for one in found]
 
     def metrics(self, writer="", records=None):
-        """The values by metric: (step, number); of the run, a writer, or these records."""
+        """The values by metric, as (step, number), of the run, a writer, or `records`."""
         found = {}
         own = self.records if records is None else records
         for one in self.writers.get(writer, []) if writer else own:

@@ -31,7 +31,7 @@ def by_run(run, writer=""):
     """The values of `Run.series`, by metric: of the trainer, or of all writers (None)."""
     found = {}
     for name in run.metric_names():
-        # One that only others have, or only a branch.
+        # A metric that only other writers have, or only a branch.
         with contextlib.suppress(MetricNotFoundError):
             series = run.series(name, writer=writer)
             found[name] = list(zip(series.step.tolist(), map(int, series.value.tolist()), strict=True))
@@ -56,7 +56,7 @@ def by_export(run, target):
 
 
 def by_cli(root, name, metrics):
-    """What `runs show --json` says, and the values of `runs series --json`, by metric."""
+    """The output of `runs show --json`, and the values of `runs series --json`, by metric."""
     values = {}
     for metric in metrics:
         document = _command("series", name, metric, "--json", "--root", str(root))
@@ -72,9 +72,9 @@ def _command(*arguments):
 
 
 def records_of(run, kind):
-    """The records of a kind, in their order, each read as far as its content.
+    """The records of a kind in order, each read as far as its content.
 
-    One whose file never came is left out: its machine was lost before it had sent the file.
+    A record whose file never came is left out: its machine was lost before it sent the file.
     """
     match kind:
         case "texts":
@@ -100,7 +100,7 @@ def _number_of(path):
 
 
 class _Turns(threading.Event):
-    """Stands for the event that ends `Run.follow`: it waits for a turn instead of some time."""
+    """Replaces the event that ends `Run.follow`: it waits for a turn instead of some time."""
 
     def __init__(self):
         super().__init__()
@@ -113,7 +113,7 @@ class _Turns(threading.Event):
 
 
 class Looker:
-    """A reader that follows a run in a thread, and looks only when it is told to.
+    """A reader that follows a run in a thread, and looks only on request.
 
     Attributes:
         rows: what it was given so far.
@@ -128,7 +128,7 @@ class Looker:
         self._wait()
 
     def look(self):
-        """Looks once; returns all that it was given so far, as (writer, metric, step, number)."""
+        """Looks once; returns everything it was given so far, as (writer, metric, step, number)."""
         self._turns.asked.release()
         self._wait()
         return [

@@ -1,4 +1,4 @@
-"""A session of a run in a process of its own, which a test moves call by call and may kill at any time.
+"""A session of a run in a process of its own, which a test controls call by call and may kill at any time.
 
 `Processes` starts them from a fork server that has imported what they need. What a session does is what a user's
 program does: it opens a `Run` with a `RunDirectory`, logs, saves a checkpoint as a trainer does, and loads one.
@@ -26,26 +26,26 @@ _OF_JOBS = ("SLURM_", "TORCHELASTIC_", "RUN_NAME", "RANK", "WORLD_SIZE")
 
 
 class _SmallParts(RunDirectory):
-    """Closes parts of some rows, which takes 64 MiB otherwise."""
+    """Closes parts after a few rows instead of 64 MiB."""
 
     _part_bytes = 300
     _least_parquet_bytes = 0
 
 
 class Session:
-    """What runs in the process; each public method is a call of the test."""
+    """Runs in the process; each public method is a call that the test makes."""
 
     def begin(
         self, place, proof, *, saved=None, early=(), trains=True, small_parts=False, is_strict=True, **options
     ):
-        """Opens the run; `proof` says how it tells that it continues the run there.
+        """Opens the run; `proof` says how the session shows that it continues the run there.
 
         Args:
             place: the folder or URI.
-            proof: "checkpoint" loads `saved` as a trainer does, "batch" names its batch as a loop of one's own
-                does, "resume" is an argument of the destination, and "none" tells nothing.
+            proof: "checkpoint" loads `saved` as a trainer does, "batch" names its batch as a custom loop
+                does, "resume" is an argument of the destination, and "none" shows nothing.
             saved: what `checkpoint` returned.
-            early: arguments of `log`, for what is logged before the proof.
+            early: arguments of `log`, for records before the proof.
             trains: whether training begins without a checkpoint.
             small_parts: whether parts are closed early.
             is_strict: whether errors of the destination are raised.
@@ -86,7 +86,7 @@ class Session:
         self.run.run_event("fit_start")
 
     def log(self, kind, name, number, step):
-        """Logs one record, which is known by its number."""
+        """Logs one record, identified by its number."""
         match kind:
             case "metrics":
                 self.run.log_metrics({one: float(number) for one in name.split("+")}, step)
@@ -119,15 +119,15 @@ class Session:
         return int(self.run.state.timestamp.batch)
 
     def checkpoint(self):
-        """Returns what a trainer puts into a checkpoint."""
+        """Returns the state that a trainer stores in a checkpoint."""
         return {"state": self.directory.state_dict(), "batch": int(self.run.state.timestamp.batch)}
 
     def flush(self):
-        """Waits until all is written."""
+        """Waits until everything is written."""
         self.run.flush()
 
     def close(self):
-        """Ends the run as a program does that has completed."""
+        """Ends the run like a program that has completed."""
         self.run.close()
 
 
@@ -141,7 +141,7 @@ class _Messages(logging.Handler):
 
 
 def serve(address):
-    """Does what the test at the other end asks, until that is gone."""
+    """Executes the calls of the test until the other end is gone."""
     messages = _Messages()
     logging.getLogger().addHandler(messages)
     session = Session()
@@ -162,7 +162,7 @@ class SessionError(Exception):
 
 
 class Processes:
-    """Starts sessions on machines, each of which is a folder.
+    """Starts sessions on machines; each machine is a folder.
 
     Args:
         server: a `ForkServer` that has imported this module.
@@ -189,13 +189,13 @@ class Processes:
         return process
 
     def kill(self):
-        """Kills all that have not ended."""
+        """Kills all processes that have not ended."""
         for process in self._started:
             process.kill()
 
 
 class Process:
-    """A process with a session, from the side of the test; its calls are those of a session.
+    """A process with a session, as the test sees it; its calls are the session's.
 
     Attributes:
         said: the warnings that it has logged.
@@ -206,7 +206,7 @@ class Process:
         self.said = []
 
     def call(self, method, *arguments, **options):
-        """Calls a method of the session; returns what it returns once that has happened."""
+        """Calls a method of the session, waits for it, and returns its result."""
         self._connection.send((method, arguments, options))
         if not self._connection.poll(_LIMIT_SECONDS):
             self.kill()

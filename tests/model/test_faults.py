@@ -30,7 +30,7 @@ THROUGH = re.compile(r"/proc/self/fd/(\d+)")
 
 
 class OneFault:
-    """A disk of which one call fails: of those of this process below a folder. The lock guards the count.
+    """A disk on which one call of this process below a folder fails. The lock guards the count.
 
     Attributes:
         count: how many calls there were.
@@ -83,14 +83,14 @@ class OneFault:
 
 
 class Story:
-    """A run of two sessions, of which the second continues from a checkpoint of the first."""
+    """A run of two sessions; the second continues from a checkpoint of the first."""
 
     def __init__(self, place):
         self.model, self._numbers = History(place), itertools.count(1)
         self.errors = []
 
     def tell(self):
-        """Lets it happen; what a session raises is kept in `errors`."""
+        """Runs the sessions; `errors` keeps what they raise."""
         saved = self._tell_session("none", None)
         if saved is not None:
             self._tell_session("checkpoint", saved)
@@ -131,7 +131,7 @@ class Story:
 
 
 def compare(model, run):
-    """Asserts that a reader has what belongs to the run."""
+    """Asserts that a reader has the records of the run."""
     has_all_metrics(readers.by_read_rows(run.path), model.metrics(), set())
     for kind in ("texts", "images", "tables"):
         has_all(readers.records_of(run, kind), model.of(kind), set())
@@ -151,14 +151,14 @@ def opened(place, cache):
 
 
 def shape(path):
-    """Returns a path without what differs between two runs."""
+    """Returns a path without the parts that differ between two runs."""
     return re.sub(r"\b[0-9a-f]*[0-9][0-9a-f]*\b", "N", path)
 
 
 @pytest.mark.parametrize("kind", PLACES)
 @pytest.mark.parametrize("where", ["folder", "store"])
 def test_a_single_disk_fault_loses_nothing_silently(tmp_path, monkeypatch, caplog, where, kind):
-    """After any one call was refused, cut short or found nothing, all is there, or it was said that it is not."""
+    """After any one call was refused, cut short or found nothing, all is there, or the loss was reported."""
     caplog.set_level(logging.WARNING)
     silent = {}
     for number in itertools.count(1, times(20, 1)):
@@ -187,6 +187,6 @@ def test_a_single_disk_fault_loses_nothing_silently(tmp_path, monkeypatch, caplo
                 call, _, path = disk.failed.partition(" ")
                 silent.setdefault(f"{kind} of {call} {shape(path.removeprefix(str(root)))}", str(error))
         except (OSError, RunNotFoundError, ValueError):
-            # A reader says that it cannot read the run.
+            # A reader reports that it cannot read the run.
             pass
     assert silent == {}

@@ -1,8 +1,8 @@
-"""Random histories of runs, in processes that are killed, against plain lists: every reader tells the same history.
+"""Random histories of runs, in killed processes, against plain lists: every reader tells the same history.
 
 A run is logged to, killed, closed, continued from any checkpoint or at its end, begun again beside itself, added to by
 named writers, deleted and begun anew; a reader follows it. `histories` has the lists, `session` the processes, and
-`readers` what each reader says.
+`readers` what each reader returns.
 """
 
 import itertools
@@ -41,7 +41,7 @@ WITHOUT_STEP = {"traces", "files", "hyperparameters"}
 
 
 def has_all(seen, expected, doubtful):
-    """Asserts that a reader has what belongs, in order, and nothing else.
+    """Asserts that a reader has exactly the expected records, in order.
 
     Args:
         seen: tuples that end with the number of a record.
@@ -77,7 +77,7 @@ class Folder(RuleBasedStateMachine):
         self.runs, self.now, self.process, self.looker = [], None, None, None
         self.options, self.wrote = {}, {}
         self.has_own_steps = self.is_sound = True
-        # Of the present session: whether it has trained, and whether it continues at a batch.
+        # The present session: whether it has trained, and whether it continues at a batch.
         self.has_trained = self.names_batch = False
 
     @initialize(own_steps=st.booleans())
@@ -164,7 +164,7 @@ class Folder(RuleBasedStateMachine):
                 return []
             found = [one for one in found if not any(two.step >= one.saved["batch"] for two in one.records)]
             if run.is_completed:
-                # Training from the beginning is a new run then.
+                # Training from the beginning is then a new run.
                 found = [one for one in found if one.saved["batch"]]
         return found
 
@@ -212,7 +212,7 @@ class Folder(RuleBasedStateMachine):
         self.check(run)
 
     def settle(self):
-        """Waits until all that was logged is written."""
+        """Waits until everything logged is written."""
         self.process.call("flush")
         self.now.flush()
 
@@ -247,7 +247,7 @@ class Folder(RuleBasedStateMachine):
         self.check(run)
 
     def load_again(self, data):
-        # Until rows are past the batch that a loop has named, it is open what the session follows.
+        # Until rows pass the batch that a loop has named, it is open which checkpoint the session follows.
         found = [] if self.names_batch else self.checkpoints(self.now)
         if found:
             checkpoint = data.draw(st.sampled_from(found))
@@ -286,7 +286,7 @@ class Folder(RuleBasedStateMachine):
         self.look()
 
     def look(self):
-        """Asserts that who follows was given each row once, and has all that belong, in their order."""
+        """Asserts that a follower was given each row once, and has all rows that belong, in order."""
         run, looker = self.looker
         seen = [one for one in looker.look() if not one[0]]
         assert len(seen) == len(set(seen)), "a row was given twice"
@@ -301,14 +301,14 @@ class Folder(RuleBasedStateMachine):
             self.looker[1].close()
             self.looker = None
 
-    # What readers say.
+    # What readers return.
 
     def doubtful(self, model):
         """Returns the numbers of records that readers need not have."""
         return model.doubtful
 
     def check(self, model):
-        """Asserts that all readers that cost little have the history of a run."""
+        """Asserts that all cheap readers have the history of a run."""
         self.is_sound = False
         if model is self.now:
             self.settle()
@@ -337,7 +337,7 @@ class Folder(RuleBasedStateMachine):
             has_all(readers.records_of(run, kind), model.of(kind), self.doubtful(model))
 
     def check_branches(self, model, run):
-        """Asserts that each session is still what it was when it ended, whatever came after it."""
+        """Asserts that each session is unchanged since it ended, whatever came after it."""
         for number, records in itertools.islice(model.branches.items(), 1, None):
             branch, doubtful = run.branch(number), self.doubtful(model)
             has_all_metrics(readers.by_run(branch), model.metrics(records=records), doubtful)
@@ -364,7 +364,7 @@ class Folder(RuleBasedStateMachine):
         assert run.hyperparameters == expected
 
     def check_all(self, model):
-        """Asserts that the other readers say the same."""
+        """Asserts that the other readers agree."""
         with open_runs(self.root, cache=self.base / "cache") as runs:
             (run,) = [one for one in runs.query() if one.place == model.place]
             self.check_rows(model, run)
@@ -407,7 +407,7 @@ class Bucket(Folder):
         self.store = self.root
         self.root = self.store.as_uri()
         self.options = {"mirror_seconds": 0.1, "flush_seconds": 0.05}
-        # Of each run, the machine that has all its rows; and a process that hangs, with machine, run and session.
+        # For each run, the machine with all its rows; and a hanging process, with machine, run and session.
         self.wrote, self.hanging = {}, None
 
     def machine(self, data):
@@ -416,7 +416,7 @@ class Bucket(Folder):
 
     def takes_over(self, run, machine):
         if self.wrote.get(run.place, machine) != machine:
-            # What the other one did not send may be lost.
+            # Rows that the other machine did not send may be lost.
             run.doubtful |= run.unsent
             run.unsent.clear()
         self.wrote[run.place] = machine
@@ -475,7 +475,7 @@ class Bucket(Folder):
         if run.sessions == session:
             self.process, self.now = process, run
             return
-        # It was taken over: what it logs now is a branch, as far as the machine has sent it.
+        # Another machine took over: its rows are now a branch, as far as the machine has sent them.
         number = next(self.numbers)
         at = process.call("log", "metrics", "loss", number, 3)
         run.branches[session].append(Record("metrics", "loss", at, number))
@@ -499,7 +499,7 @@ def server():
 
 
 def test_every_reader_tells_the_history_of_runs_in_a_folder(server, tmp_path, monkeypatch):
-    """Whatever sessions did, readers have what belongs to the run by its checkpoints, and nothing else."""
+    """Whatever sessions did, readers have exactly the records that belong to the run by its checkpoints."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     try_histories(Folder, server, times(25, 5000))
 

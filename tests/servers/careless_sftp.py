@@ -40,7 +40,7 @@ class _Handle(paramiko.SFTPHandle):
 
 
 class RenameReplaces(paramiko.SFTPServerInterface):
-    """A server whose RENAME replaces the target without a word."""
+    """A server whose RENAME silently replaces the target."""
 
     def open(self, path, flags, attr):
         try:

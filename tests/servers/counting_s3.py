@@ -1,4 +1,4 @@
-"""A small S3 server in threads that counts: puts (create-only too), looks, deletions and one page of a listing. Fast, for tests that upload thousands of objects."""
+"""A small, fast S3 server in threads that counts puts (create-only too), looks, deletions and a listing."""
 
 import contextlib
 import email.utils
@@ -39,7 +39,7 @@ class CountingS3:
                 self.wfile.flush()
                 return True
 
-            def do_POST(self):  # Many deletions at once, which is how obstore asks for one.
+            def do_POST(self):  # A batch of deletions; obstore sends one for a single deletion too.
                 body = self.rfile.read(int(self.headers["Content-Length"] or 0)).decode()
                 for key in re.findall("<Key>(.*?)</Key>", body):
                     store._delete(xml.sax.saxutils.unescape(key))
@@ -94,7 +94,7 @@ class CountingS3:
         return f"s3://{BUCKET}/{prefix}?endpoint_url={self.endpoint_url}"
 
     def under(self, prefix: str) -> dict[str, bytes]:
-        """The objects under a prefix, by their name without it."""
+        """The objects under a prefix, named without it."""
         with self._lock:
             return {
                 key.removeprefix(f"{prefix}/"): data

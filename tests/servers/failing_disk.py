@@ -1,4 +1,4 @@
-"""A disk of which one call fails: the system's calls of this process, counted under one folder."""
+"""A disk on which one call of this process fails, counted under one folder."""
 
 import contextlib
 import errno
@@ -13,11 +13,11 @@ _WRITES = {"write", "pwrite"}
 
 
 class FailingDisk:
-    """Has the call of a number fail, of those under a folder. The lock guards the count.
+    """Makes one call under a folder fail, chosen by its number. The lock guards the count.
 
     Attributes:
         count: How many calls there were while it was failing.
-        failed: Which call failed, such as "write"; empty where there were not so many.
+        failed: Which call failed, such as "write"; empty if there were fewer calls.
     """
 
     def __init__(
@@ -36,14 +36,14 @@ class FailingDisk:
 
     @contextlib.contextmanager
     def failing(self, patch, number: int, *, short: bool = False, for_good: bool = False):
-        """Within the block the call of this number fails.
+        """Makes the call of this number fail within the block.
 
-        A write takes half of its bytes before, where it is to be short.
+        With `short`, a write takes half of its bytes first.
 
         Args:
             patch: pytest's monkeypatch.
             number: From 1.
-            short: Only half of what is written goes there, and the next write fails.
+            short: Only half of the bytes are written, and the next write fails.
             for_good: All later calls fail too.
         """
         self.count, self.failed, self._number, self._is_short = 0, "", number, short

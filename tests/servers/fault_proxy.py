@@ -27,9 +27,9 @@ class Request:
 
 @attrs.frozen
 class Answer:
-    """An answer in the server's stead, after the server has done its work where `after_forwarding`.
+    """An answer in the server's stead; with `after_forwarding`, after the server has done its work.
 
-    A page where it is not XML.
+    `page` replaces the XML.
     """
 
     status: int
@@ -50,12 +50,12 @@ PAGE = b"<!DOCTYPE html><html><head><title>Welcome</title></head><body>Please lo
 
 
 def captive_portal(request: Request) -> Answer:
-    """A plan: a static page for every request, as a hotel's web server has it, with an ETag of its kind."""
+    """A plan: a static page for every request, like a hotel's web server, with an ETag of its kind."""
     return Answer(200, page=PAGE, headers=(("Content-Type", "text/html"), ("ETag", '"5f2a-61bc7"')))
 
 
 def front(status: int) -> Answer:
-    """What a proxy in front answers on its own behalf: a status and a page, no header of the store's."""
+    """A proxy's own answer: a status and a page, without any header of the store."""
     return Answer(status, page=PAGE, headers=(("Content-Type", "text/html"), ("Server", "squid")))
 
 
@@ -72,18 +72,18 @@ class Late:
 
 @attrs.frozen
 class Dribble:
-    """Forwards the request, and answers with so many bytes of headers one by one, this many seconds apart, before the rest."""
+    """Forwards the request, sends so many header bytes one by one, this many seconds apart, then the rest."""
 
     count: int
     seconds: float
 
 
 class Reset:
-    """Tears the connection down without an answer."""
+    """Drops the connection without an answer."""
 
 
 class Hang:
-    """Takes the request and says nothing, until the proxy ends."""
+    """Accepts the request and stays silent until the proxy ends."""
 
 
 class Corrupt:
@@ -92,7 +92,7 @@ class Corrupt:
 
 @attrs.frozen
 class Rewrite:
-    """Forwards the request, and answers with the value of one header changed, where it is there."""
+    """Forwards the request, and changes the value of one header of the answer, if it is there."""
 
     header: str
     change: Callable[[str], str]
@@ -102,7 +102,7 @@ class Rewrite:
 
 
 def weak_etags(request: Request) -> Rewrite:
-    """A plan: what a proxy does that compresses answers."""
+    """A plan: changes ETags as a proxy does that compresses answers."""
     return Rewrite("etag", lambda value: value if value.startswith("W/") else f"W/{value}")
 
 
@@ -114,7 +114,7 @@ class Truncate:
 
 
 class Verifier:
-    """A plan for a server that compares every body with its checksum headers, and wants one.
+    """A plan for a server that compares every body with its checksum headers, and requires one.
 
     The first `flips` bodies arrive damaged.
     """
@@ -153,7 +153,7 @@ class FaultProxy:
     """
 
     def __init__(self, upstream: str, *, listens: bool = True) -> None:
-        """Where it does not listen yet its port is its own all the same, and refuses connections until `listen`."""
+        """If it does not listen yet, it still owns its port, and refuses connections until `listen`."""
         self.plan = lambda request: None
         self.seen: list[Request] = []
         self._upstream = urllib.parse.urlsplit(upstream).netloc
@@ -203,7 +203,7 @@ class FaultProxy:
             return sum(request.method == method and part in request.path for request in self.seen)
 
     def fail_first(self, times: int, fault, *, method: str = "PUT", part: str = "") -> None:
-        """The first `times` requests of the method, with this in their path, get the fault."""
+        """Gives the fault to the first `times` requests of the method with this text in their path."""
         left = [times]
 
         def plan(request):
@@ -254,7 +254,7 @@ class FaultProxy:
             headers = fault(headers)
         if isinstance(fault, Truncate):
             _answer(handler, status, headers, answer, cut=fault.count)
-            handler.close_connection = True  # In peace: a reset would also discard what is on its way.
+            handler.close_connection = True  # Closes gently: a reset would also discard data on its way.
         else:
             _answer(handler, status, headers, answer)
 

@@ -42,7 +42,7 @@ class ForkServer:
     """Runs programs, also several at once; a context manager. It belongs to one thread.
 
     Args:
-        modules: what is imported before the first program. Of ours nothing, where the tests are about our imports.
+        modules: imported before the first program. None of ours if the tests are about our imports.
     """
 
     def __init__(self, *modules):
@@ -52,9 +52,9 @@ class ForkServer:
             [sys.executable, "-X", "utf8", __file__, *modules],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            # What is waited for is not in a buffer.
+            # Unbuffered: `select` sees only bytes that are still in the pipe.
             bufsize=0,
-            # One thread, where a library would start some as it is imported: they do not survive a fork.
+            # One thread: libraries that start more as they are imported would lose them in a fork.
             env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
         )
 
@@ -62,7 +62,7 @@ class ForkServer:
         return self
 
     def __exit__(self, *exception):
-        # A word, and not the end of the pipe alone: processes that tests have forked may hold it too.
+        # Sends a word besides closing the pipe: processes that tests have forked may hold the pipe too.
         self._process.stdin.write(b"\n")
         self._process.stdin.close()
         self._process.wait(60)
@@ -77,7 +77,7 @@ class ForkServer:
             env: all environment variables that it sees.
             cwd: the folder where it runs.
             stdin: what it reads.
-            is_merged: what it writes to both streams is in `stdout`, in its order.
+            is_merged: whether `stdout` has the output of both streams, in order.
             warning_filter: as `-W` of the interpreter: "error".
 
         Returns:
@@ -109,7 +109,7 @@ class ForkServer:
         Args:
             program: as for `start`.
             arguments: likewise.
-            timeout_s: it is killed after so long.
+            timeout_s: after which it is killed.
             options: the other arguments of `start`.
 
         Returns:
@@ -141,7 +141,7 @@ class ForkServer:
         return self._ended.pop(pid)
 
     def torchrun(self, ranks, program, *arguments, env, timeout_s=300):
-        """Runs a file on several ranks, as `torchrun --standalone` does; returns what `run` does.
+        """Runs a file on several ranks, as `torchrun --standalone` does; returns the same as `run`.
 
         A rank ends with its main module: handlers of `atexit` are not called.
         """
@@ -156,10 +156,10 @@ class Program:
         self._server, self._source, self._files = server, source, files
 
     def wait(self, timeout_s=300):
-        """Waits for its end, and returns it as `subprocess.run` does.
+        """Waits for its end, and returns the same as `subprocess.run`.
 
         Args:
-            timeout_s: it is killed after so long.
+            timeout_s: after which it is killed.
 
         Raises:
             subprocess.TimeoutExpired: it was killed.
@@ -217,7 +217,7 @@ def _next_job():
 
 
 def _become(job):
-    """Makes this process as one that was started for the job."""
+    """Turns this process into one that was started for the job."""
     for number, stream in enumerate(job["streams"]):
         descriptor = os.open(stream, os.O_WRONLY | os.O_APPEND if number else os.O_RDONLY)
         os.dup2(descriptor, number)

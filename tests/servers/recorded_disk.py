@@ -1,9 +1,8 @@
-"""A disk that remembers what was asked of it, in order, and can be rebuilt as a loss of power would leave it.
+"""A disk that records its operations in order, and can be rebuilt as a power loss would leave it.
 
-The model is that of a journaling file system (ext4, XFS, btrfs): names change in the order in which they were
-asked to, so that after a loss of power some number of the last changes is missing, but never one that came
-before an fsync; what was written into a file since its last fsync may be there, be gone, be zeros, or be
-there in part.
+It models a journaling file system (ext4, XFS, btrfs). Names change in the order of the requests: after a
+power loss some of the last changes are missing, but never one from before an fsync. Bytes written to a file
+since its last fsync may be there, gone, zeros, or there in part.
 """
 
 import contextlib
@@ -18,7 +17,7 @@ import attrs
 
 
 class Fate(enum.Enum):
-    """What becomes of bytes that no fsync made safe."""
+    """The fate of bytes that no fsync made safe."""
 
     LOST = enum.auto()
     ZEROED = enum.auto()
@@ -43,7 +42,7 @@ class Operation:
 
 
 class RecordedDisk:
-    """Records what this process does under a folder that is empty at first.
+    """Records the operations of this process under a folder that is empty at first.
 
     The lock makes the record's order the real one.
     """
@@ -56,7 +55,7 @@ class RecordedDisk:
         self._count = 0
 
     def mark(self, what: object) -> None:
-        """Puts a mark into the record: what the user saw at this moment."""
+        """Adds a mark to the record: what the user saw at this moment."""
         with self._lock:
             self.operations.append(Operation("mark", mark=what))
 
@@ -67,7 +66,7 @@ class RecordedDisk:
 
     @contextlib.contextmanager
     def recording(self, patch):
-        """Everything under the root within the block is recorded.
+        """Records everything under the root within the block.
 
         Args:
             patch: pytest's monkeypatch.
@@ -93,13 +92,13 @@ class RecordedDisk:
             patch.undo()
 
     def rebuild(self, folder: Path, crash: int, *, last_name: int, turn: int) -> None:
-        """Makes in `folder` what a loss of power after `crash` operations would leave.
+        """Makes in `folder` what a power loss after `crash` operations would leave.
 
         Args:
             folder: Is made.
-            crash: How many operations had been asked for.
+            crash: The number of operations that had been requested.
             last_name: How many of those still changed names; raised to what an fsync had made safe.
-            turn: Each file has a fate of its own for bytes that were not; by the turn it is another one.
+            turn: Varies the fate of each file's unsafe bytes.
         """
         happened = self.operations[:crash]
         safe = max(
@@ -159,7 +158,7 @@ class RecordedDisk:
 
     def _on_write(self, real, descriptor, data):
         number = self._number_of(descriptor)
-        offset = os.fstat(descriptor).st_size  # All that is written so is appended.
+        offset = os.fstat(descriptor).st_size  # All such writes append.
         count = real(descriptor, data)
         if number:
             self._add("data", number=number, offset=offset, data=bytes(data)[:count])

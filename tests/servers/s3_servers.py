@@ -68,7 +68,7 @@ class S3Server:
                 client.delete_object(Bucket=BUCKET, Key=item["Key"])
 
     def open_uploads(self, prefix: str) -> int:
-        """How many uploads in parts are not completed under the prefix."""
+        """Returns how many multipart uploads are not completed under the prefix."""
         client = self.client()
         try:
             found = client.list_multipart_uploads(Bucket=BUCKET).get("Uploads", [])
@@ -81,7 +81,7 @@ class S3Server:
 def moto():
     """Moto in a thread, with the bucket.
 
-    Its create-only puts are not atomic: of two at once both may succeed.
+    Its create-only puts are not atomic: two at once may both succeed.
     """
     from moto.server import ThreadedMotoServer
 
@@ -106,7 +106,7 @@ with s3_servers.moto() as server:
 
 @contextlib.contextmanager
 def moto_process():
-    """Moto in a process, with the bucket: what it takes of the processor is not the client's."""
+    """Moto in a process, with the bucket, so that its processor time is not the client's."""
     command = [sys.executable, "-c", MOTO]
     pipe, null = subprocess.PIPE, subprocess.DEVNULL
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=null) as process:
@@ -143,14 +143,14 @@ def rclone(folder: Path):
 
 @contextlib.contextmanager
 def refusing_port():
-    """A port that refuses connections, and that no other process can get meanwhile: it is bound, and not listened on."""
+    """A port that refuses connections and that no other process can take: bound, but not listened on."""
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         yield held.getsockname()[1]
 
 
 def wait_until(is_so, process: subprocess.Popen) -> None:
-    """Returns when it is so; raises where the process has ended before, or much time has passed."""
+    """Waits until the condition holds; raises if the process has ended, or after a long time."""
     deadline = time.monotonic() + LIMIT_SECONDS
     while not is_so():
         if process.poll() is not None:

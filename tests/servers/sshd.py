@@ -19,7 +19,7 @@ def over_ssh(folder, *, host, port, username, **options):
 
 
 def program() -> str | None:
-    """Where sshd is, if it is."""
+    """Returns the path of sshd, if it is installed."""
     return shutil.which("sshd") or shutil.which("/usr/sbin/sshd")
 
 
@@ -47,7 +47,7 @@ def sshd(folder: Path):
 
 
 def _start(folder: Path) -> tuple[subprocess.Popen, int]:
-    """A server that listens: it cannot choose a port itself, and one that was free may be taken before it asks for it."""
+    """Starts a listening server: it can't choose a port itself; a free one may be taken before it binds."""
     for turn in range(_TRIES):
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))

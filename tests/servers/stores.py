@@ -1,4 +1,4 @@
-"""Hostile stores for tests of what sits above them."""
+"""Hostile stores for tests of the code above them."""
 
 import threading
 from collections import Counter
@@ -52,7 +52,7 @@ class MemoryStore:
 
 
 class StoreThatWaits(MemoryStore):
-    """Puts nothing before its gate opens; says how many puts wait."""
+    """Puts nothing before its gate opens; counts the waiting puts."""
 
     def __init__(self, gate):
         super().__init__()
@@ -81,7 +81,7 @@ class StoreThatFails(MemoryStore):
 
 
 class StoreThatRejects(MemoryStore):
-    """Never takes the names it does not like."""
+    """Rejects the names that it does not like."""
 
     def __init__(self, disliked, error=None):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Who is called, in what order, what an error does, and that close comes once, whatever happened."""
+"""Tests who is called in which order, what an error does, and that close comes exactly once."""
 
 import atexit
 import gc
@@ -324,7 +324,7 @@ def test_an_invalid_record_logged_in_a_destination_hook_stops_no_other_callback(
 
 
 def test_an_interrupt_in_a_destinations_hook_is_an_interrupt():
-    """Ctrl-C is for the loop, wherever it arrives."""
+    """Ctrl-C is meant for the loop, wherever it arrives."""
     engine = _engine([], [DestinationRaisesAt("batch_end", KeyboardInterrupt())])
 
     with pytest.raises(KeyboardInterrupt):
@@ -560,7 +560,7 @@ def test_raise_errors_propagates_errors_of_a_destinations_close():
 @pytest.mark.parametrize("kind", [RaisesAt, DestinationRaisesAt])
 @pytest.mark.parametrize("exception", [None, RuntimeError("CUDA")])
 def test_ctrl_c_during_close_ends_one_wait_and_comes_out_when_all_are_closed(kind, exception, caplog):
-    """Impatience with one callback is not the loss of what the others hold."""
+    """Interrupting one callback's wait doesn't lose the data of the others."""
     interrupted, after = kind("close", KeyboardInterrupt()), Listener()
     callbacks, destinations = ([], [interrupted]) if kind is DestinationRaisesAt else ([interrupted], [])
     engine = _engine([*callbacks, after, RaisesAt("close", OSError("disk"))], destinations)
@@ -613,7 +613,7 @@ def test_a_status_that_was_set_before_close_stays():
 
 
 def test_close_goes_to_the_callbacks_the_engine_was_made_with():
-    """What has become of `state.callbacks` since does not matter."""
+    """Later changes to `state.callbacks` don't matter."""
     callback = Listener()
     engine = _engine([callback])
     engine._state.callbacks = ()
@@ -886,7 +886,7 @@ def test_a_closed_run_accepts_no_callback():
 
 
 def test_an_engine_takes_the_callbacks_of_the_state_as_composers_does():
-    """A list in `state.callbacks` is used; destinations in it are not called twice, nor those of an earlier engine."""
+    """It uses a list in `state.callbacks`; it calls destinations once, and an earlier engine's never."""
     heard = []
 
     class Named(Callback):

@@ -77,12 +77,12 @@ def test_format_run_name_keeps_changing_placeholders():
     "template", ["{date}", "{epoch", "epoch}", "{}", "{0}", "{run name}", "{date:%Y}", '{"a": 1}']
 )
 def test_other_braces_stay_as_they_are(template):
-    """What is no placeholder of ours is no error either."""
+    """Unknown placeholders aren't an error."""
     assert format_name(template, _state()) == template
 
 
 def test_a_run_name_with_braces_is_not_filled_in_again():
-    """What a user's run is called is not a template."""
+    """The name of a run isn't a template."""
     assert format_name("{run_name}/{epoch}", _state("lr{batch}")) == "lr{batch}/2"
 
 

@@ -1,4 +1,4 @@
-"""`find_ranks`: who this process is, by what its launcher or its process group says."""
+"""Tests `find_ranks`: this process's rank according to its launcher or process group."""
 
 import os
 import socket
@@ -119,7 +119,7 @@ def test_lightning_is_asked_for_a_rank_that_its_launcher_did_not_set(monkeypatch
 
 
 def test_process_group_decides_whatever_the_environment_says(environment):
-    """It is the one in which ranks meet; an environment that names other ranks is of something else."""
+    """Ranks meet in the process group; an environment that names other ranks belongs to something else."""
     environment(TORCHRUN)
     run = Run(run_name="mine")
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
@@ -142,7 +142,7 @@ def test_rank_that_was_given_stays():
 
 
 def test_trainer_names_the_missing_addresses_of_ranks(environment):
-    """Tasks of srun know their ranks, and not where the others are."""
+    """Tasks of srun know their ranks, but not the addresses of others."""
     environment(SLURM)
 
     with pytest.raises(ValueError, match=r"MASTER_ADDR and MASTER_PORT must be set for 8 ranks \(Slurm"):

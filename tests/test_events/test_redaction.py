@@ -1,4 +1,4 @@
-"""Secrets go, words that only sound like them stay."""
+"""Tests that secrets are removed, and that similar words stay."""
 
 import collections
 
@@ -250,7 +250,7 @@ def test_a_command_line_loses_its_secrets(arguments, expected):
     [*SECRETS.values(), "password='a b'", "token=abc&x=1", "Authorization: Bearer abc", "https://a:b@c/"],
 )
 def test_redacting_twice_is_redacting_once(text):
-    """What was taken out is not taken for a secret again."""
+    """The replacement isn't taken for a secret again."""
     once = redact_text(text)
 
     assert redact_text(once) == once

@@ -72,7 +72,7 @@ def test_the_position_of_a_loop_must_be_set_before_it_begins():
     ],
 )
 def test_names_of_other_loggers_lead_to_ours(name, hint):
-    """What somebody writes from habit is answered with the name that it has here."""
+    """A habitual name from another logger gets a hint with ours."""
     run = Run(run_name="own")
 
     with pytest.raises(AttributeError, match=f"a Run has no {name!r}. Did you mean {hint[:-1]}"):
@@ -105,7 +105,7 @@ class NotesItself(Callback):
 
 @pytest.mark.parametrize("begin", [Run.__enter__, Run.batch_start, lambda run: run.log_metrics({"a": 1.0})])
 def test_a_taken_folder_raises_without_our_frames(tmp_path, begin):
-    """The message is what helps; it ends a traceback of the user's line and of the call that it makes."""
+    """The traceback ends with the user's line, and the message helps."""
     with Run(RunDirectory(tmp_path / "own"), run_name="own") as run:
         run.log_metrics({"a": 1.0})
 

@@ -1,4 +1,4 @@
-"""What a run is: complete from its name alone, placed by the environment, stopped on request."""
+"""Tests the state of a run: complete from its name alone, placed by the environment, stopped on request."""
 
 import copy
 import pickle
@@ -24,7 +24,7 @@ def _ranks(state):
 
 
 def test_a_name_is_enough():
-    """All else has a value that says nothing has happened yet."""
+    """Every other field has a value that means nothing has happened yet."""
     state = State("mine")
 
     assert state.run_name == "mine"
@@ -38,15 +38,15 @@ def test_a_name_is_enough():
     assert (state.train_metrics, state.eval_metrics, state.callbacks) == ({}, {}, [])
 
 
-def test_an_argument_goes_before_the_environment(monkeypatch):
-    """A rank that is given is the rank."""
+def test_an_argument_overrides_the_environment(monkeypatch):
+    """An explicit rank overrides the environment."""
     monkeypatch.setenv("RANK", "5")
 
     assert State("r", rank=2).rank == 2
 
 
-def test_an_empty_variable_is_as_good_as_none(monkeypatch):
-    """A job script may leave `RANK=`."""
+def test_an_empty_variable_counts_as_unset(monkeypatch):
+    """A job script may contain `RANK=`."""
     monkeypatch.setenv("RANK", "")
 
     assert State("r").rank == 0
@@ -90,7 +90,7 @@ def test_a_run_is_done_when_its_maximum_is_reached():
 
 
 def test_a_run_without_a_maximum_is_never_done():
-    """A loop of the user's own decides for itself."""
+    """A custom loop decides for itself."""
     assert not State("r", timestamp=Timestamp(batch=10**9)).is_done
 
 
@@ -118,7 +118,7 @@ def test_a_run_without_a_maximum_can_be_stopped():
 
 
 def test_training_that_begins_again_is_running():
-    """How an earlier `fit` ended is over."""
+    """The outcome of an earlier `fit` no longer counts."""
     state = State("r", status=RunStatus.FAILED, exception=RuntimeError())
 
     state.begin_training()
@@ -143,7 +143,7 @@ def test_the_elapsed_duration_is_the_share_of_the_maximum(maximum, timestamp, sh
 
 @pytest.mark.parametrize("maximum", [None, "0ep"])
 def test_there_is_no_share_of_nothing(maximum):
-    """Without a maximum, or with none to speak of, no share is known."""
+    """Without a maximum, or with a maximum of zero, no share is known."""
     assert State("r", maximum).get_elapsed_duration() is None
 
 

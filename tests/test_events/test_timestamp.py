@@ -115,14 +115,14 @@ def test_an_unknown_unit_is_refused():
 
 @pytest.mark.parametrize("value", ["5", None, True])
 def test_a_value_that_is_no_number_is_refused(value):
-    """Strings, None and booleans are no count."""
+    """Strings, None and booleans aren't counts."""
     with pytest.raises(TimeUnitError, match="must have a number as its value"):
         Time(value, "ba")
 
 
 @pytest.mark.parametrize(("value", "unit"), [(float("nan"), "ba"), (float("inf"), "sec")])
 def test_a_value_that_is_not_finite_is_refused(value, unit):
-    """In no unit is there an infinite time."""
+    """No unit has an infinite time."""
     with pytest.raises(TimeStringError, match="must be finite"):
         Time(value, unit)
 
@@ -159,7 +159,7 @@ def test_a_duration_without_a_unit_is_refused():
 
 @pytest.mark.parametrize("value", [None, 1.5, True])
 def test_from_input_refuses_other_types(value):
-    """A float or a list is no duration."""
+    """A float or a list isn't a duration."""
     with pytest.raises(TimeUnitError, match="must be a Time, a string, a timedelta or an int"):
         Time.from_input(value, "ep")
 
@@ -209,7 +209,7 @@ def test_products_and_quotients_keep_to_their_units():
     assert Time(0.5, "dur") * "0.5dur" == Time(0.25, "dur")
 
 
-def test_a_share_that_is_whole_is_not_cut_by_the_last_bit_of_a_float():
+def test_float_rounding_does_not_shorten_a_whole_share():
     """0.29 of 100 batches is 29, though 0.29 * 100 is 28.999999999999996."""
     shares = [Time(100, "ba") * Time(percent / 100, "dur") for percent in range(101)]
 
@@ -381,7 +381,7 @@ def test_a_count_in_another_unit_is_refused():
 
 
 def test_a_negative_count_is_refused():
-    """Nothing has been done less than never."""
+    """A count is zero or more."""
     with pytest.raises(TimeStringError, match="count of batches must be at least 0, got -1ba"):
         Timestamp(batch=-1)
 
@@ -427,7 +427,7 @@ def test_timestamps_are_equal_where_all_fields_are():
 
 
 def test_a_timestamp_does_not_compare_with_a_bare_number():
-    """Which of its counts would that be?"""
+    """It could mean any of its counts."""
     with pytest.raises(TimeUnitError, match='compares with a time such as "10ep", got 10'):
         _ = Timestamp() < 10
 

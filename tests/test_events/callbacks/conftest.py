@@ -1,4 +1,4 @@
-"""The fixtures of the monitor's tests: what callbacks log is heard the same way."""
+"""The monitor's fixtures: these tests listen to what callbacks log in the same way."""
 
 from tests.test_events.monitor.conftest import heard, in_child, metric_list
 from tests.test_events.trainer.conftest import make_dataloader, make_trainer

@@ -1,4 +1,4 @@
-"""The code of a run, kept with it."""
+"""Tests the code that is kept with a run."""
 
 import os
 import subprocess
@@ -51,7 +51,7 @@ def git(folder, *arguments):
 
 
 def test_code_is_kept_and_nothing_else(keep, folder):
-    """Patterns choose it; hidden files and caches are no code."""
+    """Patterns choose the files; hidden files and caches aren't code."""
     assert keep(CodeSnapshot(folder)) == {
         "config.yaml": b"lr: 1",
         "models/net.py": b"x = 2",
@@ -60,7 +60,7 @@ def test_code_is_kept_and_nothing_else(keep, folder):
 
 
 def test_in_a_repository_git_lists_the_files(keep, folder, caplog):
-    """The files are as they are now; deleted ones are left out, and new ones, which are named."""
+    """Files are archived as they are now; deleted ones are left out, and new ones are included and named."""
     (folder / ".gitignore").write_text("*.yaml\n__pycache__\n.env.py\n")
     (folder / "old.py").write_bytes(b"")
     git(folder, "init")
@@ -74,7 +74,7 @@ def test_in_a_repository_git_lists_the_files(keep, folder, caplog):
 
 
 def test_without_an_answer_from_git_nothing_is_archived(keep, folder, tmp_path, monkeypatch, caplog):
-    """Rather than what it would have ignored."""
+    """The archive could otherwise contain files that git ignores."""
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/git").write_text("#!/bin/sh\nexec sleep 600\n")
     (tmp_path / "bin/git").chmod(0o755)
@@ -118,13 +118,13 @@ def test_without_an_uploading_destination_nothing_is_read(folder):
         run.batch_end()
 
 
-def test_a_folder_that_is_not_there_does_not_stop_training(keep, tmp_path):
-    """The archive is empty then."""
+def test_a_missing_folder_does_not_stop_training(keep, tmp_path):
+    """The archive is empty."""
     assert keep(CodeSnapshot(tmp_path / "missing")) == {}
 
 
-def test_a_name_that_is_not_utf8_is_kept_escaped(keep, folder):
-    """ZIP files have no such names; the run begins all the same."""
+def test_a_name_in_another_encoding_is_kept_escaped(keep, folder):
+    """ZIP files have no such names; the run begins anyway."""
     (folder / os.fsdecode(b"caf\xe9.py")).write_bytes(b"x = 3")
 
     assert keep(CodeSnapshot(folder, patterns=["*.py"])) == {

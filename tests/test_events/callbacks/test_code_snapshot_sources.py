@@ -58,8 +58,8 @@ def write(root, files):
         (root / name).write_text(content)
 
 
-def test_files_that_are_named_like_secrets_are_left_out(keep, project, caplog):
-    """Credentials are no code; code that is called after secrets is."""
+def test_files_named_like_secrets_are_left_out(keep, project, caplog):
+    """Credentials aren't code; a module named after secrets is."""
     root, add = project
     code = [
         "tokenizer.json",
@@ -91,7 +91,7 @@ def test_files_that_are_named_like_secrets_are_left_out(keep, project, caplog):
 
 
 def test_secrets_inside_of_files_are_taken_out(keep, project, caplog):
-    """Code loses only what is written down; settings lose what a secret's name has."""
+    """Code loses only literal secrets; settings lose the values of secret names."""
     root, add = project
     code = f'token = next(tokens)\npassword: str = args.password\napi_key = "{SECRET}"\ndb_password = "hunter2"\n'
     write(root, {"train.py": code, "config.yaml": "password: hunter2\nlr: 1\n", "good.py": "token = x\n"})
@@ -179,7 +179,7 @@ def test_without_git_environments_runs_and_hidden_folders_are_left_out(keep, tmp
 
 
 def test_a_repository_that_git_cannot_read_gives_no_archive(keep, tmp_path, caplog):
-    """What it would ignore is not known; a folder without a repository is another thing."""
+    """It can't tell which files to ignore. A folder without a repository is a different case."""
     write(tmp_path, {"train.py": "x"})
     git(tmp_path, "init", "-q")
     (tmp_path / ".git/index").write_bytes(b"damaged")

@@ -1,4 +1,4 @@
-"""The trained model leaves the run in a form that needs none of its code."""
+"""Tests exporting the trained model in a form that needs none of its code."""
 
 import logging
 
@@ -25,7 +25,7 @@ def test_a_model_is_exported_and_uploaded_when_training_ends(make_trainer, tmp_p
 
 
 def test_a_model_that_cannot_be_exported_is_reported(make_trainer, tmp_path, caplog):
-    """The run ends as it would."""
+    """The run ends normally."""
 
     def refuse(model):
         raise TypeError("not this one")
@@ -72,7 +72,7 @@ def test_an_export_replaces_an_older_one_in_one_step(make_trainer, tmp_path, mon
 
 
 def test_other_formats_are_refused():
-    """The error names the one there is."""
+    """The error names the supported format."""
     with pytest.raises(
         ValueError, match=r"save_format must be 'torch\.export', got 'onnx'.*torch.onnx.export"
     ):

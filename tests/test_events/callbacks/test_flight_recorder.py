@@ -1,4 +1,4 @@
-"""`FlightRecorder`: what is in the file of a rank, and when it is written."""
+"""Tests `FlightRecorder`: the content of a rank's file, and when it is written."""
 
 import json
 import logging
@@ -65,7 +65,7 @@ def many_descriptors():
 
 
 def test_a_job_with_many_open_files_is_recorded_too(tmp_path, many_descriptors):
-    """Descriptors above 1,023 are what a large job has."""
+    """A large job has descriptors above 1,023."""
     assert max(many_descriptors) > 1023
     with Run([RunDirectory(tmp_path / "run")], FlightRecorder(), run_name="mine") as run:
         run.batch_start()

@@ -1,4 +1,4 @@
-"""GPUs that are throttled and ranks that are slow are reported, once."""
+"""Tests that throttled GPUs and slow ranks are reported once."""
 
 import threading
 
@@ -24,7 +24,7 @@ class Readings:
 
 
 def reading(loads, reasons=0):
-    """Returns a sample of GPUs with these loads, of which the first is throttled."""
+    """Returns a sample of GPUs with these loads; the first is throttled."""
     sample = {f"gpu{index}/utilization_percent": load for index, load in enumerate(loads)}
     return {**sample, "gpu0/throttle_reasons": reasons}
 
@@ -44,7 +44,7 @@ def test_a_throttled_gpu_is_reported_once_with_its_reasons(caplog):
 
 
 def test_a_gpu_that_works_less_than_the_others_is_reported_once(caplog):
-    """Once per episode; small differences are none."""
+    """It is reported once per episode; small differences are not."""
     readings = Readings(
         *(reading(loads) for loads in ([90.0, 85.0], [90.0, 60.0], [90.0, 50.0], [90.0, 88.0]))
     )
@@ -58,7 +58,7 @@ def test_a_gpu_that_works_less_than_the_others_is_reported_once(caplog):
 
 @pytest.mark.parametrize("name", ["ClocksEventReasons", "ClocksThrottleReasons"])
 def test_reasons_are_asked_of_nvml_by_either_name(name):
-    """CUDA 12 renamed the function; what a device does not support is left out."""
+    """CUDA 12 renamed the function; unsupported readings are left out."""
 
     class Nvml:
         class NVMLError(Exception):
@@ -105,6 +105,6 @@ def test_time_before_the_backward_pass_is_compared_between_ranks(caplog):
 
 
 def test_a_threshold_that_everyone_crosses_is_refused():
-    """One times the median is no straggler."""
+    """A threshold of one times the median would make everyone a straggler."""
     with pytest.raises(ValueError, match="threshold must be above 1"):
         StragglerDetector(threshold=1.0)

@@ -92,7 +92,7 @@ def test_the_cost_does_not_grow_with_the_number_of_parameters(make_trainer, laye
 
 
 def test_sgd_has_a_momentum_and_a_frozen_parameter_has_none(make_trainer):
-    """What the optimizer keeps is what is logged."""
+    """The monitor logs the states that the optimizer keeps."""
     memory = InMemory()
     trainer = make_trainer(loggers=memory, callbacks=OptimizerMonitor(batch_log_interval=1, per_layer=True))
     model = trainer.state.model

@@ -1,4 +1,4 @@
-"""How fast training is and how long it will take, by a clock that is set."""
+"""Tests speed and remaining time, by a clock that the test sets."""
 
 from datetime import timedelta
 
@@ -45,7 +45,7 @@ def test_speed_is_a_rolling_mean_over_the_window():
 
 
 def test_operations_come_from_the_model_and_the_gpus_from_a_table():
-    """MFU is per device; ranks are taken to do the same."""
+    """MFU is per device; all ranks are assumed to do the same work."""
 
     class Model:
         def flops_per_batch(self, batch):
@@ -99,7 +99,7 @@ def test_the_estimate_uses_the_rate_so_far_and_future_evaluations(duration):
 
 
 def test_without_a_duration_there_is_no_estimate():
-    """Nor is there an error."""
+    """It isn't an error either."""
     memory = InMemory()
     with Run(memory, RuntimeEstimator(), "r") as run:
         train(run, 1.0, batches=3)
@@ -130,7 +130,7 @@ def test_unknown_units_are_refused():
 
 
 def test_learning_rates_have_composers_names(make_trainer):
-    """The rate is that after the scheduler has stepped."""
+    """The logged rate is the one after the scheduler's step."""
     memory = InMemory()
     make_trainer(callbacks=LRMonitor(), loggers=memory, max_duration="3ba").fit()
 

@@ -1,4 +1,4 @@
-"""What counts by itself, asked from time to time."""
+"""Tests polling counters of other code."""
 
 import itertools
 import threading
@@ -54,7 +54,7 @@ def test_it_is_asked_in_a_thread_and_logged_by_the_training_thread(metric_list):
 
 
 def test_the_last_sample_is_logged_at_close(metric_list):
-    """A run that is shorter than the interval has its first and its last."""
+    """A run that is shorter than the interval has its first and last sample."""
     with Run(metric_list, StatsMonitor(Buffer(1, 2), every_seconds=3600), "mine"):
         pass
 
@@ -76,7 +76,7 @@ def test_a_rate_is_the_increase_of_a_counter_per_second():
 
 
 def test_a_counter_decides_when():
-    """It is due where the counter crosses a multiple; several at once are one, and a reset counts from there."""
+    """It is due when the counter crosses a multiple; several at once are one; a reset counts from there."""
     buffer = Buffer(5, 9, 11, 12, 47, 49, 3, 9, 10)
     monitor = StatsMonitor(buffer, every_count=("written", 10), rates=["written"], clock=every_two_seconds())
 
@@ -103,8 +103,8 @@ def test_values_that_are_not_numbers_are_left_out_and_names_are_joined():
     assert type(sample["time/last"]) is int
 
 
-def test_one_that_fails_is_counted_and_training_continues(metric_list, caplog):
-    """The first failure is reported, and only that."""
+def test_a_failing_source_is_counted_and_training_continues(metric_list, caplog):
+    """Only the first failure is reported."""
 
     def broken():
         raise OSError("buffer is gone")

@@ -76,7 +76,7 @@ def test_early_stopper_stops_after_its_patience_and_the_run_says_why(make_traine
     ],
 )
 def test_stoppers_take_the_names_of_the_log(make_trainer, make_dataloader, monitor, label):
-    """The loss of an evaluation too."""
+    """This holds for the loss of an evaluation too."""
     stopper = EarlyStopper(monitor, label, comp=lambda current, best: False)
     trainer = make_trainer(max_duration="30ep", eval_dataloader=make_dataloader(), callbacks=stopper)
 
@@ -87,7 +87,7 @@ def test_stoppers_take_the_names_of_the_log(make_trainer, make_dataloader, monit
 
 
 def test_a_metric_that_never_occurs_is_reported(make_trainer, make_dataloader, caplog):
-    """No evaluation of that label ended; the log names those that did."""
+    """No evaluation with that label ended; the log names the evaluations that did."""
     stopper = ThresholdStopper("accuracy", "evla", 0.9)
     make_trainer(eval_dataloader=make_dataloader(), callbacks=stopper).fit()
 
@@ -112,7 +112,7 @@ def test_nan_is_never_the_best_of_an_early_stopper(make_trainer, make_dataloader
 
 
 def test_an_early_stopper_that_sees_nothing_but_nan_stops_and_has_no_best(make_trainer, make_dataloader):
-    """Its state has none either, and one of an older version that has NaN is read so."""
+    """Its state has no best either, and the NaN of an older version's state is read as none."""
     stopper = EarlyStopper("accuracy", "eval", patience="2ep")
     trainer = make_trainer(
         eval_dataloader=make_dataloader(),
@@ -205,7 +205,7 @@ def spike(losses, **options):
 
 
 def test_a_loss_spike_is_reported_or_stops_training(caplog):
-    """More outliers in a row than the patience; a single one is counted and forgotten."""
+    """It needs more outliers in a row than the patience; a single one is counted and forgotten."""
     state, memory = spike([1.0] * 4 + [9.0] + [1.0] * 2 + [9.0, 9.0, 9.0, 1.0], patience=2)
     assert (state.status, len(caplog.records)) == ("completed", 1)
     assert "3 losses in a row are more than 2 times the mean of 1, the last 9 at batch 10" in caplog.text
@@ -218,7 +218,7 @@ def test_a_loss_spike_is_reported_or_stops_training(caplog):
 
 
 def test_losses_that_are_not_finite_are_outliers():
-    """NaN does not compare, and counts all the same."""
+    """NaN doesn't compare, and still counts."""
     state, _ = spike([1.0] * 4 + [float("nan")] * 9, log_only=False, patience=1)
 
     assert state.timestamp.batch == 6
@@ -256,7 +256,7 @@ def test_nan_monitor_names_the_first_module(make_trainer):
 
 
 def test_nan_monitor_looks_into_outputs_by_name(make_trainer):
-    """A module that returns a dict is named as any other."""
+    """A module that returns a dict is named like any other."""
 
     class ByName(torch.nn.Linear):
         def forward(self, x):
@@ -274,7 +274,7 @@ def test_nan_monitor_looks_into_outputs_by_name(make_trainer):
 
 
 def test_nan_monitor_says_when_the_loss_itself_is_to_blame(make_trainer):
-    """All outputs are finite; without `find_module` nothing is hooked."""
+    """All outputs are finite; without `find_module` there are no hooks."""
 
     def bad(outputs, targets):
         return outputs.sum() * float("nan")

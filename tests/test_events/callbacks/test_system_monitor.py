@@ -1,4 +1,4 @@
-"""What the machine does: sampled in a thread, logged in the training thread."""
+"""Tests machine metrics: sampled in a thread, logged in the training thread."""
 
 import threading
 from types import SimpleNamespace
@@ -49,7 +49,7 @@ def sampling_threads():
 
 
 def test_samples_are_taken_in_a_thread_and_logged_by_the_training_thread(metric_list, sampling_threads):
-    """At the end of a batch, in order, and the rest at close; then the thread is gone."""
+    """They are logged in order at the end of a batch, the rest at close; then the thread is gone."""
     sensor = Sensor()
     with Run(metric_list, SystemMonitor(0.001, sample=sensor), "mine") as run:
         at_the_start = len(metric_list.metrics)
@@ -67,7 +67,7 @@ def test_samples_are_taken_in_a_thread_and_logged_by_the_training_thread(metric_
 
 
 def test_a_sample_has_the_step_of_its_time(metric_list):
-    """It has not the step at the end of the batch."""
+    """It doesn't have the step at the end of the batch."""
     sensor = Sensor()
     with Run(metric_list, SystemMonitor(3600, sample=sensor), "mine") as run:
         sensor.wait_for(1)
@@ -90,7 +90,7 @@ def test_a_sensor_that_fails_does_not_end_it(metric_list, caplog):
 
 
 def test_only_local_rank_zero_samples(metric_list, monkeypatch, sampling_threads):
-    """Others of the machine would say the same."""
+    """Other ranks on the machine would log the same."""
     for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}.items():
         monkeypatch.setenv(name, value)
     sensor = Sensor()
@@ -101,7 +101,7 @@ def test_only_local_rank_zero_samples(metric_list, monkeypatch, sampling_threads
     assert metric_list.metrics == []
 
 
-def test_it_may_serve_one_run_after_another(metric_list, sampling_threads):
+def test_a_monitor_can_be_reused_for_another_run(metric_list, sampling_threads):
     """Each time it starts a new thread."""
     sensor = Sensor()
     system = SystemMonitor(3600, sample=sensor)
@@ -114,7 +114,7 @@ def test_it_may_serve_one_run_after_another(metric_list, sampling_threads):
 
 
 def test_the_documented_metrics_of_the_machine_are_logged(metric_list):
-    """Psutil's numbers, each within what is possible."""
+    """Each of psutil's numbers is within the possible range."""
     system = SystemMonitor(3600)
     sample = system._sample()
 
@@ -136,7 +136,7 @@ def test_the_documented_metrics_of_the_machine_are_logged(metric_list):
 
 @pytest.mark.parametrize("seconds", [0, -1, float("nan")])
 def test_no_time_between_samples_is_refused(seconds):
-    """It would take all of a processor."""
+    """Sampling would use a whole processor."""
     with pytest.raises(ValueError, match="every_seconds must be positive"):
         SystemMonitor(seconds, sample=dict)
 
@@ -199,7 +199,7 @@ def test_the_process_ends_well_with_an_open_monitor(in_child):
 
 
 class Nvml:
-    """Two GPUs, of which the second tells little."""
+    """Two GPUs; the second supports few readings."""
 
     NVML_TEMPERATURE_GPU = 0
 
@@ -242,7 +242,7 @@ class Nvml:
 
 
 def test_unsupported_gpu_readings_are_left_out():
-    """What one does not is left out."""
+    """Each GPU has the readings that it supports."""
     sample = Gpus(Nvml()).sample()
 
     assert sample == {

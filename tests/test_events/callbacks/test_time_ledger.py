@@ -1,4 +1,4 @@
-"""Every moment of a session is charged to one bucket; the files that say so, by a clock that is set."""
+"""Tests that each moment of a session is charged to one bucket, and the files, by a clock that is set."""
 
 import contextlib
 import csv
@@ -114,7 +114,7 @@ def test_moments_of_a_loop_are_charged(clock):
 
 
 def test_a_loop_that_tells_of_ends_alone(clock):
-    """Without the beginnings of batches, all of their time is theirs."""
+    """If a loop doesn't report the beginnings of batches, all their time is charged to the batches."""
     ledger = TimeLedger(clock=clock)
     with Run(None, ledger, "mine") as run:
         run.fit_start()
@@ -153,7 +153,7 @@ def test_hooks_are_charged_to_their_callbacks(clock):
 
 
 def test_an_exception_of_a_hook_ends_its_bucket(clock):
-    """What follows is not charged to the callback that raised."""
+    """The callback that raised isn't charged for later time."""
 
     class Raises(Callback):
         def batch_start(self, state, logger):
@@ -170,7 +170,7 @@ def test_an_exception_of_a_hook_ends_its_bucket(clock):
 
 
 def test_collections_of_garbage_are_charged(clock):
-    """Those of older generations, in the thread that trains."""
+    """Collections of older generations in the training thread are charged."""
     ledger = TimeLedger(clock=clock)
 
     def collecting(phase, info):
@@ -189,7 +189,7 @@ def test_collections_of_garbage_are_charged(clock):
 
 
 def test_a_device_divides_the_time_of_batches(clock, monkeypatch):
-    """What the host waits for in one place, the device did in another; batches that it has not done wait."""
+    """The device may spend time elsewhere than the host waits; unfinished batches wait for the device."""
     now = [0.0]
     is_done = [False]
 
@@ -230,12 +230,12 @@ def test_a_device_divides_the_time_of_batches(clock, monkeypatch):
         is_done[0] = True
         ledger.close(run.state, run.logger)
 
-        # The last batch was all of it neither forward nor backward.
+        # The device spent the last batch neither in the forward nor in the backward pass.
         assert charged(ledger) == {"batch": 4, "forward": 1, "backward": 3}
 
 
 def test_few_of_short_batches_are_divided(clock):
-    """Those between them read the clock at their beginning and end alone, and are divided as they are."""
+    """Batches in between read the clock at their beginning and end only, and get the same shares."""
     ledger = TimeLedger(clock=clock)
     reads = []
     with Run(None, ledger, "mine") as run:
@@ -290,7 +290,7 @@ def test_shares_are_metrics(clock):
 
 
 def test_files_contain_the_charged_time(clock, tmp_path):
-    """The rows of each session, and the spans of batches and of one's own."""
+    """It has rows for each session, and spans for batches and for the user's own."""
     for _ in range(2):
         with Run(RunDirectory(tmp_path / "run", if_exists="resume"), TimeLedger(clock=clock), "mine") as run:
             run.batch_start()
@@ -327,7 +327,7 @@ def test_the_last_part_of_a_minute_has_shares_too(clock):
 
 
 def test_a_ledger_that_is_used_again_begins_anew(clock):
-    """The pause between two runs is of neither."""
+    """The pause between two runs counts for neither."""
     ledger = TimeLedger(clock=clock)
     for _ in range(2):
         with Run(None, ledger, "mine") as run:
@@ -372,7 +372,7 @@ def in_thread(function):
 
 
 def test_calls_of_other_threads_are_not_charged(clock):
-    """A thread that logs to a slow destination takes nothing of the bucket of the one that trains."""
+    """A slow destination in another thread takes nothing from the training thread's bucket."""
     ledger = TimeLedger(clock=clock)
     with Run(SlowDestination(clock), ledger, "mine") as run:
         run.batch_start()
@@ -384,7 +384,7 @@ def test_calls_of_other_threads_are_not_charged(clock):
 
 
 def test_spans_of_threads_have_tracks_of_their_own(clock, tmp_path):
-    """Those of one thread nest; two threads of one name are two."""
+    """Spans of one thread nest; two threads with the same name get two tracks."""
 
     def work():
         with run.span("read"):
@@ -434,7 +434,7 @@ def test_a_full_trace_keeps_rare_spans(clock, tmp_path):
 
 
 def test_uploads_and_checkpoints_have_spans(make_trainer, tmp_path):
-    """From the call to the arrival, which the training thread does not wait for."""
+    """The span lasts from the call to the arrival; the training thread doesn't wait for it."""
     trainer = make_trainer(
         loggers=[
             RunDirectory(tmp_path / "run"),
@@ -455,7 +455,7 @@ def test_uploads_and_checkpoints_have_spans(make_trainer, tmp_path):
 
 
 def test_files_of_traces_are_kept_and_joined_to_the_trace(tmp_path):
-    """Those of `torch.profiler`: with the run, by name, step and rank, and on request in its trace."""
+    """Traces of `torch.profiler` are kept by name, step and rank, and joined to its trace on request."""
     with torch.profiler.profile() as profiler:
         torch.ones(3).sum()
     profiler.export_chrome_trace(str(tmp_path / "trace.json.gz"))
@@ -569,7 +569,7 @@ def test_a_look_that_was_interrupted_is_not_sleep(clock, tmp_path):
 
 
 def test_slow_steps_are_kept_of_several_ranks(clock, tmp_path):
-    """Those that take twice as long as usual, with what they were spent on."""
+    """Steps that take twice as long as usual are kept, with what they spent their time on."""
     ledger = TimeLedger(clock=clock)
     with Run(None, ledger, "mine") as run:
         ledger._has_ranks = True
@@ -586,7 +586,7 @@ def test_slow_steps_are_kept_of_several_ranks(clock, tmp_path):
 
 
 def test_without_a_folder_nothing_is_written(clock, tmp_path, monkeypatch):
-    """And a span costs nothing without a ledger."""
+    """A span costs nothing without a ledger."""
     monkeypatch.chdir(tmp_path)
     with Run(InMemory(), TimeLedger(clock=clock), "mine") as run, run.span("any"):
         run.batch_end()
@@ -621,7 +621,7 @@ def test_a_last_line_is_replaced_in_place(tmp_path):
 
 
 def test_a_trainer_has_one(make_trainer):
-    """Unless there is one, or none is wanted."""
+    """It adds one unless the user has one, or wants none."""
     own = TimeLedger()
 
     def ledgers(**arguments):
@@ -633,6 +633,6 @@ def test_a_trainer_has_one(make_trainer):
 
 
 def test_metrics_seconds_is_positive():
-    """None is never."""
+    """None turns them off."""
     with pytest.raises(ValueError, match="metrics_seconds must be positive"):
         TimeLedger(metrics_seconds=0)

@@ -99,7 +99,7 @@ def test_timer_logs_the_unfinished_interval_when_a_run_fails(metric_list, clock)
 
 
 class SlowData:
-    """Batches, each of which takes a while to be read."""
+    """Batches that each take a while to read."""
 
     def __init__(self, clock, seconds, batches):
         self._clock = clock
@@ -225,7 +225,7 @@ def test_no_rate_is_logged_if_no_time_has_passed(metric_list, clock):
 
 
 def test_a_flush_of_all_stats_in_between_changes_nothing(metric_list, clock):
-    """Both put together what was collected before and after."""
+    """Records from before and after the flush are combined."""
     from events import monitor
 
     callbacks = [Throughput("3ba"), Timer("3ba", [Aggregation.MAX], clock=clock)]

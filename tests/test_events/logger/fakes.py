@@ -1,4 +1,4 @@
-"""A device whose copies land when told, and tensors on it that no test may read in any other way."""
+"""A device whose copies land on request, and tensors on it that tests can read only through copies."""
 
 import torch
 
@@ -6,7 +6,7 @@ import torch
 class OnDevice:
     """A scalar or an array on the fake device.
 
-    A look at its value that does not go through a copy is an error.
+    Reading its value without a copy is an error.
     """
 
     is_cpu = False

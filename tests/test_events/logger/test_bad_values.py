@@ -34,7 +34,7 @@ def test_one_bad_metric_among_good_ones(tmp_path, caplog):
 
 @pytest.mark.parametrize("rate", [None, WriteRate(every_seconds=10, media=True)], ids=["at once", "waits"])
 def test_a_record_that_is_bad_as_a_whole_is_counted_once(rate):
-    """It does not matter how many destinations would have got it, and when."""
+    """The number of destinations and the time of delivery don't matter."""
     memories = [InMemory(write_rate=rate), InMemory(write_rate=rate)]
     logger = Logger(State("mine"), memories)
 
@@ -86,7 +86,7 @@ def test_one_bad_image_of_a_list_is_dropped():
 
 
 def test_one_bad_row_of_a_table_is_dropped():
-    """A column that is no text gets one."""
+    """A column name that isn't text is converted to text."""
     memory = InMemory()
 
     Logger(State("mine"), memory).log_table(["a", 2], [[1, 2], [3], "no row", [4, 5]])
@@ -128,7 +128,7 @@ def test_table_cells_keep_the_values_of_the_call(tmp_path):
 
 
 def test_a_table_cell_of_many_values_is_described():
-    """A cell is no place for a batch of images."""
+    """A cell isn't the place for a batch of images."""
     memory = InMemory()
 
     Logger(State("mine"), memory).log_table(["a"], [[torch.zeros(3, 64, 64)]])
@@ -137,7 +137,7 @@ def test_a_table_cell_of_many_values_is_described():
 
 
 def test_a_table_cell_of_ten_thousand_values_is_kept():
-    """One more is described."""
+    """With one value more it is described."""
     memory = InMemory()
 
     Logger(State("mine"), memory).log_table(["a", "b"], [[torch.zeros(10_000), torch.zeros(10_001)]])
@@ -149,7 +149,7 @@ def test_a_table_cell_of_ten_thousand_values_is_kept():
 
 @pytest.mark.parametrize(("kind", "place"), [(list, 0), (dict, "again")])
 def test_a_table_cell_that_contains_itself_ends_with_a_text(kind, place):
-    """It ends after a hundred levels; what is nested less deeply is kept, and so are the other cells."""
+    """It ends after a hundred levels; shallower values and the other cells are kept."""
     seen = []
 
     class Received(LoggerDestination):
@@ -171,7 +171,7 @@ def test_a_table_cell_that_contains_itself_ends_with_a_text(kind, place):
 
 @pytest.mark.parametrize("name", [None, 3, ["a"]])
 def test_a_bad_name_becomes_its_text(name):
-    """It is kept, and found."""
+    """The record is kept under it."""
     memory = InMemory()
     logger = Logger(State("mine"), memory)
 
@@ -223,7 +223,7 @@ def test_names_that_contain_the_step_are_counted_together(caplog):
 
 
 def test_masks_with_a_channel_are_those_without():
-    """`(N, 1, H, W)`, as losses take them."""
+    """Losses take masks of shape `(N, 1, H, W)`; they are accepted too."""
     memory = InMemory()
 
     Logger(State("mine"), memory, strict=True).log_images(
@@ -259,7 +259,7 @@ def test_a_mask_with_fractions_is_reported_with_the_line_that_logged_it(mask, ca
 
 
 def test_hyperparameters_without_names_are_logged_with_one_warning(caplog):
-    """A text in the place of a dict is a mistake; a secret in it is not shown."""
+    """A text instead of a dict is a mistake; the warning hides a secret in it."""
     memory = InMemory()
     logger = Logger(State("mine"), memory)
 

@@ -33,7 +33,7 @@ def test_counts_and_edges_are_the_histogram():
 
 
 def test_a_record_of_values_makes_the_same_record_again():
-    """What was read back from a run can be logged again, moments and all."""
+    """Values read back from a run can be logged again, with their moments."""
     values = np.array([0.1, 0.2, 0.9, np.nan])
     record = histogram_record(values, bins=4)
 
@@ -47,8 +47,8 @@ def test_a_record_of_values_makes_the_same_record_again():
     assert again == {**record, "sum": pytest.approx(record["sum"])}
 
 
-def test_to_who_does_not_know_it_it_is_an_array():
-    """Its values are the middles of the bins, in their proportion, at most ten thousand."""
+def test_other_destinations_see_an_array():
+    """Its values are the middles of the bins, in proportion, at most ten thousand."""
     few = np.asarray(BinnedValues([1, 2], [0.0, 1.0, 3.0]))
     many = np.asarray(BinnedValues([1e9, 3e9], [0.0, 1.0, 3.0]))
 
@@ -115,7 +115,7 @@ def test_no_values_at_all_make_an_empty_record():
     ],
 )
 def test_invalid_histograms_are_refused(counts, edges, complaint):
-    """At the call, and by what is wrong."""
+    """The call raises and says what is wrong."""
     with pytest.raises(RecordError, match=complaint):
         BinnedValues(counts, edges)
 

@@ -1,4 +1,4 @@
-"""What can be logged and what cannot, told at the call by shape, with a message that helps."""
+"""Tests which values can be logged; a bad shape raises at the call, with a helpful message."""
 
 import pathlib
 
@@ -70,7 +70,7 @@ def test_images_may_be_pictures_and_paths(logger, images):
     ],
 )
 def test_invalid_images_are_refused(logger, images, channels_last, complaint):
-    """The message has the name, what was given, and where one can be seen, the way out."""
+    """The message has the name, the given value, and the way out if there is one."""
     with pytest.raises(RecordError, match=complaint):
         logger.log_images(images, "x", channels_last)
 
@@ -88,7 +88,7 @@ def test_invalid_images_are_refused(logger, images, channels_last, complaint):
 )
 @pytest.mark.usefixtures("picture_file")
 def test_masks_of_the_size_of_their_images_are_taken(logger, images, mask):
-    """One for each image, also of one that is a path."""
+    """There is one mask for each image, even for an image given as a path."""
     logger.log_images(images, masks={"pred": mask, "target": mask}, mask_class_labels={0: "no", 1: "yes"})
 
 
@@ -127,7 +127,7 @@ def test_masks_that_do_not_fit_are_refused(logger, masks, complaint):
 )
 @pytest.mark.parametrize("rate", [16_000, np.int64(16_000)])
 def test_sounds_of_these_shapes_are_taken(logger, audio, rate):
-    """One dimension or channels first, or a WAV file; the rate may be numpy's."""
+    """They have one dimension, or channels first, or are a WAV file; the rate may be numpy's."""
     logger.log_audio(audio, rate)
 
 
@@ -165,7 +165,7 @@ def test_invalid_audio_is_refused(logger, audio, rate, complaint):
     ],
 )
 def test_videos_of_these_shapes_are_taken(logger, video, fps):
-    """Frames with their rate, or an encoded file that knows its own."""
+    """They are frames with their rate, or an encoded file that knows its own."""
     logger.log_video(video, fps)
 
 

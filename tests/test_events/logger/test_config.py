@@ -1,4 +1,4 @@
-"""Whatever users keep hyperparameters in becomes nested dictionaries of plain values."""
+"""Tests that hyperparameters of any kind become nested dictionaries of plain values."""
 
 import argparse
 import collections
@@ -131,7 +131,7 @@ def test_a_value_becomes_a_plain_value_of_the_same_meaning(value, expected):
     [(1, "1"), (None, "None"), (Color.RED, "red"), (Mode.FAST, "fast"), (("a", 1), "['a', 1]")],
 )
 def test_keys_become_strings(key, name):
-    """A destination finds nothing but strings as keys."""
+    """Destinations get only strings as keys."""
     assert plain_config({key: 1}) == {name: 1}
 
 
@@ -148,7 +148,7 @@ def test_keys_become_strings(key, name):
     ],
 )
 def test_objects_without_names_are_one_value(config, expected):
-    """Nothing that is given as hyperparameters is lost."""
+    """No hyperparameter is lost."""
     assert plain_config(config) == expected
 
 
@@ -181,7 +181,7 @@ def test_a_pydantic_model_is_its_fields_and_extras():
 
 
 def test_omegaconf_is_resolved_and_its_lists_are_lists():
-    """Interpolations are filled in; what is missing is shown as missing."""
+    """Interpolations are filled in; missing values are shown as missing."""
     omegaconf = pytest.importorskip("omegaconf")
     config = omegaconf.OmegaConf.create({"a": 1, "layers": [1, {"b": "${a}"}], "missing": "???"})
 
@@ -190,7 +190,7 @@ def test_omegaconf_is_resolved_and_its_lists_are_lists():
 
 
 def test_an_unresolvable_value_of_omegaconf_affects_no_other():
-    """It stays as it is written, and all others are resolved, also in lists and in what refers to it."""
+    """It stays as written, and all others are resolved, also in lists and in references to it."""
     omegaconf = pytest.importorskip("omegaconf")
     config = omegaconf.OmegaConf.create(
         {
@@ -287,7 +287,7 @@ def _with_raising_field(decorate):
     ids=["mapping", "dataclass", "attrs"],
 )
 def test_an_unreadable_field_affects_no_other(config):
-    """Its text says why; the others have their values."""
+    """Its text gives the reason; the other fields have their values."""
     expected = {"lr": 0.1, "late": "<unreadable: RuntimeError: not computed>"}
 
     assert plain_config(config) == expected

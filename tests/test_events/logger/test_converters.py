@@ -1,4 +1,4 @@
-"""Tables and figures of other libraries are recognised, whichever destination gets them."""
+"""Tests that tables and figures of other libraries are recognised for every destination."""
 
 import datetime as dt
 import decimal
@@ -29,7 +29,7 @@ ROWS = [[1, 0.5, "a", True, str(MOMENT)], [2, 0.25, None, False, None]]
 
 @pytest.fixture
 def memory():
-    """Gets what the logger delivers."""
+    """Receives the logger's records."""
     return InMemory()
 
 
@@ -76,8 +76,8 @@ def test_a_table_may_stand_for_columns_or_rows(logger, memory, arguments):
     assert memory.tables["scores"][0].rows == ROWS
 
 
-def test_columns_select_from_a_table(logger, memory):
-    """They come in the order that was asked for; what a row lacks is None."""
+def test_columns_are_selected_from_a_table(logger, memory):
+    """They come in the requested order; missing values of a row are None."""
     logger.log_table(["flag", "count"], pd.DataFrame(COLUMNS), "frame")
     logger.log_table(["b", "a"], [{"a": 1}, {"a": 2, "b": 3}, [4, 5]], "dicts")
 
@@ -125,14 +125,14 @@ def test_columns_of_pandas_of_any_type(logger, memory, column, cells):
     ],
 )
 def test_columns_of_a_dict_of_any_type(logger, memory, column, cells):
-    """A column is whatever has values, of any library."""
+    """A column may be any sequence of values, of any library."""
     logger.log_table({"a": column}, "columns")
 
     assert [cell for (cell,) in memory.tables["columns"][0].rows] == cells
 
 
 def test_nan_among_floats_is_a_number(logger, memory):
-    """A loss that is NaN is not missing."""
+    """A NaN loss is not missing."""
     logger.log_table(pd.DataFrame({"loss": [0.5, float("nan")]}), "losses")
 
     assert repr(memory.tables["losses"][0].rows) == "[[0.5], [nan]]"
@@ -184,7 +184,7 @@ def test_a_figure_is_a_picture(logger, memory, figure):
 
 
 def test_a_figure_without_a_background_keeps_its_opacity(figure):
-    """It looks alike on any page."""
+    """It looks the same on any page."""
     figure.set_facecolor("none")
 
     assert as_picture(figure).getpixel((0, 0)) == (255, 255, 255, 0)
@@ -235,7 +235,7 @@ def test_other_values_than_figures_are_unchanged():
 
 
 def test_an_unknown_column_is_named(logger):
-    """The message has the columns that there are; a name in their place is no table."""
+    """The message lists the existing columns; a single name instead of a list is refused."""
     with pytest.raises(RecordError, match="must have a list of strings as its columns, got 'scores'"):
         logger.log_table("scores", pd.DataFrame(COLUMNS))
     with pytest.raises(RecordError, match="must have the column 'loss', got 'count', 'rate', 'text'"):

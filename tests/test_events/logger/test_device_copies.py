@@ -1,4 +1,4 @@
-"""Values on a device arrive without waiting for it: in order, as they were at the call, or counted as lost."""
+"""Tests values on a device: they arrive in order and unchanged without a wait, or are counted as lost."""
 
 import importlib.util
 import pathlib
@@ -117,7 +117,7 @@ def test_a_value_changed_right_after_the_call_arrives_as_it_was():
 def test_records_logged_meanwhile_keep_their_order_step_and_timestamp(tmp_path):
     """Numbers, texts and hyperparameters wait behind it.
 
-    Destinations read from the state where the run stood.
+    Destinations read the run's position at the call from the state.
     """
     run = Setup()
 
@@ -143,7 +143,7 @@ def test_records_logged_meanwhile_keep_their_order_step_and_timestamp(tmp_path):
 
 
 def test_a_file_is_staged_at_once(tmp_path):
-    """It may be gone when the call returns, so that it cannot wait."""
+    """The file may be gone after the call returns, so it can't wait."""
     run = Setup()
     file = tmp_path / "a"
     file.write_text("x")
@@ -155,7 +155,7 @@ def test_a_file_is_staged_at_once(tmp_path):
 
 
 def test_a_record_has_the_phase_of_its_call():
-    """A metric of an evaluation that lands afterwards is one of the evaluation."""
+    """An evaluation's metric that lands later still belongs to the evaluation."""
     phases = []
 
     class SeesPhase(LoggerDestination):
@@ -206,7 +206,7 @@ def test_copies_land_one_after_another():
 
 
 def test_an_event_delivers_completed_copies():
-    """A loop that logs seldom need not wait for its next record."""
+    """A loop that logs rarely needn't wait for its next record."""
     run = Setup()
     engine = Engine(run.state, run.logger)
 
@@ -217,7 +217,7 @@ def test_an_event_delivers_completed_copies():
     assert run.received.calls == [("metrics", {"loss": 0.5}, 0, 0)]
 
 
-def test_nothing_is_asked_of_a_device_that_has_nothing_on_its_way():
+def test_a_device_without_pending_copies_is_not_queried():
     """A loop of plain numbers costs no query."""
     run = Setup()
     engine = Engine(run.state, run.logger)
@@ -237,7 +237,7 @@ def test_nothing_is_asked_of_a_device_that_has_nothing_on_its_way():
     "event", [Event.FIT_END, Event.EVAL_END, Event.EVAL_STANDALONE_END, Event.PREDICT_END]
 )
 def test_the_end_of_a_phase_waits_for_pending_copies(event):
-    """It is there before the destination receives the event, also what a callback logged at it."""
+    """It is there before the destination receives the event, even if a callback logged it at that event."""
     device = FakeDevice()
     run = Setup(device, clock=Clock(on_sleep=device.land))
     heard = []
@@ -252,7 +252,7 @@ def test_the_end_of_a_phase_waits_for_pending_copies(event):
 
 @pytest.mark.parametrize("end", ["flush", "close"])
 def test_flush_and_close_wait_for_pending_copies(end):
-    """Nothing accepted is lost where the device continues."""
+    """Nothing accepted is lost if the device continues."""
     device = FakeDevice()
     run = Setup(device, clock=Clock(on_sleep=device.land))
     engine = Engine(run.state, run.logger)
@@ -265,7 +265,7 @@ def test_flush_and_close_wait_for_pending_copies(end):
 
 
 def test_a_checkpoint_waits_for_pending_copies(tmp_path):
-    """What was logged before it belongs to it, and is there before a destination gives its state."""
+    """Records logged before it belong to it, and arrive before a destination gives its state."""
     device, memory, had = FakeDevice(), InMemory(), []
     memory.state_dict = lambda: had.append(sum("loss" in record.value for record in memory.records))
 
@@ -348,7 +348,7 @@ class WithRate(Setup):
     ("aggregate", "expected"), [("mean", 3.0), ("sum", 9.0), ("min", 2.0), ("first", 4.0), ("count", 3)]
 )
 def test_an_aggregate_of_values_on_a_device_is_written_when_all_have_landed(aggregate, expected):
-    """Some on the device, some not; every value counts once, whenever it lands."""
+    """Some values are on the device, some aren't; every value counts once, whenever it lands."""
     run = WithRate(aggregate)
 
     run.log(OnDevice(100.0))
@@ -367,7 +367,7 @@ def test_an_aggregate_of_values_on_a_device_is_written_when_all_have_landed(aggr
 
 
 def test_an_aggregate_leaves_out_values_that_were_lost():
-    """They are counted as lost; where none is left, nothing is written."""
+    """They are counted as lost; if none is left, nothing is written."""
     run = WithRate("sum", slots=1, when_full="drop")
 
     run.log(OnDevice(100.0))
@@ -426,7 +426,7 @@ def test_a_call_queues_one_snapshot_and_calls_share_copies_and_events():
 
 
 def test_rows_arrive_with_a_later_call_or_event_within_the_time_to_gather_and_look():
-    """In order, each with the step and the timestamp of its call."""
+    """They arrive in order, each with the step and the timestamp of its call."""
     run = Setup(gather_seconds=0.05)
     engine = Engine(run.state, run.logger)
     waited = []
@@ -462,7 +462,7 @@ def test_a_call_after_a_pause_is_not_kept_for_later_ones():
 
 
 def test_numbers_of_the_host_keep_their_place_between_rows_on_their_way():
-    """They wait for the copy of the row before them, and need none of their own."""
+    """They wait for the copy of the row before them, and need no copy of their own."""
     run = Setup(gather_seconds=0.05)
 
     for step in range(3):
@@ -500,7 +500,7 @@ def test_a_change_of_streams_ends_the_rows_of_a_copy():
 
 
 def test_one_name_may_be_of_other_dtypes_at_each_call():
-    """An integer stays one, though the same name had a float before."""
+    """An integer stays an integer, even if the same name had a float before."""
     run = Setup(gather_seconds=0.05)
 
     for value, dtype in (
@@ -516,8 +516,8 @@ def test_one_name_may_be_of_other_dtypes_at_each_call():
     assert [str(call[1]["a"]) for call in run.received.calls] == ["0.5", str(2**62 + 1), "1.5", "True"]
 
 
-def test_rows_that_are_lost_cost_only_their_own_values():
-    """The numbers beside them arrive, in a namespace too; the device is asked no more."""
+def test_lost_rows_cost_only_their_own_values():
+    """The numbers beside them arrive, in a namespace too; the device isn't asked again."""
     run = Setup(gather_seconds=0.05)
 
     with run.logger.namespace("train"):
@@ -532,7 +532,7 @@ def test_rows_that_are_lost_cost_only_their_own_values():
 
 
 def test_rows_after_a_deadline_are_not_mixed_with_those_that_were_dropped():
-    """Their memory is another one, for each combination of names."""
+    """Each combination of names gets new memory."""
     run = Setup(gather_seconds=60, wait_seconds=1.0)
     run.logger.log_metrics({"a": OnDevice(1.0)}, 0)
     run.logger.log_metrics({"b": OnDevice(2.0)}, 0)
@@ -551,7 +551,7 @@ def test_rows_after_a_deadline_are_not_mixed_with_those_that_were_dropped():
 
 
 def test_a_ring_that_is_full_of_gathered_rows_sends_them():
-    """What waits for later calls makes room before anything is lost or waited for."""
+    """Gathered rows that wait for later calls are sent before anything is lost or waited for."""
     run = Setup(gather_seconds=60, slots=8)
     run.clock.on_sleep = run.device.land
 
@@ -604,7 +604,7 @@ def test_a_full_ring_drops_where_the_policy_says_so():
 
 
 def test_a_device_that_fails_is_asked_no_more(caplog):
-    """A CUDA error is permanent: it is reported once, pending values are counted as lost, all else arrives."""
+    """A CUDA error is permanent: it is reported once, pending values are lost, everything else arrives."""
     run = Setup()
     run.logger.log_metrics({"loss": OnDevice(1.0), "lr": 0.1})
     run.device.failure = RuntimeError("an illegal memory access was encountered")
@@ -621,9 +621,9 @@ def test_a_device_that_fails_is_asked_no_more(caplog):
 
 
 def test_a_snapshot_that_fails_costs_its_value_and_not_the_slot(caplog):
-    """Where it cannot be read in the ordinary way either: counted, each reason told once.
+    """If it can't be read in the ordinary way either, it is counted, and each reason is reported once.
 
-    Siblings arrive, the slot is free.
+    The other values arrive, and the slot is free.
     """
     run = Setup(slots=1)
     run.device.refuses = RuntimeError("no kernel for this dtype")
@@ -642,7 +642,7 @@ def test_a_snapshot_that_fails_costs_its_value_and_not_the_slot(caplog):
 
 
 def test_a_snapshot_that_fails_is_read_by_waiting(caplog):
-    """A device that cannot copy in the background costs time, and not the value."""
+    """A device that can't copy in the background costs time, but no value."""
 
     class Readable(OnDevice):
         def item(self):
@@ -739,7 +739,7 @@ def test_a_device_without_asynchronous_copies_is_waited_for():
     ],
 )
 def test_values_that_are_no_scalars_are_found_without_reading_them(value, complaint):
-    """It is that key's error at the call."""
+    """The call reports an error for that key."""
     run = Setup()
 
     with pytest.raises(RecordError, match=complaint):
@@ -839,7 +839,7 @@ def test_a_late_refusal_is_reported():
 
 
 def test_a_forked_child_touches_no_device(monkeypatch):
-    """What was on its way is its parent's."""
+    """Pending copies belong to the parent."""
     run = Setup()
     run.logger.log_metrics({"loss": OnDevice(1.0)})
     asked = run.device.queries

@@ -1,4 +1,4 @@
-"""Whatever is logged as a metric arrives as a Python number, or is refused by name."""
+"""Tests that each metric arrives as a Python number, or is refused by name."""
 
 import fractions
 import subprocess
@@ -112,7 +112,7 @@ def test_nested_mappings_are_flattened_in_order():
 
 
 def test_the_callers_dictionary_is_not_changed():
-    """What was a tensor there is one still."""
+    """Its tensors stay tensors."""
     tensor = torch.tensor(0.5)
     metrics = {"a": tensor, "b": {"c": 1}}
 
@@ -155,7 +155,7 @@ def test_values_that_are_no_scalars_are_named_and_the_others_are_logged(value, c
 
 
 def test_every_bad_metric_is_named_at_once():
-    """The caller mends all of them in one go."""
+    """The caller can fix all of them at once."""
     with pytest.raises(RecordError, match=r"'a'.* 'b'.*must have a string as its name, got 3 \(int\)"):
         Logger(State("r"), strict=True).log_metrics({"a": "x", "b": [1], 3: 1.0})
 
@@ -178,7 +178,7 @@ def test_metrics_without_names_are_refused(metrics):
 
 
 def test_plain_metrics_are_handed_on_uncopied():
-    """The short way costs no copy; what is given stays the caller's."""
+    """The fast path makes no copy; the dict stays the caller's."""
     metrics = {"a": 1.0}
 
     assert _logged(metrics) is metrics
@@ -239,7 +239,7 @@ def test_a_tensordict_with_a_batch_has_no_scalars():
     ids=["dict", "nested last", "TensorDict"],
 )
 def test_two_values_of_one_name_are_an_error(metrics):
-    """The first stays; nothing is overwritten in silence."""
+    """The first value stays; nothing is overwritten silently."""
     received = Received()
 
     with pytest.raises(RecordError, match="metric 'a/b' must be given once, got it again"):
@@ -265,7 +265,7 @@ def test_results_of_torchmetrics_are_logged():
 
 
 def test_the_local_shard_of_a_dtensor_is_logged():
-    """There is no collective: the other ranks may be elsewhere."""
+    """There is no collective, because other ranks may be elsewhere."""
 
     class Distributed:
         placements = ("a placement",)
@@ -302,7 +302,7 @@ def test_a_tensor_without_data_is_named():
     ids=["tensors", "mixed", "TensorDict"],
 )
 def test_the_short_way_and_the_long_way_agree(metrics):
-    """What is fast is not different."""
+    """The fast path gives the same result."""
     assert _logged(metrics) == host_metrics(metrics)[0]
 
 
@@ -322,7 +322,7 @@ def test_the_short_way_and_the_long_way_agree(metrics):
     ids=str,
 )
 def test_the_fast_path_leaves_other_values_to_the_slow_path(metrics, logged):
-    """It is reported, nothing is raised, and the same call made again ends the same."""
+    """The slow path reports it, nothing is raised, and the same call made again ends the same."""
     received = Received()
     logger = Logger(State("r"), received)
 
@@ -334,7 +334,7 @@ def test_the_fast_path_leaves_other_values_to_the_slow_path(metrics, logged):
 
 
 def test_one_name_may_have_values_of_other_kinds_at_each_call():
-    """A call is taken as what it is, and not as the last one with these names and types."""
+    """Each call is checked afresh, not as the last call with these names and types."""
     received = Received()
     logger = Logger(State("r"), received)
     values = [

@@ -70,7 +70,7 @@ def test_a_function_that_returns_a_dict_is_flattened():
 
 
 def test_without_a_destination_nothing_is_called():
-    """Nor where the only destination does not implement metrics."""
+    """Nothing is called either if the only destination doesn't implement metrics."""
     function = Counted(1.0)
 
     Logger(State("r")).log_metrics({"a": function})
@@ -120,7 +120,7 @@ def test_while_no_destination_is_due_nothing_is_called():
 
 
 def test_one_destination_that_is_due_is_enough_and_the_others_get_the_same_value():
-    """What waits for a slow destination was called for the fast one, and is not called again."""
+    """The function was called for the fast destination; the slow one gets the same value later."""
     clock = Clock()
     function = Counted(1.0, 2.0)
     fast = InMemory()
@@ -153,7 +153,7 @@ def test_a_function_that_waited_is_called_when_it_is_written():
 
 
 def test_a_parked_destination_calls_nothing():
-    """It is not going to write it."""
+    """It wouldn't write the value."""
 
     class Broken(LoggerDestination):
         def log_metrics(self, metrics, step=None):
@@ -212,7 +212,7 @@ def test_a_function_is_not_called_where_no_destination_takes_that_kind():
     assert function.calls == 0
 
 
-def test_a_function_of_a_record_that_raises_or_returns_nonsense_costs_that_record(caplog):
+def test_a_bad_function_of_a_record_costs_only_that_record(caplog):
     """The run continues; it is counted, and reported once per kind."""
     memory = InMemory()
     logger = Logger(State("r"), memory, raise_errors=True)
@@ -258,7 +258,7 @@ def test_ctrl_c_in_a_function_propagates():
 
 
 def test_a_function_left_at_the_end_of_fit_is_called():
-    """What waits is written there."""
+    """The end of `fit` writes the waiting values."""
     state = State("r")
     memory = InMemory(write_rate=WriteRate(every_seconds=10, clock=Clock()))
     logger = Logger(state, memory, raise_errors=True, strict=True)
@@ -272,7 +272,7 @@ def test_a_function_left_at_the_end_of_fit_is_called():
 
 
 def test_strict_raises_a_functions_error_after_logging_the_others():
-    """The error itself is raised, not a word about it."""
+    """The call raises the original error."""
     memory = InMemory()
 
     with pytest.raises(ZeroDivisionError):

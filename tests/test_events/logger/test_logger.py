@@ -1,4 +1,4 @@
-"""One call reaches every destination with exactly these arguments; errors are reported at the call."""
+"""Tests that one call reaches every destination with the same arguments; errors raise at the call."""
 
 import pathlib
 
@@ -49,7 +49,7 @@ for _name in RECORDS:
 
 
 class RefusesAll(LoggerDestination):
-    """Takes no record, as a destination may that knows better."""
+    """Refuses every record, as a destination may."""
 
 
 def _refuse(self, *args, **kwargs):
@@ -66,7 +66,7 @@ SOUND = np.zeros(10)
 FRAMES = np.zeros((2, 3, 4, 5))
 POINTS = np.zeros((6, 3))
 
-# What is called, with what, and what reaches the destination where the timestamp stands at batch 7.
+# The call, its arguments, and the record that reaches the destination while the timestamp is at batch 7.
 CALLS = [
     ("log_metrics", ({"a": 1.0},), {}, ({"a": 1.0}, 7)),
     ("log_metrics", ({"a": 1.0},), {"step": 3}, ({"a": 1.0}, 3)),
@@ -130,7 +130,7 @@ def state():
 
 @each_call
 def test_every_destination_gets_the_record_by_position(state, method, args, kwargs, expected):
-    """With all arguments filled in, in Composer's order, so that a subclass may name them as it likes."""
+    """All arguments are filled in, in Composer's order, so that a subclass may choose their names."""
     first, second = Records(), Records()
     logger = Logger(state, [first, second], raise_errors=True, strict=True)
 
@@ -186,7 +186,7 @@ def test_a_refusal_and_a_bad_metric_are_both_reported(state):
 
 @pytest.mark.parametrize("kind", [list, tuple])
 def test_destinations_are_one_or_several(state, kind):
-    """They are given alone, in a list or a tuple, or not at all."""
+    """The argument takes one, a list or a tuple of them, or nothing."""
     one, other = Records(), Records()
 
     assert Logger(state).destinations == ()
@@ -235,7 +235,7 @@ def test_a_step_may_be_an_integer_of_any_library(state, step):
 
 @pytest.mark.parametrize("step", [0, -1])
 def test_a_step_of_zero_is_a_step(state, step):
-    """It is not taken for none."""
+    """It isn't mistaken for a missing step."""
     destination = Records()
 
     Logger(state, destination).log_metrics({"a": 1.0}, step)
@@ -290,7 +290,7 @@ def test_tensors_arrive_detached_on_the_host(state):
 
 
 def test_a_table_belongs_to_the_destination_row_by_row(state):
-    """What the caller does to its lists afterwards does not reach it."""
+    """Later changes to the caller's lists don't reach it."""
     destination = Records()
     columns, rows = ["a"], [[1]]
 
@@ -311,7 +311,7 @@ def test_a_sample_rate_of_numpy_arrives_as_an_int(state):
 
 
 def test_hyperparameters_are_plain_and_hold_no_secret(state):
-    """It does not matter what they were kept in."""
+    """The type of their container doesn't matter."""
     destination = Records()
     hyperparameters = {"path": pathlib.Path("a"), "wandb": {"api_key": "xyz"}, "num_tokens": 512}
 
@@ -396,7 +396,7 @@ def test_a_logger_knows_whether_files_go_anywhere(state):
 
 
 class Keeps(Records):
-    """Has these files and no others."""
+    """Stores these files and no others."""
 
     def __init__(self, *names, error=FileNotFoundError):
         super().__init__()
@@ -411,7 +411,7 @@ class Keeps(Records):
 
 
 def test_a_file_comes_from_the_first_destination_that_has_it(state):
-    """Those that keep no files are not asked; those after it neither."""
+    """Destinations that keep no files aren't asked, and neither are later ones."""
     none = Keeps("a.pt")
     none.uploads = False
     lacks, cannot, has, later = Keeps(), Keeps(error=NotImplementedError), Keeps("a.pt"), Keeps("a.pt")
@@ -424,7 +424,7 @@ def test_a_file_comes_from_the_first_destination_that_has_it(state):
     assert [one.asked for one in (none, lacks, cannot, has, later)] == [[], asked, asked, asked, []]
 
 
-def test_placeholders_are_filled_in_in_a_download(state):
+def test_downloads_fill_in_placeholders(state):
     """They are filled in as they were in the upload; the local path is taken as it is."""
     has = Keeps("mine/ep2.pt")
 
@@ -434,7 +434,7 @@ def test_placeholders_are_filled_in_in_a_download(state):
 
 
 def test_a_file_that_no_destination_has_is_an_error_that_names_them(state):
-    """Or the message says that no destination stores files."""
+    """If no destination stores files, the message says so."""
     with pytest.raises(FileNotFoundError, match=r"file 'a\.pt' was not found; asked: Keeps, Keeps\."):
         Logger(state, [Keeps(), Keeps()]).download_file("a.pt", "b.pt")
     with pytest.raises(FileNotFoundError, match="no destination, for none stores files"):
@@ -442,7 +442,7 @@ def test_a_file_that_no_destination_has_is_an_error_that_names_them(state):
 
 
 def test_a_local_file_in_the_way_is_for_the_caller_to_know(state):
-    """The next destination is not tried: it would meet the same file."""
+    """The next destination isn't tried, because it would meet the same file."""
     first, second = Keeps(error=FileExistsError), Keeps("a.pt")
 
     with pytest.raises(FileExistsError):

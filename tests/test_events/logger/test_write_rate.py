@@ -1,4 +1,4 @@
-"""How often a destination is written to, and that what comes in between is not lost."""
+"""Tests how often a destination is written to, and that records in between aren't lost."""
 
 import pickle
 
@@ -185,7 +185,7 @@ def test_with_seconds_and_steps_the_earlier_counts():
 
 
 def test_a_timestamp_that_decreases_makes_a_destination_due():
-    """A checkpoint was loaded."""
+    """This happens when a checkpoint is loaded."""
     run = Run(every_steps=100)
     run.state.timestamp = run.state.timestamp.copy(batch=500)
     run.log({"loss": 0})
@@ -210,9 +210,9 @@ def test_an_aggregate_covers_values_since_the_last_write(aggregate, expected):
 
 
 def test_aggregates_continue_from_write_to_write():
-    """What was written is not counted again, and nothing is left out.
+    """Written values aren't counted again, and none is left out.
 
-    More values than are kept one by one.
+    There are more values than are kept one by one.
     """
     run = Run(every_steps=1000, aggregate="sum")
 
@@ -242,7 +242,7 @@ def test_an_aggregate_takes_tensors_and_keeps_nan():
     [("mean", float("inf")), ("sum", float("inf")), ("min", 0.5), ("max", float("inf")), ("count", 3)],
 )
 def test_an_aggregate_takes_integers_of_any_size(aggregate, expected):
-    """An integer that no float can hold counts as infinite, and does not stop training."""
+    """An integer too large for a float counts as infinite, and doesn't stop training."""
     run = Run(every_steps=3, aggregate=aggregate)
     for value in (0, 10**400, 0.5, 2):
         run.log({"loss": value})
@@ -264,7 +264,7 @@ def test_an_aggregate_counts_functions_that_were_called_for_another_destination(
 
 
 def test_memory_is_bounded_by_the_number_of_names():
-    """It does not matter how the names come together between two writes."""
+    """It doesn't matter in which combinations the names come."""
     run = Run(every_seconds=10)
     run.log({"a": 0})
 
@@ -326,7 +326,7 @@ def test_the_last_value_of_each_name_waits():
 
 
 def test_a_bad_value_is_refused_though_it_would_wait():
-    """The call refuses it; the others wait."""
+    """The call refuses it; the other values wait."""
     run = Run(every_seconds=10)
     run.log({"a": 0})
 
@@ -422,7 +422,7 @@ def test_files_and_hyperparameters_never_wait(tmp_path):
 
 
 def test_should_write_may_be_overridden():
-    """It sees the state, may ask the rate too, and what is not written waits."""
+    """It sees the state and may ask the rate; unwritten records wait."""
 
     class EvenBatches(InMemory):
         def should_write(self, state):
@@ -437,7 +437,7 @@ def test_should_write_may_be_overridden():
 
 
 def test_asking_should_write_changes_nothing():
-    """The same question has the same answer twice."""
+    """Asking twice gives the same answer."""
     run = Run(every_seconds=10)
 
     assert [run.memory.should_write(run.state) for _ in range(3)] == [True] * 3
@@ -462,7 +462,7 @@ def test_should_write_that_raises_is_a_failure_of_the_destination():
 
 
 def test_a_destination_may_have_a_rate_by_default():
-    """Its author knows what it bears; a rate overrules it."""
+    """Its author knows how much it can take; an explicit rate overrides it."""
 
     class Slow(InMemory):
         write_rate = WriteRate(every_seconds=10)

@@ -54,8 +54,8 @@ def test_pending_events_are_logged_at_close(metric_list):
     assert metric_list.metrics == [(1, {"late/value": 3}), (1, {"x.count": 1})]
 
 
-def test_also_when_the_run_fails(metric_list):
-    """Close is called all the same."""
+def test_pending_events_are_logged_when_the_run_fails(metric_list):
+    """A failed run is closed too."""
     stat = Stat("x", [Aggregation.COUNT], HOUR)
 
     def body():
@@ -83,7 +83,7 @@ def test_other_events_become_metrics_and_texts(metric_list):
 
 
 def test_events_of_the_training_thread_are_logged_at_once(metric_list):
-    """A custom loop need not drain it."""
+    """A custom loop needn't drain it."""
     with Run(metric_list, run_name="mine") as run, monitor.forward_to(run.logger):
         run.batch_end()
         log("a", x=1)
@@ -131,7 +131,7 @@ def test_after_the_block_nothing_is_forwarded(metric_list):
     assert metric_list.metrics == [(0, {"a/x": 1})]
 
 
-def test_a_destination_that_logs_events_does_not_go_round_in_circles():
+def test_a_destination_that_logs_events_does_not_loop():
     """What it logs is forwarded once the first is done."""
 
     class Chatty(LoggerDestination):

@@ -153,7 +153,7 @@ def test_the_process_exits_cleanly_with_a_running_bridge(in_torch_child):
 
 
 def test_a_bridge_without_a_run_ends_well_too(in_torch_child):
-    """Even where the logger has been closed before, and where stop is called twice."""
+    """It ends well even if the logger was closed before, and if stop is called twice."""
     in_torch_child(
         with_prelude(
             """
@@ -205,7 +205,7 @@ def test_our_events_reach_handlers_of_torch(in_torch_child):
     )
 
 
-def test_events_do_not_go_round_in_circles(in_torch_child):
+def test_events_do_not_loop(in_torch_child):
     """With everything attached, one event of ours, and one of torch's, is logged once."""
     in_torch_child(
         with_prelude(
@@ -247,7 +247,7 @@ def test_a_handler_of_torch_that_raises_does_not_stop_training(in_torch_child):
 
 
 def test_a_handler_of_torch_may_log_an_event_of_ours(in_torch_child):
-    """Torch holds its lock meanwhile: what is logged is passed to torch later, without a deadlock."""
+    """Torch holds its lock meanwhile, so the event is passed to torch later, without a deadlock."""
     in_torch_child(
         with_prelude(
             """

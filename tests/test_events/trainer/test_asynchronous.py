@@ -1,4 +1,4 @@
-"""Checkpoints that are written while training continues: by a thread, or by a process that may die."""
+"""Tests checkpoints written while training continues, by a thread or by a process that may die."""
 
 import concurrent.futures
 import contextlib
@@ -33,12 +33,12 @@ def stopped(pid):
 
 
 def listing(folder):
-    """Returns the names of all files in a folder, hidden ones too, but for the lock of the run."""
+    """Returns the names of all files in a folder, also hidden ones, except the lock of the run."""
     return sorted(path.name for path in folder.iterdir() if path.suffix != ".lock")
 
 
 class At(Callback):
-    """Calls functions when so many batches are trained, after the saver."""
+    """Calls functions once so many batches are trained, after the saver."""
 
     def __init__(self, **calls):
         self.calls = {int(name.removeprefix("ba")): call for name, call in calls.items()}
@@ -65,7 +65,7 @@ def make_run(make_trainer, tmp_path):
 
 @pytest.fixture
 def make_stopped(make_run):
-    """Makes a run whose process that writes is stopped (SIGSTOP) from its start until it is told to continue."""
+    """Makes a run whose writing process is stopped (SIGSTOP) from its start until `SIGCONT`."""
     pids = []
 
     def make(**arguments):
@@ -124,8 +124,8 @@ class TestWhileItIsWritten:
         for part in ("model", "optimizers", "random"):
             torch.testing.assert_close(later[part], reference[part], rtol=0, atol=0)
 
-    def test_a_save_that_finds_another_in_the_air_is_left_out(self, make_stopped, tmp_path):
-        """With when_busy="skip"; the one where training ends is saved nevertheless."""
+    def test_a_save_during_another_is_skipped(self, make_stopped, tmp_path):
+        """This needs when_busy="skip"; the checkpoint at the end of training is still saved."""
         saver, trainer = make_stopped(
             when_busy="skip",
             calls={"ba7": lambda: os.kill(saver.writer_pid, signal.SIGCONT)},
@@ -175,8 +175,8 @@ class TestWhileItIsWritten:
 class TestTheProcessThatWrites:
     """It may die at any moment, and is replaced."""
 
-    def test_killed_with_a_checkpoint_in_its_hands(self, make_stopped, tmp_path, caplog):
-        """Another writes it, and what the first has left is removed."""
+    def test_killed_while_writing_a_checkpoint(self, make_stopped, tmp_path, caplog):
+        """Another process writes it, and removes the first one's leftovers."""
 
         def kill():
             until(lambda: saver._writing._writer._sent_buffer and not saver._writing._writer._lock.locked())
@@ -231,7 +231,7 @@ class TestTheProcessThatWrites:
         assert saver.counts.failed == 0
 
     def test_where_none_can_be_started_a_thread_writes(self, make_run, tmp_path, monkeypatch):
-        """An interpreter that is gone costs no checkpoint."""
+        """A missing interpreter costs no checkpoint."""
         monkeypatch.setattr("sys.executable", str(tmp_path / "gone"))
         saver, trainer = make_run()
 
@@ -259,7 +259,7 @@ class TestTheProcessThatWrites:
         assert read_checkpoint(tmp_path / "saved" / "latest.symlink")["timestamp"]["batch"] == 10
 
     def test_without_memory_files_a_thread_writes(self, make_run, tmp_path, monkeypatch):
-        """Some systems have none: a process would need one."""
+        """Some systems have none, and a process would need one."""
         monkeypatch.delattr("os.memfd_create")
         saver, trainer = make_run()
 
@@ -309,7 +309,7 @@ def limit_the_first(saver, trainer):
 
 
 class TestAWriterThatHangs:
-    """It is waited for up to `close_seconds`, and costs the checkpoint that it had."""
+    """The saver waits up to `close_seconds` for it, and loses its checkpoint."""
 
     def test_training_goes_on_without_it(self, make_stopped, tmp_path, caplog):
         """A process that is stopped is killed at the limit; the next checkpoint is written."""
@@ -337,7 +337,7 @@ class TestAWriterThatHangs:
         assert read_checkpoint(tmp_path / "saved" / "latest.symlink")["timestamp"]["batch"] == 3
 
     def test_one_that_cannot_be_written_in_the_end_is_an_error(self, make_run, tmp_path):
-        """That holds for every reason; a folder that was made for nothing is not left."""
+        """This holds for every reason, and a folder made for nothing is removed."""
         saver, trainer = make_run(
             At(ba2=lambda: setattr(saver._writing, "_stuck", concurrent.futures.Future())),
             trainer={"max_duration": "3ba"},
@@ -367,7 +367,7 @@ class TestAWriterThatHangs:
         assert not Path(f"/proc/{pids[0]}").exists()
 
     def test_one_in_a_thread_is_the_last_until_it_has_ended(self, make_run, tmp_path, caplog):
-        """A thread cannot be killed: its buffer, and so the next checkpoints, wait for it."""
+        """A thread can't be killed: its buffer, and so the next checkpoints, wait for it."""
         hangs = concurrent.futures.Future()
         saver, trainer = make_run(
             At(ba2=lambda: setattr(saver._writing, "_stuck", hangs), ba5=lambda: hangs.set_result(None)),
@@ -380,8 +380,8 @@ class TestAWriterThatHangs:
         assert saver.counts.failed == 1
         assert "to a disk that does not respond); training continues" in caplog.text
 
-    def test_what_is_not_wanted_any_more_never_appears(self, tmp_path):
-        """It does not appear where its thread goes on later, either."""
+    def test_an_abandoned_checkpoint_never_appears(self, tmp_path):
+        """It doesn't appear even if its thread continues later."""
         buffer, writer = SnapshotBuffer(), BackgroundWriter(1 << 30)
         snapshot, _ = buffer.take({"weight": torch.ones(3)})
         goes_on, given_up = threading.Event(), threading.Event()
@@ -408,7 +408,7 @@ class TestMemory:
     """It is bounded, and flat."""
 
     def test_where_there_is_none_training_waits_and_says_so_once(self, make_run, tmp_path, caplog):
-        """Every checkpoint is written all the same."""
+        """Every checkpoint is still written."""
         saver, trainer = make_run()
         saver._writing._parts()
         saver._writing._buffer = SnapshotBuffer(available=lambda: 0)
@@ -493,7 +493,7 @@ class TestASecondCopy:
         assert seen == [(None, 0)]
 
     def test_the_first_save_waits_and_later_ones_do_not(self, make_stopped, tmp_path):
-        """What is copied while another is written comes after it, and is the state of its batch."""
+        """The second copy is written after the first, and has the state of its batch."""
 
         def goes_on():
             threading.Thread(target=lambda: (until(lambda: saver.counts.waited), resume())).start()
@@ -677,8 +677,8 @@ class TestWhatCannotBeSaved:
         assert listing(tmp_path / "saved") == ["ep0-ba5.pt", "latest.symlink"]
         assert saver.counts.saved == 1
 
-    def test_an_object_in_the_state_of_a_callback_is_named(self, make_run):
-        """The error comes before a file is written that could not be read again."""
+    def test_an_unsaveable_object_in_a_callbacks_state_is_named(self, make_run):
+        """The error comes before an unreadable file is written."""
 
         class Keeps(Callback):
             def state_dict(self):
@@ -689,7 +689,7 @@ class TestWhatCannotBeSaved:
         with pytest.raises(CheckpointError, match="got a object at callbacks/Keeps/thing"):
             trainer.fit()
 
-    def test_one_in_the_state_of_a_destination_is_left_out(self, make_run, tmp_path):
+    def test_an_unsaveable_object_in_a_destinations_state_is_omitted(self, make_run, tmp_path):
         """A destination never stops training."""
 
         class Keeps(LoggerDestination):
@@ -732,10 +732,10 @@ class TestWhatCannotBeSaved:
 
 
 class TestHalfWritten:
-    """What a writer that was killed leaves."""
+    """A killed writer leaves these files."""
 
     def test_leftovers_are_swept_and_active_files_stay(self, tmp_path):
-        """The lock tells them apart, and of a pointer the process; other files are not touched."""
+        """A lock tells the two apart, for a pointer the process; other files aren't touched."""
         from uploads.disk import try_lock
 
         ended = subprocess.Popen(["true"])
@@ -769,7 +769,7 @@ class TestHalfWritten:
 
 
 def test_the_checkpoint_is_the_staged_file(make_run, tmp_path, caplog):
-    """With a store that is away the spool has it by a link: its bytes are on the disk once."""
+    """If the store is away, the spool has a hard link to it: its bytes are on the disk once."""
     caplog.set_level(logging.CRITICAL)
     artifacts = Artifacts(
         "s3://bucket/x?endpoint_url=http://127.0.0.1:9&aws_access_key_id=a&aws_secret_access_key=b",

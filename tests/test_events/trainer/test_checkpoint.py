@@ -1,4 +1,4 @@
-"""Checkpoints: what is on disk, what is handed on, and that a resumed run is the run it resumes."""
+"""Tests checkpoints on disk and as uploads, and that a resumed run equals an uninterrupted one."""
 
 import errno
 import random
@@ -22,7 +22,7 @@ from events import (
 
 
 def listing(folder):
-    """Returns the names of all files in a folder, hidden ones too, but for the lock of the run."""
+    """Returns the names of all files in a folder, also hidden ones, except the lock of the run."""
     return sorted(path.name for path in folder.iterdir() if path.suffix != ".lock")
 
 
@@ -178,7 +178,7 @@ class TestSaving:
 
         assert raised.value.errno in {errno.EISDIR, errno.ENOTEMPTY}
 
-    def test_a_destination_that_cannot_tell_its_state_is_left_out(self, make_trainer, tmp_path):
+    def test_a_destination_whose_state_raises_is_omitted(self, make_trainer, tmp_path):
         """The checkpoint is saved without it."""
 
         class Forgetful(LoggerDestination):
@@ -219,12 +219,12 @@ class TestResuming:
         [("ep0-ba2", "1ba"), ("ep0-ba5", "1ba"), ("ep1-ba5", "1ep"), ("ep1-ba7", "1ba"), ("ep2-ba10", "1ep")],
     )
     def test_the_same_losses(self, make_trainer, metric_list, tmp_path, at, interval):
-        """Whether it stopped within an epoch, after its last batch, or when it had ended."""
+        """This holds if it stopped within an epoch, after its last batch, or after its end."""
         whole = type(metric_list)()
         make_trainer(
             max_duration="3ep", save_folder=tmp_path / "a", save_interval=interval, loggers=whole
         ).fit()
-        # Another seed: what is not restored is not the same by chance.
+        # Another seed, so that unrestored state can't be the same by chance.
         resumed = make_trainer(
             max_duration="3ep", load_path=tmp_path / "a" / f"{at}.pt", seed=99, loggers=metric_list
         )
@@ -388,11 +388,11 @@ def flip_a_bit(path):
 
 
 class TestNames:
-    """Of checkpoints, pointers and folders: what is taken, and what is refused."""
+    """Names of checkpoints, pointers and folders: which are accepted, and which refused."""
 
     @pytest.mark.parametrize("is_uri", [False, True], ids=["folder", "store"])
     def test_a_pointer_by_composers_name_is_a_pointer(self, make_trainer, tmp_path, monkeypatch, is_uri):
-        """It gets the ending that all have; no file that ends in ".pt" is one."""
+        """It gets the usual ending; a file that ends in ".pt" isn't a pointer."""
         monkeypatch.setenv("UPLOADS_HOME", str(tmp_path / "machine"))
         folder = tmp_path / "saved"
         arguments = {
@@ -417,8 +417,8 @@ class TestNames:
         with pytest.raises(FileExistsError, match="must be new for a new run"):
             make_trainer(save_folder=tmp_path, save_latest_filename=latest).fit()
 
-    def test_of_two_runs_in_a_folder_each_resumes_its_own(self, make_trainer, tmp_path):
-        """It does so where the newest is damaged, too."""
+    def test_two_runs_in_a_folder_each_resume_their_own(self, make_trainer, tmp_path):
+        """This holds even if the newest is damaged."""
 
         def make(run_name, **arguments):
             return make_trainer(
@@ -485,7 +485,7 @@ class TestNames:
         assert list(tmp_path.iterdir()) == []
 
     def test_a_folder_that_cannot_be_written_is_an_error_before_training(self, make_trainer, tmp_path):
-        """It does not wait for the first checkpoint, hours later."""
+        """The error doesn't wait for the first checkpoint, hours later."""
         (tmp_path / "file").touch()
         trainer = make_trainer(save_folder=tmp_path / "file" / "saved")
 
@@ -495,12 +495,12 @@ class TestNames:
         assert trainer.state.timestamp.batch == 0
 
     def test_an_empty_folder_says_so(self, make_trainer, tmp_path):
-        """Wherever it is given."""
+        """It does so wherever the folder is given."""
         with pytest.raises(FileNotFoundError, match="must hold a checkpoint"):
             make_trainer(load_path=tmp_path)
 
     def test_an_unknown_metric_is_reported(self, make_trainer, make_dataloader, tmp_path, caplog):
-        """Once, with those that do; and where there is no evaluation."""
+        """The warning comes once, and lists the metrics that exist; it also comes without an evaluation."""
         saver = CheckpointSaver(tmp_path / "one", keep=Retention(1, best="metrics/eval/acuracy"))
         make_trainer(callbacks=saver, eval_dataloader=make_dataloader()).fit()
         saver = CheckpointSaver(tmp_path / "two", keep=Retention(1, best="loss/eval/total"))

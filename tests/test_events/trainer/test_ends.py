@@ -1,4 +1,4 @@
-"""Where a run ends, an epoch, an iteration: also for a run that resumes there, or never gets there."""
+"""Tests the ends of runs, epochs and iterations, also of a run that resumes there or never gets there."""
 
 import pytest
 import torch
@@ -156,7 +156,7 @@ def test_an_evaluator_without_batches_raises(make_dataloader):
 
 @pytest.mark.parametrize("event", ["init", "before_load", "after_load", "fit_start"])
 def test_a_stop_before_the_first_batch_holds(make_trainer, event):
-    """No batch is trained, the run is stopped for that reason, and a later fit trains."""
+    """No batch is trained, the run is stopped for that reason, and a later `fit` trains."""
     trainer = make_trainer(callbacks=Stops(event), max_duration="1ep")
 
     trainer.fit()
@@ -187,7 +187,7 @@ def test_a_stop_before_the_first_batch_holds(make_trainer, event):
     ],
 )
 def test_a_time_in_iterations_that_would_never_come_raises(make_trainer, arguments, message):
-    """The constructor knows."""
+    """The constructor raises."""
     with pytest.raises(ValueError, match=message):
         make_trainer(**arguments)
 

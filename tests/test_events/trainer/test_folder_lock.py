@@ -1,4 +1,4 @@
-"""The folder of checkpoints is one saver's: others are told whose, and what is removed is what was saved."""
+"""Tests that a folder of checkpoints belongs to one saver, and that only saved files are removed."""
 
 import os
 import signal
@@ -54,7 +54,7 @@ def names(folder):
 @pytest.mark.parametrize("autoresume", [False, True])
 @pytest.mark.parametrize("sharded", [False, True])
 def test_a_folder_of_another_process_is_refused(make_trainer, holder, tmp_path, autoresume, sharded):
-    """The error comes before anything is loaded, and says who has it."""
+    """The error comes before anything is loaded, and names the owner."""
     who = rf"process {holder.pid} on {os.uname().nodename} saves checkpoints of run 'theirs' there, since 20"
 
     with pytest.raises(CheckpointError, match=who):
@@ -63,8 +63,8 @@ def test_a_folder_of_another_process_is_refused(make_trainer, holder, tmp_path, 
     assert names(tmp_path) == [LOCK]
 
 
-def test_that_of_a_killed_process_is_free(make_trainer, holder, tmp_path):
-    """It is free at once; its file is taken over, and removed in the end."""
+def test_the_folder_of_a_killed_process_is_free(make_trainer, holder, tmp_path):
+    """It is free at once; its lock file is taken over, and finally removed."""
     holder.send_signal(signal.SIGKILL)
     holder.wait()
 
@@ -142,7 +142,7 @@ class Swaps(Callback):
 
 
 @pytest.mark.parametrize("sharded", [False, True])
-def test_what_somebody_else_has_put_there_is_not_removed(make_trainer, tmp_path, sharded):
+def test_a_file_that_somebody_else_put_there_is_not_removed(make_trainer, tmp_path, sharded):
     """The name alone does not make it the checkpoint that was saved; the others go."""
     path = tmp_path / ("ep0-ba2/manifest.json" if sharded else "ep0-ba2.pt")
     # Each is there when its batch has ended.
@@ -183,7 +183,7 @@ def test_an_invalid_identifier_matches_no_file(tmp_path, identifier):
 
 
 def test_the_file_that_is_checked_is_the_one_that_is_loaded(make_trainer, tmp_path, monkeypatch):
-    """That holds where its name is given to another file in between, too."""
+    """This holds even if its name is given to another file in between."""
     for name, duration in (("a", "5ba"), ("b", "10ba")):
         with make_trainer(save_folder=tmp_path / name, max_duration=duration) as trainer:
             trainer.fit()

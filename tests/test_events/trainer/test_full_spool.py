@@ -1,4 +1,4 @@
-"""Checkpoints that wait in a bounded spool while the store is away."""
+"""Tests checkpoints that wait in a bounded spool while the store is unreachable."""
 
 import json
 import logging
@@ -66,7 +66,7 @@ def trained(make_trainer, tmp_path, capsys):
     ],
 )
 def test_the_newest_checkpoints_wait(trained, caplog, room, rules, waiting):
-    """Older ones give way, but for those that a rule keeps for ever; nothing is lost."""
+    """Older ones give way, except those that a rule keeps for ever; nothing is lost."""
     names, sidecar, out = trained(room, **rules)
 
     assert names == waiting
@@ -77,7 +77,7 @@ def test_the_newest_checkpoints_wait(trained, caplog, room, rules, waiting):
 
 
 def test_a_checkpoint_in_shards_waits_whole(trained):
-    """Of an older one no file is left."""
+    """No file of an older one is left."""
     names, sidecar, _ = trained(1.5, sharded=True, keep=2)
 
     assert {name.split("/")[0] for name in names} == {"10"}

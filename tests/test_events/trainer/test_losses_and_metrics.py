@@ -174,7 +174,7 @@ def test_values_that_cannot_be_logged_are_left_out_with_a_warning(
 
 @pytest.mark.parametrize("name", ["metrics", "collection"])
 def test_torchmetrics_within_an_epoch_are_resumed(make_trainer, metric_list, tmp_path, name):
-    """The epoch's value equals that of an uninterrupted run, even if no batch is left."""
+    """The epoch's value equals the one of an uninterrupted run, even if no batch is left."""
     made = {"mean": torchmetrics.MeanSquaredError(), "classes": MulticlassAccuracy(2, average=None)}
     metrics = (
         {"both": torchmetrics.MetricCollection({"a": MulticlassAccuracy(2), "c": made["classes"]})}
@@ -293,7 +293,7 @@ def test_a_plateau_is_stepped_by_each_evaluation_in_fit(make_trainer, make_datal
 
 
 def test_a_plateau_is_resumed(make_trainer, make_dataloader, tmp_path):
-    """Its state is in the checkpoint, and what was evaluated is not evaluated again."""
+    """Its state is in the checkpoint, and a finished evaluation isn't repeated."""
     arguments = {"eval_dataloader": make_dataloader(), "eval_interval": "2ba", "save_folder": tmp_path}
     whole = with_plateau(make_trainer, eval_dataloader=make_dataloader(), eval_interval="2ba")
     whole.fit()

@@ -167,7 +167,7 @@ def test_two_optimizers_take_turns_in_a_custom_step(metric_list, event_list):
 
 
 def test_a_step_may_call_the_usual_one_and_may_have_no_loss(make_trainer, metric_list):
-    """`super().train_step` trains; what is added to its losses and metrics is logged beside them."""
+    """`super().train_step` trains; additions to its losses and metrics are logged beside them."""
 
     class Adds(Trainer):
         def train_step(self, batch):

@@ -125,7 +125,7 @@ def test_an_existing_handler_is_called_and_its_exception_ends_the_run(make_train
     ],
 )
 def test_signals_that_are_not_the_trainers_are_left_alone(make_trainer, number, handler, preemption):
-    """SIGUSR1 that the program handles, a signal that it ignores, and all of them with None."""
+    """They are SIGUSR1 with a handler of the program, an ignored signal, and all signals with None."""
     earlier = signal.signal(number, handler)
     trainer = make_trainer(callbacks=Signals("batch_end", 3, number), preemption=preemption)
     try:
@@ -137,7 +137,7 @@ def test_signals_that_are_not_the_trainers_are_left_alone(make_trainer, number, 
 
 
 def test_a_run_without_a_saver_says_that_nothing_is_saved(make_trainer, caplog):
-    """It ends all the same."""
+    """The run still ends."""
     trainer = make_trainer(callbacks=Signals("batch_end", 3))
 
     with pytest.raises(SystemExit):
@@ -148,7 +148,7 @@ def test_a_run_without_a_saver_says_that_nothing_is_saved(make_trainer, caplog):
 
 
 def test_training_that_ends_by_itself_is_not_preempted(make_trainer):
-    """A signal beside a stop, or after the last batch, ends the process and not the run."""
+    """A signal during a stop, or after the last batch, ends the process but not the run."""
 
     class Stops(Callback):
         def batch_end(self, state, logger):
@@ -167,7 +167,7 @@ def test_training_that_ends_by_itself_is_not_preempted(make_trainer):
 
 
 def test_fit_in_another_thread_installs_nothing(make_trainer):
-    """Python lets the main thread alone do that."""
+    """Python allows it in the main thread only."""
     trainer = make_trainer()
     seen = []
     trainer.engine.run_event("init")
@@ -227,13 +227,13 @@ def test_a_handler_in_c_is_left_alone():
 
 
 def test_a_budget_of_no_seconds_raises():
-    """There would be nothing to save in."""
+    """There would be no time to save."""
     with pytest.raises(ValueError, match="save_seconds"):
         Preemption(save_seconds=0)
 
 
 def test_a_cell_that_is_run_again_takes_the_run_over(make_trainer, tmp_path):
-    """The trainer before it is closed: it held the lock of the folder."""
+    """The previous trainer, which held the lock of the folder, is closed."""
     options = {"save_folder": tmp_path, "run_name": "cell", "autoresume": True}
     first = make_trainer(schedulers=(), **options)
     first.fit()

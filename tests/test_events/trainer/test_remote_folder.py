@@ -52,7 +52,7 @@ class Dies(Callback):
 
 
 def test_to_s3_and_back_on_an_empty_machine(make_trainer, metric_list, moto, machine, tmp_path):
-    """What is uploaded is all that the next machine needs; no destination is involved."""
+    """The uploads are all that the next machine needs; no destination is involved."""
     settings = {"save_folder": moto.uri("checkpoints/{run_name}"), "save_interval": "4ba", "autoresume": True}
     with pytest.raises(OSError, match="node failure"):
         make_trainer(callbacks=Dies(), **settings).fit()
@@ -71,7 +71,7 @@ def test_to_s3_and_back_on_an_empty_machine(make_trainer, metric_list, moto, mac
 
 @pytest.mark.parametrize("part", ["ep1-ba8.pt", "latest.symlink"])
 def test_a_store_that_loses_an_answer_in_the_middle_of_a_checkpoint(make_trainer, moto, machine, part):
-    """It has stored what was sent, which is no other run's; every checkpoint is there and whole."""
+    """The stored object isn't mistaken for another run's; every checkpoint is there and whole."""
     proxy = FaultProxy(moto.endpoint_url)
     proxy.fail_first(1, Answer(500, "InternalError", after_forwarding=True), part=f"/{part}")
     prefix = f"lost-{part[:3]}"
@@ -142,7 +142,9 @@ def test_the_newest_stays_on_this_machine_and_is_taken_where_the_store_lags(
     assert sorted(path.name for path in folder.iterdir()) == ["ep2-ba10.pt", "latest.symlink"]
 
 
-def test_a_damaged_one_in_the_store_is_passed_over_and_said(make_trainer, uri, machine, tmp_path, caplog):
+def test_a_damaged_checkpoint_in_the_store_is_skipped_with_a_warning(
+    make_trainer, uri, machine, tmp_path, caplog
+):
     """The one before it is taken."""
     with make_trainer(save_folder=uri, save_interval="4ba") as trainer:
         trainer.fit()
@@ -195,7 +197,7 @@ def test_a_damaged_one_in_a_folder_too(make_trainer, tmp_path, caplog):
     assert "bad CRC-32" in caplog.text
 
 
-def test_where_none_is_whole_the_run_does_not_begin_anew(make_trainer, tmp_path):
+def test_a_run_without_a_whole_checkpoint_does_not_begin_anew(make_trainer, tmp_path):
     """That would throw away what can perhaps be repaired."""
     make_trainer(save_folder=tmp_path).fit()
     for path in tmp_path.glob("*.pt"):
@@ -248,7 +250,7 @@ def test_names_that_a_destination_has_of_another_run_are_refused(make_trainer, t
 
 
 def test_a_store_is_asked_by_one_listing_however_much_it_has(make_trainer, moto):
-    """It has a thousand names; whatever they are called, those of this run are found among them."""
+    """It has a thousand names; this run's are found among them, whatever their names."""
     for name in ("other-0.txt", "other-1.txt", "test-ba3.pt"):
         moto.client().put_object(Bucket="bucket", Key=f"full/{name}", Body=b"")
     proxy = FaultProxy(moto.endpoint_url)

@@ -215,7 +215,7 @@ KEPT_IN_STORE = ["10.pt", "15.pt", "25.pt", "30.pt", "latest.symlink"]
 
 @pytest.fixture
 def in_epochs(make_trainer, make_dataloader, tmp_path):
-    """Trains for some epochs of five batches, of which the second is the best, and resumes."""
+    """Trains for some epochs of five batches, the second of which is the best, and resumes."""
 
     def run(*loggers, folder=tmp_path / "saved", duration="6ep", **rules):
         saver = CheckpointSaver(folder, filename="{batch}.pt", **rules)
@@ -256,7 +256,7 @@ def test_in_s3_too_and_nothing_is_deleted_unasked(in_epochs, monkeypatch, tmp_pa
         monkeypatch.setenv(name, value)
     with s3_servers.moto() as moto:
         in_epochs(folder=moto.uri("ruled"), duration="3ep", **RULES)
-        # One is kept here where nothing is said.
+        # By default, one is kept here.
         in_epochs(folder=moto.uri("ruled"), **RULES | {"keep": Retention(best="metrics/eval/accuracy")})
         in_epochs(folder=moto.uri("all"), keep=1)
 
@@ -267,7 +267,7 @@ def test_in_s3_too_and_nothing_is_deleted_unasked(in_epochs, monkeypatch, tmp_pa
 
 
 def test_a_checkpoint_to_which_another_pointer_leads_stays(in_epochs, tmp_path, caplog):
-    """Whoever wrote that pointer, it counts; the log says so."""
+    """The pointer counts whoever wrote it; the log reports it."""
     folder = tmp_path / "store" / "test/checkpoints"
     folder.mkdir(parents=True)
     (folder / "mine.symlink").write_text("test/checkpoints/10.pt")
@@ -539,7 +539,7 @@ def test_paths_in_a_checkpoint_that_lead_elsewhere_are_not_removed(in_epochs, tm
 
 
 @pytest.mark.parametrize("is_uri", [False, True], ids=["destination", "store"])
-def test_names_in_a_checkpoint_that_no_store_has_end_no_training(in_epochs, monkeypatch, tmp_path, is_uri):
+def test_names_that_no_store_allows_do_not_end_training(in_epochs, monkeypatch, tmp_path, is_uri):
     """They are left alone, and what this run has saved is deleted as it should be."""
     monkeypatch.setenv("UPLOADS_HOME", str(tmp_path / "machine"))
     prefix = "" if is_uri else "test/checkpoints/"
@@ -591,7 +591,7 @@ class UntilItIsAway(Callback):
     [({"keep": 1}, False), ({"keep": 1}, True), ({"keep_in_store": 1}, False)],
     ids=["here", "shards", "store"],
 )
-def test_what_is_not_kept_does_not_wait_for_a_store_that_is_away(
+def test_surplus_checkpoints_do_not_wait_for_an_unreachable_store(
     make_trainer, monkeypatch, tmp_path, caplog, rules, sharded
 ):
     """The newest is uploaded, and so are uploads in progress; the others are counted and reported."""

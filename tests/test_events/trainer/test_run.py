@@ -90,7 +90,7 @@ def test_how_the_run_ended_is_known_where_it_is_closed(metric_list, error, statu
 
 
 def test_fit_end_comes_only_where_the_block_ends_well(event_list):
-    """A run that failed has no FIT_END."""
+    """A failed run has no FIT_END."""
 
     def body():
         with Run(callbacks=event_list, run_name="mine") as run:
@@ -138,7 +138,7 @@ def test_an_error_in_init_closes_opened_callbacks(metric_list):
 
 
 def test_logging_after_the_block_is_an_error(metric_list):
-    """What could no longer arrive is not taken."""
+    """A record that can't arrive any more is refused."""
     with Run(metric_list, run_name="mine") as run:
         pass
 
@@ -168,7 +168,7 @@ def test_several_ranks_need_a_name(monkeypatch):
 
 
 def test_progress_can_be_shown(event_list):
-    """Length, phase and label are in the state while they are true."""
+    """Length, phase and label are in the state while they apply."""
     with Run(max_duration="3ep", train_dataloader=[1, 2], run_name="mine") as run:
         run.epoch_start()
         assert (run.state.dataloader_label, run.state.dataloader_len, run.state.phase) == (

@@ -1,4 +1,4 @@
-"""What a checkpoint holds beside model and data: losses, callbacks, generators, modes; and by which names."""
+"""Tests the contents of a checkpoint besides model and data, such as losses and generators, and its names."""
 
 import copy
 import functools
@@ -68,7 +68,7 @@ def train(folder, make, killed, **arguments):
 
 
 def resumed(tmp_path, make, at=4, **arguments):
-    """Returns the losses and weights of a run, and those of one that is killed and resumed."""
+    """Returns the losses and weights of an uninterrupted run, and of a run that is killed and resumed."""
     runs = []
     for folder, ends in (("whole", (None,)), ("resumed", (at, None))):
         losses = []
@@ -216,7 +216,7 @@ def with_group(callback):
 
 
 def compiled_part():
-    """Returns a training of which one layer is compiled."""
+    """Returns a training with one compiled layer."""
     model = torch.nn.Sequential(LINEAR(3, 4), LINEAR(4, 2))
     model[0] = torch.compile(model[0], backend="eager")
     return {"model": model}

@@ -1,4 +1,4 @@
-"""Checkpoints as often as they cost little: what is decided, on all ranks, and what a kill costs."""
+"""Tests when `AutoInterval` saves checkpoints, that all ranks agree, and the cost of a kill."""
 
 import json
 import os
@@ -118,7 +118,7 @@ class TestDecisions:
         assert found == [True, False]
 
     def test_two_are_kept_by_default(self, make_trainer, tmp_path):
-        """All of them would fill the disk."""
+        """Keeping all of them would fill the disk."""
         seconds = Seconds()
         interval = AutoInterval(min_seconds=1, clock=lambda: seconds.now)
         with make_trainer(callbacks=seconds, save_folder=tmp_path, save_interval=interval) as trainer:

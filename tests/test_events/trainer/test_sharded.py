@@ -1,4 +1,4 @@
-"""Checkpoints in shards, by one process: what is on the disk, what is read, and what is refused."""
+"""Tests checkpoints in shards, by one process: the files, reading them, and refusing bad ones."""
 
 import io
 import json
@@ -45,7 +45,7 @@ def names(folder):
 
 
 def listing(*checkpoints):
-    """Returns the names of the files of checkpoints, and that of the pointer."""
+    """Returns the names of the checkpoint files and of the pointer."""
     return sorted([f"{one}/{file}" for one in checkpoints for file in FILES] + ["latest.symlink"])
 
 
@@ -242,7 +242,7 @@ class TestReading:
         assert caplog.text.count(f"{name}' must be as its manifest says, but is missing or damaged.") == 3
 
     def test_half_of_one_is_removed_at_the_next_start(self, make_trainer, saved):
-        """That of this run, not one that torch.distributed.checkpoint, another run or the user has made."""
+        """Only this run's are removed, not torch.distributed.checkpoint's, another run's or the user's."""
         for name in ("ep9-ba9", "other-half", "of-dcp", "mixed"):
             shutil.copytree(saved / NEWEST, saved / name)
             (saved / name / "manifest.json").unlink()
@@ -347,7 +347,7 @@ class TestHostileFiles:
 
 
 class Slow(LoggerDestination):
-    """Takes files, and has them when it is told so."""
+    """Takes files, and has them on request."""
 
     def __init__(self):
         super().__init__()
@@ -402,7 +402,7 @@ class TestThePointerInAStore:
         ]
 
     @pytest.mark.parametrize("answer", [OSError("the store refused it"), ZeroDivisionError("a bug")], ids=str)
-    def test_stays_where_a_file_will_never_be_there(self, make_trainer, tmp_path, caplog, answer):
+    def test_stays_if_a_file_will_never_arrive(self, make_trainer, tmp_path, caplog, answer):
         """A warning is logged, and training continues."""
         slow = Slow()
         slow.answer = answer

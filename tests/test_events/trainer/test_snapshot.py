@@ -1,4 +1,4 @@
-"""Snapshots: what is copied, written and loaded is what was there, whatever it was."""
+"""Tests that snapshots of any state are copied, written and loaded unchanged."""
 
 import contextlib
 import datetime as dt

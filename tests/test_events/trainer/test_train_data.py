@@ -51,7 +51,7 @@ class Batches(Callback):
 
 @pytest.fixture
 def resume(make_trainer, tmp_path):
-    """Trains without an interruption and with one; returns the batches of both, and those of the resumed part."""
+    """Trains without and with an interruption; returns the batches of both, and of the resumed part."""
 
     def resume(make_loader, *, after=7, **arguments):
         whole, first, second = Batches(), Batches(after), Batches()
@@ -447,7 +447,7 @@ def test_another_batch_size_goes_on_at_the_same_sample(make_trainer, tmp_path, m
             try:
                 trainer.fit()
             except KeyboardInterrupt:
-                # Its own callback comes before that which saves.
+                # Its own callback comes before the saver's.
                 batches.seen.pop()
             seen[-1] += [sample for batch in batches.seen for sample in batch]
         epochs.append(int(trainer.state.timestamp.sample))

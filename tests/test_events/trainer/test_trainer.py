@@ -1,4 +1,4 @@
-"""What the Trainer computes, logs, refuses, and leaves behind."""
+"""Tests what the Trainer computes, logs, refuses, and leaves behind."""
 
 import math
 from types import SimpleNamespace
@@ -230,7 +230,7 @@ class TestEnds:
         assert metric_list.closed_as == [("completed", None)]
 
     def test_a_dataloader_that_raises(self, make_trainer, metric_list):
-        """The error reaches the caller; the run is closed as failed; what was logged is there."""
+        """The error reaches the caller; the run is closed as failed, with the records logged so far."""
 
         def broken():
             yield torch.zeros(2, 3), torch.zeros(2, dtype=torch.long)

@@ -1,4 +1,4 @@
-"""Two ranks that do not have the same data: they end together, and what is of all is computed from all."""
+"""Two ranks with different data: they end together, and shared values cover both."""
 
 import json
 import os

@@ -45,7 +45,7 @@ def test_excluded_weights_stay_as_they_were(make_trainer, saved):
 
 
 def test_a_pattern_that_matches_nothing_is_refused(make_trainer, saved):
-    """It is a slip of the pen, and would go unnoticed."""
+    """It is a typo that would go unnoticed."""
     with pytest.raises(ValueError, match=r"'head' matches none\. There are 0\.weight, 0\.bias"):
         make_trainer(load_path=saved, load_weights_only=True, load_exclude=["head"])
 
@@ -104,7 +104,7 @@ def test_weights_are_exported_for_other_programs(saved, tmp_path, name):
 
 
 def test_an_export_to_another_kind_of_file_is_refused(saved, tmp_path):
-    """The error names those that there are."""
+    """The error names the supported kinds."""
     with pytest.raises(ValueError, match=r"to a \.safetensors, \.pt or \.pth file, got 'model\.onnx'"):
         export_weights(saved, tmp_path / "model.onnx")
 

@@ -92,7 +92,7 @@ def per_class(outputs, targets):
 
 
 def parts(outputs, targets):
-    """Returns losses by name; those of odd batches have one more."""
+    """Returns losses by name; odd batches have one more."""
     losses = {"entropy": cross_entropy(outputs, targets), "size": outputs.pow(2).mean(1)}
     return losses | ({"odd": outputs.abs().mean()} if len(outputs) % 2 else {})
 
