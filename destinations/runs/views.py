@@ -35,7 +35,7 @@ class RunView:
     """Which runs to show, in which order and groups.
 
     Attributes:
-        where: a filter; see docs/runs.md.
+        where: a filter.
         q: a text to find in name, id, tags or notes.
         without: statuses to leave out.
         archived: True for archived runs only, False for the others, None for both.

@@ -5,7 +5,7 @@ functions of `destinations.runs.record` for the status, age and duration that ar
 
 The hyperparameters and metrics of a run are one JSON array, `cells`; the table `places` has the path of each
 name in it. SQLite reads the array once per run and statement, however many fields there are: a filter of two
-fields and a sort by a third take 0.4 s of processor time for 100,000 runs of 80 values (docs/runs.md). A cell
+fields and a sort by a third take 0.4 s of processor time for 100,000 runs of 80 values. A cell
 is a number, a text, or a blob for values that SQLite has no type for (true, false, none, NaN). SQLite sorts
 numbers before texts before blobs, so `value < ''` selects numbers.
 """

@@ -15,7 +15,7 @@ value      = number | text | true | false | none | nan | inf | date | now | now-
 ```
 
 Every test is true or false. If a run lacks the field, the test is false, even with `!=` and `not in`; `not`
-inverts it. See docs/runs.md.
+inverts it.
 """
 
 import datetime as dt
