@@ -7,6 +7,7 @@ import functools
 import json
 import math
 import re
+import sys
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -44,6 +45,7 @@ _HIGHER = frozenset(
     {"accuracy", "acc", "acc1", "acc5", "top1", "top5", "f1", "auc", "auroc", "map", "iou"}
 ) | (frozenset({"miou", "dice", "precision", "recall", "bleu", "rouge", "reward", "return", "psnr", "ssim"}))
 _DIGITS = 4
+_MAX_BITS = int(sys.int_info.default_max_str_digits * math.log2(10))
 _SMALLEST_PLAIN, _LARGEST_PLAIN, _LARGEST_WHOLE = 1e-4, 1e4, 1e6
 
 
@@ -53,6 +55,7 @@ def short(value: Any) -> str:
     `2.302585` is "2.303", `0.00012345` is "0.0001234", `1e-5` is "1e-05", `12345678.9` is "1.235e+07". From
     10,000 to a million, numbers are rounded to whole ones: `123456.7` is "123457".
     """
+    value = _printable(value)
     if not isinstance(value, float):
         return one_line(str(value))
     full = repr(float(value))
@@ -168,7 +171,7 @@ def describe(value: Any) -> Any:
 
     A value that cannot be described becomes a placeholder; the others beside it are kept.
     """
-    return _converted(value, _array_text, _unchanged)
+    return _converted(value, _array_text, _printable)
 
 
 def plain(value: Any) -> Any:
@@ -209,12 +212,16 @@ def _converted(value: Any, of_array: Callable[[Any], Any], of_plain: Callable[[A
         return safe_text(value)
 
 
-def _unchanged(value: Any) -> Any:
+def _printable(value: Any) -> Any:
+    """Returns infinity for an integer of more digits than Python prints."""
+    if isinstance(value, int) and value.bit_length() > _MAX_BITS:
+        return math.inf if value > 0 else -math.inf
     return value
 
 
 def _finite(value: Any) -> Any:
     """Returns NaN and infinities as texts."""
+    value = _printable(value)
     if not isinstance(value, float) or math.isfinite(value):
         return value
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"

@@ -404,7 +404,7 @@ def test_a_refused_row_does_not_affect_others(sqlite_uri, tmp_path, caplog):
     run.init()
 
     for step in (0, 2**70, 1, 2**71):
-        run.logger.log_metrics({"loss": 1.0}, step=step)
+        destination.log_metrics({"loss": 1.0}, step)
     run.close()
 
     (found,) = runs_of(sqlite_uri, tmp_path.name)

@@ -170,7 +170,7 @@ def test_odd_numbers_and_names(tmp_path):
         lambda logger: logger.log_metrics(values, 1),
         lambda logger: logger.log_metrics({}, 2),
         lambda logger: logger.log_metrics({"lone\udc80": 1.0}, 3),
-        metric(2**70, beyond=1.0),
+        lambda logger: logger.destinations[0].log_metrics({"beyond": 1.0}, 2**70),
         metric(2**40, last=1.0),
     )
 

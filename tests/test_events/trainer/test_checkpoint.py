@@ -506,6 +506,6 @@ class TestNames:
         saver = CheckpointSaver(tmp_path / "two", keep=Retention(1, best="loss/eval/total"))
         make_trainer(callbacks=saver).fit()
 
-        assert caplog.text.count("best='metrics/eval/acuracy' has no value. Those of the last") == 1
+        assert caplog.text.count("best='metrics/eval/acuracy' has no value. The last evaluation") == 1
         assert "metrics/eval/accuracy" in caplog.text
-        assert caplog.text.count("best='loss/eval/total' has no value. Those of the last") == 1
+        assert caplog.text.count("best='loss/eval/total' has no value. The last evaluation") == 1

@@ -242,7 +242,7 @@ def test_the_training_dataloader_may_be_evaluated(make_trainer, caplog, persiste
 
     assert trainer.state.timestamp.batch == 5
     assert trainer.state.eval_timestamp.sample == 20
-    assert ("a copy of it" in caplog.text) == persistent
+    assert ("a copy with separate worker processes" in caplog.text) == persistent
 
 
 def test_an_iterator_of_training_cannot_be_evaluated(make_trainer):

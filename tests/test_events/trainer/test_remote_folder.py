@@ -155,7 +155,7 @@ def test_a_damaged_checkpoint_in_the_store_is_skipped_with_a_warning(
 
     assert trainer.state.timestamp.batch == 8
     assert "ep2-ba10.pt" in caplog.text
-    assert "The checkpoint before it is tried." in caplog.text
+    assert "The previous checkpoint is tried." in caplog.text
 
 
 @pytest.mark.parametrize("options", [{}, {"save_sharded": True}], ids=["file", "shards"])

@@ -154,4 +154,4 @@ def test_which_hyperparameter_matters_is_shown(tmp_path, new_page):
     assert names[0] == "lr"
     assert set(names) == {"lr", "seed", "weight_decay"}
     assert "80 ended runs" in text
-    assert f"R\N{SUPERSCRIPT TWO} {answer['score']:.3g}." in text
+    assert f"R\N{SUPERSCRIPT TWO} {answer['score']:.3g};" in text
