@@ -212,7 +212,7 @@ class Run(RecordMethods):
     All `log_*` methods, `upload_file`, `download_file`, `flush` and `namespace` are the same as in `Logger`.
     The methods below update the timestamp and run the matching events; run any other event with `run_event`.
 
-    **Threading.** Any thread may call `log_metrics`; use everything else from one thread.
+    **Threading.** Use it in the thread that trains; see `Logger`.
 
     Args:
         loggers: the destinations.

@@ -201,7 +201,7 @@ class Silence:
 
 @attrs.define(kw_only=True)
 class Opening:
-    """Opens one run: at its place, or beside it.
+    """Opens a run in its own folder or, if another run is there, in a folder beside it.
 
     If the place holds a run and it isn't known yet whether this one continues it, nothing is written there.
     The first record opens a folder beside it, and records are also kept as calls. If proof arrives later,

@@ -1,8 +1,8 @@
-"""Checks of records other than metrics, at the call, before any destination gets them.
+"""Checks records other than metrics in the call that logs them, before any destination gets them.
 
-They check types and shapes, never the values of arrays: a check takes microseconds, and does not wait for a
-device. Of an image file they read the first bytes. Each raises `RecordError`; `valid_images` and
-`valid_table` leave out what is invalid.
+The checks look at types and shapes, never at the values of arrays. A check takes microseconds and doesn't wait
+for a device. It reads the first bytes of an image file. Each check raises `RecordError`; `valid_images` and
+`valid_table` leave out invalid items.
 """
 
 import itertools

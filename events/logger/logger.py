@@ -96,10 +96,10 @@ class Logger(RecordMethods):
     summarized at close. A `RecordError` of a destination, for a record that it cannot take, counts as a bad
     value; the other destinations get the record.
 
-    **Threading.** Any thread may call `log_metrics` with values on the host; call everything else from the
-    thread that trains. Only `upload_file`, which copies the file, and `download_file` wait for a disk or a
-    network. Only `flush`, and a call that finds too many pending copies, wait for a device; see
-    `DeviceCopies`.
+    **Threading.** Call it from the thread that trains. One exception: with `RunDirectory`, `TextFile` and
+    `InMemory`, any thread may call `log_metrics` with plain numbers and an explicit `step`. Only
+    `upload_file`, which copies the file, and `download_file` wait for a disk or a network. Only `flush`,
+    and a call that finds too many pending copies, wait for a device; see `DeviceCopies`.
 
     **Ownership.** The caller may change its values as soon as the call returns.
 

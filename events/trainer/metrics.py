@@ -42,7 +42,7 @@ _MAX_CELLS = 10_000
 class MeanMetric:
     """The mean of a function of outputs and targets over batches, weighted by their samples.
 
-    Sums stay on the device of the function's values: a batch costs no synchronization.
+    The sums stay on the device of the function's values, so a batch causes no synchronization.
     """
 
     _function: MetricFunction

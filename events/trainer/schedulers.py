@@ -47,7 +47,7 @@ def _share(time: Time, state: State) -> float:
 
 
 def _absolute(time: Time, state: State) -> Time:
-    """Returns a span in a unit that the timestamp counts; epochs in batches, where the length is known.
+    """Returns a span in a unit that the timestamp counts; epochs become batches if their length is known.
 
     Raises:
         ValueError: the span is a share of a run of unknown length.
