@@ -1,8 +1,8 @@
 """Checks records other than metrics in the call that logs them, before any destination gets them.
 
-The checks look at types and shapes, never at the values of arrays. A check takes microseconds and doesn't wait
-for a device. It reads the first bytes of an image file. Each check raises `RecordError`; `valid_images` and
-`valid_table` leave out invalid items.
+The checks look at types and shapes, never at the values of arrays. A check takes microseconds and doesn't
+wait for a device. It reads the first bytes of an image file. Each check raises `RecordError`; `valid_images`
+and `valid_table` leave out invalid items.
 """
 
 import itertools
