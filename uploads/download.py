@@ -188,19 +188,30 @@ def _partial_of(destination: Path) -> tuple[int, str]:
     leaf = f".{destination.name[:_LEAF_CHARACTERS]}."
     for number in range(_MAX_PARTIALS):
         partial = str(destination.with_name(f"{leaf}{number}.partial"))
-        with contextlib.suppress(PermissionError, *IRREGULAR):  # It belongs to somebody else.
+        with contextlib.suppress(PermissionError, *IRREGULAR), contextlib.ExitStack() as opened:
             descriptor = open_regular(partial, os.O_RDWR | os.O_CREAT, _MODE)
+            opened.callback(os.close, descriptor)
             try:
-                # Its download may have ended between the two calls and given it its name.
-                if try_lock(descriptor) and is_open_file(descriptor)(partial):
-                    return descriptor, partial
+                is_free = try_lock(descriptor)
             except OSError as error:
                 if error.errno not in NO_FLOCK:
-                    os.close(descriptor)
                     raise
-            os.close(descriptor)
-    partial = str(destination.with_name(f"{leaf}{uuid.uuid4().hex}.partial"))  # Without locks.
+                # Without locks, no download uses this name.
+                with contextlib.suppress(OSError):
+                    remove_if(partial, is_open_file(descriptor))
+                break
+            # Its download may have ended between the two calls and given it its name.
+            if is_free and is_open_file(descriptor)(partial) and _is_private(descriptor):
+                opened.pop_all()
+                return descriptor, partial
+    partial = str(destination.with_name(f"{leaf}{uuid.uuid4().hex}.partial"))
     return open_regular(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL, _MODE), partial
+
+
+def _is_private(descriptor: int) -> bool:
+    """Returns whether the file belongs to the user and has one name, so that nobody shares its content."""
+    state = os.fstat(descriptor)
+    return state.st_uid == os.geteuid() and state.st_nlink == 1
 
 
 def _exists(destination: Path) -> FileExistsError:

@@ -380,6 +380,43 @@ def test_an_object_of_parts_is_compared_with_the_checksum_of_the_store(
     assert not (tmp_path / "bad").exists()
 
 
+@pytest.mark.parametrize("kind", ["link", "other owner"])
+def test_a_partial_file_that_others_share_is_left_alone(store, tmp_path, kind):
+    """Nobody else's file is truncated, and nobody else keeps the file that is downloaded."""
+    shared, partial = tmp_path / "shared", tmp_path / "out/.file.0.partial"
+    partial.parent.mkdir()
+    shared.write_bytes(b"not ours")
+    if kind == "link":
+        os.link(shared, partial)
+    else:
+        partial.write_bytes(b"not ours")
+        try:
+            os.chown(partial, 12345, -1)
+        except PermissionError:
+            pytest.skip("only root gives files away")
+
+    path = download_file("folder/name", tmp_path / "out/file", store=store, progress_bar=False)
+
+    assert path.read_bytes() == LARGE
+    assert path.stat().st_uid == os.geteuid()
+    assert partial.read_bytes() == shared.read_bytes() == b"not ours"
+    assert sorted(path.parent.iterdir()) == [partial, path]
+
+
+def test_a_file_system_without_locks_keeps_no_partial_file(store, tmp_path, monkeypatch):
+    """The download gets a unique name there, and leaves only its file."""
+
+    def refuse(descriptor):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr("uploads.download.try_lock", refuse)
+
+    path = download_file("folder/name", tmp_path / "out/file", store=store, progress_bar=False)
+
+    assert path.read_bytes() == LARGE
+    assert list(path.parent.iterdir()) == [path]
+
+
 def test_a_long_name_is_counted_in_bytes(store, tmp_path):
     """Sixty emoji are 240 bytes, so the partial file has a shorter name."""
     path = download_file(
