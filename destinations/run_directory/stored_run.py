@@ -253,8 +253,7 @@ class StoredRun:
             with_plain: whether to fetch everything of a run that has ended, and not only what a table of runs
                 shows.
             is_partial: whether to go without objects that are still lost or damaged in the store after
-            another
-                try. `FolderState.lost` lists them.
+                another try. `FolderState.lost` lists them.
 
         Returns:
             The description of the newest piece, or None if there is none.
@@ -394,7 +393,7 @@ class StoredRun:
                 state.files.pop(path, None)
                 # Hardly ever there, and a check of each path takes a tenth of a cold listing.
                 if os.path.lexists(f"{self.folder}/{path}"):
-                    place_inside(self.folder, path).unlink()
+                    place_inside(self.folder, path).unlink(missing_ok=True)
         apply_piece(self.folder, state, piece)
         state.save(self.folder, self.stream)
 

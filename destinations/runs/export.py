@@ -153,7 +153,7 @@ def export_metrics(
         return table.write(
             schema.names,
             itertools.chain([schema.empty_table()], tables),
-            rows_of=iter,
+            rows_of=pa.Table.to_pylist,
             arrow_of=lambda points: points,
             text_of=_text_of_points,
             use_dictionary=["run_id", "metric", _WRITER],

@@ -785,7 +785,7 @@ class Logger(RecordMethods):
                 if -_MAX_STEP <= given <= _MAX_STEP:
                     self._given_step = given
                     return given
-                text = f"step must fit into 64 bits, got an integer of {given.bit_length()} bits."
+                text = f"step must be between -2**63 and 2**63, got an integer of {given.bit_length()} bits."
             self.faults.refuse("step", RecordError(text), outcome="It is logged at the default step")
             self.faults.raise_refused()
         return int(self._state.timestamp.batch) or self._given_step

@@ -434,8 +434,13 @@ class Dataset(Runs):
                       coalesce(epoch_us(time) / 1e6, 'NaN') AS time, value
                FROM metrics WHERE metric = $metric AND rank = $rank AND writer = coalesce($writer, writer)
                  AND ($runs IS NULL OR list_contains($runs, run_id)) ORDER BY run_id, writer, row""",
-            {"missing": MISSING_STEP, "metric": column_of(name), "rank": rank, "writer": writer}
-            | {"runs": chosen},
+            {
+                "missing": MISSING_STEP,
+                "metric": column_of(name),
+                "rank": rank,
+                "writer": writer,
+                "runs": chosen,
+            },
         )
         ids, writers = (np.asarray(found.pop(key), object) for key in ("run_id", "writer"))
         starts = np.flatnonzero((ids[1:] != ids[:-1]) | (writers[1:] != writers[:-1])) + 1

@@ -228,8 +228,12 @@ class RunPlace(FolderPlace):
         def make(about: SourceRun, writer: str, rank: int) -> RunDirectory:
             options: dict[str, Any] = {"all_ranks": bool(rank)}
             if writer:
-                options |= {"run_id": about.run_id, "tags": about.tags, "notes": about.notes}
-                options["writer"] = writer
+                options |= {
+                    "run_id": about.run_id,
+                    "tags": about.tags,
+                    "notes": about.notes,
+                    "writer": writer,
+                }
             return RunDirectory(
                 self.folder,
                 clock=clock,

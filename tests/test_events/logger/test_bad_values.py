@@ -63,7 +63,7 @@ def test_a_step_beyond_64_bits_becomes_the_default_step(tmp_path, caplog, has_ro
 
     assert [record.step for record in memory.records] == [3] * 6
     assert run.logger.faults.value_counts == {("step", "RecordError"): 4}
-    assert "step must fit into 64 bits, got an integer of 16610 bits" in caplog.text
+    assert "step must be between -2**63 and 2**63, got an integer of 16610 bits" in caplog.text
     assert not run.logger.faults.counts
 
 
