@@ -198,7 +198,7 @@ class _Loop:
 
 @contextlib.contextmanager
 def _ways(folder):
-    """Returns the ways to log by name: none, ours, and those of installed peers."""
+    """Returns the ways to log by name: none, ours, and one for each installed peer."""
     with contextlib.ExitStack() as stack:
         run = stack.enter_context(Run(RunDirectory(folder / "ours")))
         file = csv.writer(stack.enter_context((folder / "items.csv").open("w", encoding="utf-8")))

@@ -272,7 +272,7 @@ def test_a_kill_at_any_syscall_loses_no_row(tmp_path, start, syscall):
     counted = tmp_path / "count"
     trace = tmp_path / "trace.txt"
     traced(start(counted, last=TRACED_STEPS), str(trace), "-e", f"trace={syscall}")
-    # strace injects into the n-th call of whichever thread reaches its n-th call first.
+    # strace counts calls for each thread, and injects into the first thread that reaches its n-th call.
     counts: Counter[str] = Counter()
     points = set()
     for line in trace.read_text(errors="replace").splitlines():

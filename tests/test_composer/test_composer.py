@@ -113,7 +113,7 @@ def test_all_events_arrive_with_composers_names_order_and_counts(tmp_path):
 
 
 def test_a_standalone_evaluation_and_a_prediction_fire_their_events():
-    """All 40 events arrive, including those of `eval` and `predict`."""
+    """All 40 events arrive, including the events of `eval` and `predict`."""
     listener, witness = Listener(), Witness()
     trainer = make_trainer(ComposerDestination(callbacks=listener, raise_errors=True), callbacks=[witness])
 

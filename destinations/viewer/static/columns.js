@@ -115,7 +115,7 @@ export class RunColumns {
       async (isOld) => {
         const { fields } = await listFields();
         if (!isOld()) this.fields = fields;
-        // If there are too many columns: those of the link, and some of both kinds.
+        // If there are too many columns, show the link's own and some of both kinds.
         const known = [...this.hparams.slice(0, MOST_COLUMNS / 2), ...this.metrics, ...this.hparams];
         const names = [...new Set([...asked().filter((name) => known.includes(name)), ...known])];
         const columns = names.slice(0, MOST_COLUMNS);

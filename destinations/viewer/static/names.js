@@ -5,7 +5,7 @@ import { formatApart, formatTime } from "./dom.js";
 const LEAST_CUT = 6;
 const MOST_SETTINGS = 4;
 
-/** Metrics about time and speed. Like those of the machine, they differ between any two runs. */
+/** Metrics about time and speed. Like metrics of the machine, they differ between any two runs. */
 const TIMING =
   /(^|[/._-])(times?|secs?|seconds?|ms|duration|elapsed|eta|remaining\w*|wall\w*|speed|throughput|fps|it_?s|\w*per_(s|sec|second|minute|hour)|utili[sz]ation|mfu)($|[/._-])/i;
 const MACHINE =

@@ -524,7 +524,7 @@ def test_the_file_is_uploaded_on_request(tmp_path):
 
 
 def _whole(data, folder):
-    """Returns the records in a file's bytes, all of which must be complete."""
+    """Returns the records in a file's bytes; each must be complete."""
     copy = folder / "copy"
     copy.write_bytes(data)
     found = list(records(copy))

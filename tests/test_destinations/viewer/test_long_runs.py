@@ -93,7 +93,7 @@ def answer(folder, name, metric, axis, points=50, **options):
 @pytest.mark.parametrize("metric", ["loss", "acc", "late"])
 @pytest.mark.parametrize("kind", ["step", "time", "relative", "epoch", "metric:loss"])
 def test_a_chart_of_everything_has_the_extremes_and_the_number_of_values(written, name, metric, kind):
-    """Minimum, maximum and count equal those of the rows; means depend on the grouping."""
+    """Minimum, maximum and count are equal to the rows'; means depend on the grouping."""
     axis = Axis.parse(kind)
     of_rows, of_indexes = (answer(written, one, metric, axis) for one in ("whole", name))
 

@@ -215,7 +215,7 @@ KEPT_IN_STORE = ["10.pt", "15.pt", "25.pt", "30.pt", "latest.symlink"]
 
 @pytest.fixture
 def in_epochs(make_trainer, make_dataloader, tmp_path):
-    """Trains for some epochs of five batches, the second of which is the best, and resumes."""
+    """Trains for some epochs of five batches, with the best in the second, and resumes."""
 
     def run(*loggers, folder=tmp_path / "saved", duration="6ep", **rules):
         saver = CheckpointSaver(folder, filename="{batch}.pt", **rules)

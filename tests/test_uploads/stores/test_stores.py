@@ -1,4 +1,4 @@
-"""The promises that every store keeps, and those of single kinds."""
+"""The promises of every store, and further promises of single kinds."""
 
 import contextlib
 import errno
