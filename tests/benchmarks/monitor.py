@@ -1,6 +1,7 @@
 """Measures adding a sample: `Stat.add` here, beside `torch.monitor.Stat.add`.
 
-A call is the fastest of many short runs. Most of these fold no samples, as do all but one add in four thousand. "All in" is the mean over a window of a million samples, with folding and closing.
+A call is the fastest of many short runs. Most of these fold no samples, as do all but one add in four thousand.
+"All in" is the mean over a window of a million samples, with folding and closing.
 """
 
 import sys
