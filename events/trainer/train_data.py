@@ -96,8 +96,14 @@ def _place(state: State) -> dict[str, Any]:
         "samples": done,
         "is_end": None not in {done, length} and done >= length,  # type: ignore[operator]  # no None
         "is_distributed": _is_distributed(loader),
-        "length": length_of(loader),
+        **_order(loader),
     }
+
+
+def _order(loader: Any) -> dict[str, Any]:
+    """Returns what else tells that a loader reads other samples, or in another order."""
+    samplers = ", ".join(type(one).__name__ for one in samplers_of(loader).values())
+    return {"length": length_of(loader), "samplers": samplers or type(loader).__name__}
 
 
 def _is_distributed(loader: Any) -> bool:
@@ -263,12 +269,13 @@ class TrainData:
         before, samples = place["batch_size"], place["samples"]
         is_same = before == size and ranks == state.world_size
         if is_same and "base" not in (start or {}):
-            if size is None and place["length"] != length_of(loader):
+            now = _order(loader)
+            if (was := {name: place.get(name, value) for name, value in now.items()}) != now:
                 _log.warning(
-                    "train_dataloader had %s batches in an epoch when the checkpoint was saved, and has %s: "
-                    "if the batch size has changed, this epoch repeats or omits samples.",
-                    place["length"],
-                    length_of(loader),
+                    "train_dataloader had %s batches in an epoch (%s) when the checkpoint was saved, and now "
+                    "has %s (%s): this epoch may repeat or omit samples.",
+                    *was.values(),
+                    *now.values(),
                 )
             return done, samples
         if ranks != state.world_size:
