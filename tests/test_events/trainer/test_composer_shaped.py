@@ -9,7 +9,6 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from events import (
     Callback,
-    CheckpointSaver,
     ConstantScheduler,
     ConstantWithWarmupScheduler,
     CosineAnnealingScheduler,
@@ -362,13 +361,3 @@ def test_an_argument_that_the_trainer_lacks_is_named(make_trainer, name, hint):
     make_trainer(algorithms=None)
     with pytest.raises(TypeError, match=f"no argument '{name}'.*{hint}"):
         make_trainer(**{name: True})
-
-
-@pytest.mark.parametrize(
-    ("name", "hint"),
-    [("all_saved_checkpoints_to_timestamp", r"saver\.state_dict\(\)"), ("foldr", "has no 'foldr'")],
-)
-def test_missing_attributes_of_a_saver_are_named(tmp_path, name, hint):
-    """The error says what to use where that is known."""
-    with pytest.raises(AttributeError, match=hint):
-        getattr(CheckpointSaver(tmp_path), name)
