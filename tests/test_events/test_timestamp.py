@@ -498,14 +498,3 @@ def test_a_timedelta_is_no_count():
     """A string in another unit is an error."""
     with pytest.raises(TimeStringError, match="'3ep'"):
         Time.from_timedelta("3ep")
-
-
-def test_a_timestamp_says_how_it_is_restored():
-    """It does not change; all of its fields can be read at once."""
-    timestamp = Timestamp(batch=3, total_wct=timedelta(seconds=2))
-
-    assert timestamp.get_state()["batch"] == Time(3, "ba")
-    assert timestamp.get_state()["total_wct"] == timedelta(seconds=2)
-    with pytest.raises(AttributeError, match="from_state_dict"):
-        timestamp.load_state_dict({"batch": 4})
-    assert pickle.loads(pickle.dumps(timestamp)) == timestamp  # noqa: S301  # made here

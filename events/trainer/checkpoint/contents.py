@@ -191,7 +191,7 @@ def _metric_parts(saved: Sequence[Mapping[str, Any]], state: State) -> list[tupl
     states = saved[state.rank] if is_same else {}
     if not is_same and state.rank == 0 and any(saved):
         _log.warning(
-            "The checkpoint was saved by %d ranks and is loaded on %d: metrics of the current epoch start over.",
+            "The checkpoint was saved by %d ranks and is loaded on %d: metrics of this epoch start over.",
             len(saved),
             state.world_size,
         )
