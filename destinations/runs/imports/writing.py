@@ -197,4 +197,4 @@ def joined(records: Iterable[Record]) -> Iterator[Record]:
 
 
 def _place_of(row: Values) -> tuple[Any, ...]:
-    return row.step, row.epoch, row.rank, row.writer, row.branch
+    return row.step, row.epoch, row.rank, row.writer
