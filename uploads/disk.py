@@ -297,17 +297,16 @@ def read_with_status(path: str | Path, max_bytes: int = MAX_DOCUMENT_BYTES) -> t
         OSError: The file could not be read.
     """
     descriptor, status = _opened(path, os.O_RDONLY | os.O_NOFOLLOW)
-    try:
+    with closing(descriptor):
         size = status.st_size
-        data = os.read(descriptor, size + 1) if size <= max_bytes else b""
-        # A read returns less above 2 GiB or on a network disk, and more if the file has grown.
-        while size != len(data) <= max_bytes and (more := os.read(descriptor, _CHUNK_BYTES)):
-            data += more
-    finally:
-        os.close(descriptor)
-    if size > max_bytes or len(data) > max_bytes:
-        raise IrregularFileError(errno.EFBIG, f"it is larger than {max_bytes >> 20} MiB", str(path))
-    return data, status
+        if size <= max_bytes:
+            data = os.read(descriptor, size + 1)
+            # A read returns less above 2 GiB or on a network disk, and more if the file has grown.
+            while size != len(data) <= max_bytes and (more := os.read(descriptor, _CHUNK_BYTES)):
+                data += more
+            if len(data) <= max_bytes:
+                return data, status
+    raise IrregularFileError(errno.EFBIG, f"it is larger than {max_bytes >> 20} MiB", str(path))
 
 
 def read_json(path: str | Path) -> dict[str, Any]:
