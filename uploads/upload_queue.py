@@ -437,8 +437,8 @@ class UploadQueue:
             remote_name: Its name in the store; by default the name of the source.
             overwrite: Whether an existing object may be replaced. A pending older version of the name is
                 superseded.
-            move: Whether to move the file into the spool: instant, and the source is gone. Files of a folder
-                are moved one by one.
+            move: Whether to move the file into the spool: instant on the same file system, and the source is
+                gone afterwards. Files of a folder are moved one by one.
             link: Whether to take the file by hard link: instant but for one reading, or at once if `crc32` is
                 given. **Dangerous** if the file is later rewritten in place (as `torch.save` to the same path
                 does): the upload then fails as corrupt, and an object in a folder on the same file system

@@ -66,10 +66,8 @@ from uploads.disk import (
     read_json,
     read_regular,
     rename,
-    replace_file,
     replace_json,
     rmdir,
-    to_utf8,
     try_lock,
     unlink,
     write_new,
@@ -203,15 +201,8 @@ class Spool:
         return exists(str(self.pending)) and exists(str(self.tmp))
 
     def exists(self) -> bool:
-        """Returns whether this is a spool, perhaps an incomplete one.
-
-        A folder `tmp/` alone could be anything, unless it contains staged files.
-        """
-        return (
-            self.pending.is_dir()
-            or read_json(self._description).get("format") == _FORMAT
-            or any(_is_staged_folder(path) for path in _children(self.tmp))
-        )
+        """Returns whether this is a spool, perhaps an incomplete one; a folder `tmp/` could be anything."""
+        return self.pending.is_dir() or read_json(self._description).get("format") == _FORMAT
 
     def check_owner(self, *, trust: bool = False) -> None:
         """Checks that no other user controls the spool: its folders are no symlinks and belong to this user.
@@ -369,7 +360,7 @@ class Spool:
             try:
                 yield folder
             finally:
-                if exists(str(folder)) and not _holds_moved_file(folder):
+                if exists(str(folder)):
                     shutil.rmtree(folder, ignore_errors=True)
 
     def new_folder(self) -> Path:
@@ -394,11 +385,8 @@ class Spool:
                 rmdir(spare)
 
     def write_manifest(self, staged: Path, entry: Entry) -> None:
-        """Writes the manifest into a staged folder, or replaces it in one step."""
-        try:
-            write_new(f"{staged}/{MANIFEST_FILE}", entry.to_text())
-        except FileExistsError:
-            replace_file(staged / MANIFEST_FILE, to_utf8(entry.to_text()), mode=PRIVATE_MODE)
+        """Writes the manifest into a staged folder."""
+        write_new(f"{staged}/{MANIFEST_FILE}", entry.to_text())
 
     def publish(self, staged: Path, entry: Entry, *, to_disk: bool) -> None:
         """Makes a staged folder, with data and manifest, pending by one rename.
@@ -440,24 +428,12 @@ class Spool:
             return []  # It is unknown whether a process is staging.
 
     def sweep_tmp(self) -> int:
-        """Removes half-staged files of dead processes; returns their number.
-
-        A file that had been moved here exists nowhere else: its entry is complete, and becomes pending.
-        """
-        swept = 0
+        """Removes half-staged files of dead processes; returns their number."""
         self.remove_spares()
-        for folder in self.list_half_staged():
-            try:
-                entry = _moved_entry(folder)
-            except ManifestError as error:  # It may hold a moved file that exists nowhere else.
-                self.quarantine(folder, str(error))
-                continue
-            if entry is not None:
-                self._move_entry(folder, self.pending / entry.folder)
-                continue
+        found = self.list_half_staged()
+        for folder in found:
             shutil.rmtree(folder, ignore_errors=True)
-            swept += 1
-        return swept
+        return len(found)
 
     def last_sequence(self) -> int:
         """Returns the highest sequence number in the spool; 0 in an empty one."""
@@ -837,30 +813,6 @@ def _entries(folder: Path) -> Iterator[str]:
         for item in listing:
             if is_entry_folder(item.name) and item.is_dir(follow_symlinks=False):
                 yield item.name
-
-
-def _moved_entry(staged: Path) -> Entry | None:
-    """Returns the entry in a folder under `tmp/` if its data was moved there before its process died.
-
-    Raises:
-        ManifestError: It has data and a damaged manifest.
-    """
-    try:
-        os.close(open_regular(staged / DATA_FILE))
-        text = read_regular(staged / MANIFEST_FILE)
-    except IRREGULAR as error:
-        raise ManifestError(str(error)) from error
-    except OSError:
-        return None
-    entry = Entry.parse(text)
-    return entry if entry.staging == "moved" else None
-
-
-def _holds_moved_file(staged: Path) -> bool:
-    """Returns whether a folder under `tmp/` has a file that could not be put back and exists nowhere else."""
-    with contextlib.suppress(ManifestError):
-        return _moved_entry(staged) is not None
-    return False
 
 
 def _is_object(text: bytes) -> bool:
