@@ -55,7 +55,6 @@ __all__ = [
     "IrregularFileError",
     "UnreadableError",
     "Wakeup",
-    "acquire",
     "append_line",
     "boot_id",
     "call_in_forked_children",
@@ -87,7 +86,6 @@ __all__ = [
     "read_regular",
     "read_with_status",
     "reflink",
-    "release_record_lock",
     "remove_if",
     "rename",
     "rename_new",
@@ -102,7 +100,6 @@ __all__ = [
     "sync_disk_of",
     "to_utf8",
     "try_lock",
-    "try_record_lock",
     "unlink",
     "unlock",
     "write_all",
@@ -132,7 +129,6 @@ _CHUNK_BYTES = 1 << 16
 _UNREADABLE = ".unreadable/"
 _MAX_REASON_BYTES = 1000
 _STRIDE_BYTES = 1 << 30
-_LOCK_RETRY_SECONDS = 0.001
 _HANDOVER_SECONDS = 1.0
 _HANDOVER_RETRY_SECONDS = 0.01
 _MAX_LOCK_TRIES = 10
@@ -832,38 +828,6 @@ def unlock(descriptor: int) -> None:
     """Releases a flock(2), also for those who share the open file."""
     calls = _lock_calls()
     calls.flock(descriptor, calls.LOCK_UN)
-
-
-def acquire(try_once: Callable[[], bool], timeout_seconds: float) -> bool:
-    """Repeats `try_once`, for a lock that is held only for instants; returns whether it was taken in time."""
-    deadline = time.monotonic() + timeout_seconds
-    while not try_once():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(_LOCK_RETRY_SECONDS)
-    return True
-
-
-def try_record_lock(descriptor: int) -> bool:
-    """Takes a POSIX record lock without waiting; returns False if another process holds it.
-
-    A forked child doesn't share it, unlike `try_lock`.
-
-    Raises:
-        OSError: The system or the file system has no locks.
-    """
-    calls = _lock_calls()
-    try:
-        calls.lockf(descriptor, calls.LOCK_EX | calls.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def release_record_lock(descriptor: int) -> None:
-    """Releases a POSIX record lock."""
-    calls = _lock_calls()
-    calls.lockf(descriptor, calls.LOCK_UN)
 
 
 def duplicate_above(descriptor: int, lowest: int) -> int:

@@ -8,8 +8,7 @@
       status.json        the last status of the uploading process
       delivered.jsonl    one line per entry that has left the spool
       delivered.old.jsonl  the lines before those: `delivered.jsonl` is renamed to this at 16 MiB
-      staging.lock       held, shared, while an entry is staged
-      tmp/               entries being staged; removed when no process holds that lock
+      tmp/               entries being staged; removed when no process holds `queue.lock`
       spare/             empty folders of delivered entries, for the next ones; removed when the drain ends
       pending/SEQUENCE-NAMEKEY-IDENTIFIER/
         entry.json       the manifest
@@ -27,7 +26,7 @@
 
 A damaged file affects itself alone: it is quarantined or skipped, which is logged, and the rest is delivered.
 
-Methods may be called from any thread. Many processes may submit to a spool, one at a time may drain it.
+Methods may be called from any thread. One process at a time may submit to a spool, and one may drain it.
 Nothing is pickled, and there is no database: neither write-ahead logs nor memory maps are reliable on network
 file systems.
 """
@@ -52,13 +51,13 @@ from uploads.disk import (
     IRREGULAR,
     MOUNTS,
     PRIVATE_MODE,
-    acquire,
     append_line,
     boot_id,
     closing,
     exists,
     file_system_of,
     fsync_path,
+    is_locked,
     is_network_file_system,
     list_names,
     mkdir,
@@ -68,7 +67,6 @@ from uploads.disk import (
     rename,
     replace_json,
     rmdir,
-    try_lock,
     unlink,
     write_new,
 )
@@ -105,7 +103,6 @@ _STAGED = re.compile(r"[0-9a-f]{32}")
 _FLUSHED_BY_CLOSE = {"nfs", "nfs4"}
 _IN_THE_WAY = {errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR, errno.EISDIR}
 _MAX_SPARES = 128
-_STAGING_LOCK_SECONDS = 0.1  # A sweep holds it for an instant.
 _MAX_LOOKS = 10  # An entry moves a few times in its life; one without a manifest is not looked for forever.
 FAILED_STATES = (UploadState.CONFLICT, UploadState.CORRUPT, UploadState.REJECTED)
 
@@ -146,7 +143,6 @@ class Spool:
         self._folders = (*self._active_places, self.failed, *self._entry_places[3:], self._spare, self.tmp)
         self.queue_lock = self.path / "queue.lock"
         self.drain_lock = self.path / "drain.lock"
-        self._staging_lock = self.path / "staging.lock"
         self.sequence_file = self.path / "sequence"
         self._delivered = self.path / "delivered.jsonl"
         self._delivered_before = self.path / "delivered.old.jsonl"
@@ -281,7 +277,6 @@ class Spool:
         """Quarantines files of the wrong type, which their users could not open."""
         for path in (
             self.queue_lock,
-            self._staging_lock,
             self.drain_lock,
             self._status,
             self._description,
@@ -350,18 +345,13 @@ class Spool:
 
     @contextlib.contextmanager
     def staging(self) -> Iterator[Path]:
-        """Yields a new folder to stage an entry in; removes it at the end unless it was published.
-
-        Within the block `sweep_tmp` removes nothing, in any process.
-        """
-        with closing(open_regular(self._staging_lock, os.O_RDWR | os.O_CREAT)) as descriptor:
-            acquire(functools.partial(try_lock, descriptor, shared=True), _STAGING_LOCK_SECONDS)
-            folder = self.new_folder()
-            try:
-                yield folder
-            finally:
-                if exists(str(folder)):
-                    shutil.rmtree(folder, ignore_errors=True)
+        """Yields a new folder to stage an entry in; removes it at the end unless it was published."""
+        folder = self.new_folder()
+        try:
+            yield folder
+        finally:
+            if exists(str(folder)):
+                shutil.rmtree(folder, ignore_errors=True)
 
     def new_folder(self) -> Path:
         """Creates a folder under `tmp/`; see `staging`."""
@@ -411,26 +401,21 @@ class Spool:
                 else:
                     raise
 
-    def list_half_staged(self) -> list[Path]:
-        """Returns folders that dead processes left in `tmp/`; nothing while any process is staging.
+    def list_half_staged(self, *, is_owner: bool = False) -> list[Path]:
+        """Returns folders that dead processes left in `tmp/`; nothing while a live process may be staging.
 
-        The kernel releases the lock of a dead process; process ids and host names are reused.
+        Args:
+            is_owner: Whether the caller holds `queue.lock`, and nothing is being staged.
         """
-        # Listed before the lock is tried, so that no newly staged folder is among them. Anything else in a
-        # folder of this name may be the user's.
+        # Listed before the lock is looked at, so that no newly staged folder is among them. Anything else in
+        # a folder of this name may be the user's.
         found = [path for path in _children(self.tmp) if _is_staged_folder(path)]
-        if not found:
-            return []
-        try:
-            with closing(open_regular(self._staging_lock, os.O_RDWR | os.O_CREAT)) as descriptor:
-                return found if try_lock(descriptor) else []
-        except OSError:
-            return []  # It is unknown whether a process is staging.
+        return found if is_owner or not is_locked(self.queue_lock) else []
 
-    def sweep_tmp(self) -> int:
-        """Removes half-staged files of dead processes; returns their number."""
+    def sweep_tmp(self, *, is_owner: bool = False) -> int:
+        """Removes half-staged files of dead processes; returns their number. See `list_half_staged`."""
         self.remove_spares()
-        found = self.list_half_staged()
+        found = self.list_half_staged(is_owner=is_owner)
         for folder in found:
             shutil.rmtree(folder, ignore_errors=True)
         return len(found)
@@ -719,7 +704,7 @@ class Spool:
             OSError: The other spool cannot be read.
         """
         other.create()
-        other.sweep_tmp()
+        other.sweep_tmp(is_owner=True)
         for folder in other.list_inflight():
             note_interruption(other.inflight / folder)
         other.recover()

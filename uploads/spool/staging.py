@@ -28,7 +28,6 @@ import attrs
 
 from uploads.disk import (
     READ_BYTES,
-    acquire,
     closing,
     copy_all,
     crc32_of,
@@ -36,9 +35,7 @@ from uploads.disk import (
     link_open,
     open_regular,
     reflink,
-    release_record_lock,
     remove_if,
-    try_record_lock,
 )
 from uploads.errors import InvalidSourceError, SpoolFullError, UnstableSourceError
 from uploads.messages import log_warning
@@ -69,7 +66,6 @@ _TICK_SECONDS = 0.001
 _MAX_TICKS = 20
 _DIGITS = 12  # As in the name of an entry's folder.
 _MAX_NOTED = 9 * 10 ** (_DIGITS - 1)  # We never write a larger number.
-_LOCK_SECONDS = 0.1
 _MAX_REPLACEMENTS = 20
 _MAX_ITEMS = 1_000_000  # A folder may show one file under any number of names, by symlinks.
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
@@ -191,10 +187,6 @@ class DiskQuota:
             self._held_bytes -= size
             self._changed.notify_all()
 
-    def forget_after_fork(self) -> None:
-        """Replaces the lock in a forked child: a thread that does not exist here may hold it."""
-        self._changed = threading.Condition()
-
     def _problem(self, size: int, *, adds_to_disk: bool) -> str | None:
         if self._spool_bytes is not None and self._held_bytes + size > self._spool_bytes:
             return (
@@ -241,7 +233,6 @@ class Stager:
         self._numbers = _SequenceCounter(self._spool.sequence_file, self._spool.last_sequence())
         # A signal handler may submit a file while this thread holds it.
         self._lock = threading.RLock()
-        self._is_child = False
 
     def stage(
         self,
@@ -284,16 +275,14 @@ class Stager:
         before = os.fstat(descriptor)
         with self._spool.staging() as folder:
             data = folder / DATA_FILE
-            # A forked child has no flusher that would compute the checksum later.
-            checksum = submission.to_disk or self._is_child
-            linked = _linked(submission, descriptor, data, checksum=checksum)
+            linked = _linked(submission, descriptor, data)
             self._quota.reserve(size, adds_to_disk=linked is None)
             try:
                 staged = linked or stage_copy(
                     submission.source,
                     descriptor,
                     data,
-                    checksum=checksum,
+                    checksum=submission.to_disk,
                     is_given_up=submission.how == "move",
                 )
                 if staged.size != size:  # It was changed or replaced since it was measured.
@@ -335,11 +324,6 @@ class Stager:
     def _boot_of(self, staged: StagedData) -> str:
         return "" if staged.crc32 is not None else self._spool.boot
 
-    def forget_after_fork(self) -> None:
-        """Replaces the lock in a forked child: a thread that does not exist here may hold it."""
-        self._lock = threading.RLock()
-        self._is_child = True
-
     def _next_sequence(self) -> int:
         sequence = self._numbers.next()
         if sequence > MAX_SEQUENCE:
@@ -350,11 +334,9 @@ class Stager:
 
 
 class _SequenceCounter:
-    """The sequence numbers of a spool, shared with children and later processes in the file `sequence`.
+    """The sequence numbers of a spool. The last one is noted in a file, for later processes.
 
-    A POSIX record lock, which a forked child doesn't share and which dies with its process, guards the file.
-    Without lock or file, numbers continue from the last one that this process knows, so that training never
-    waits for a stopped child. Not thread-safe.
+    Not thread-safe. If the file can't be used, numbers continue after the highest one in the spool.
 
     Args:
         path: The file.
@@ -362,37 +344,23 @@ class _SequenceCounter:
     """
 
     def __init__(self, path: Path, last: int) -> None:
-        # Drawn in one step, so that an interrupting signal handler gets another number.
-        self._own = itertools.count(last + 1)
-        self._descriptor = -1
-        with contextlib.suppress(OSError):
+        noted, self._descriptor = 0, -1
+        with contextlib.suppress(OSError, ValueError):
             self._descriptor = open_regular(path, os.O_RDWR | os.O_CREAT)
             weakref.finalize(self, os.close, self._descriptor)
+            noted = int(os.pread(self._descriptor, _DIGITS, 0))
+        # Drawn in one step, so that an interrupting signal handler gets another number.
+        self._numbers = itertools.count(max(last, noted if noted < _MAX_NOTED else 0) + 1)
 
     def next(self) -> int:
-        """Returns a number above all that any process has returned."""
-        noted = 0
-        has_lock = False
-        with contextlib.suppress(OSError, ValueError):  # No locks here, or no file.
-            has_lock = acquire(lambda: try_record_lock(self._descriptor), _LOCK_SECONDS)
-        try:
-            if has_lock:
-                with contextlib.suppress(OSError, ValueError):
-                    noted = int(os.pread(self._descriptor, _DIGITS, 0))
-            number = next(self._own)
-            if number <= noted < _MAX_NOTED:
-                self._own = itertools.count(noted + 1)
-                number = next(self._own)
-            if has_lock:
-                with contextlib.suppress(OSError):
-                    os.pwrite(self._descriptor, b"%0*d" % (_DIGITS, number), 0)
-        finally:
-            if has_lock:
-                release_record_lock(self._descriptor)
+        """Returns a number above all earlier ones."""
+        number = next(self._numbers)
+        with contextlib.suppress(OSError):
+            os.pwrite(self._descriptor, b"%0*d" % (_DIGITS, number), 0)
         return number
 
 
-def _linked(submission: Submission, descriptor: int, target: Path, *, checksum: bool) -> StagedData | None:
+def _linked(submission: Submission, descriptor: int, target: Path) -> StagedData | None:
     """Links an open file to the target; returns None if it is to be copied.
 
     A file to move is linked too, and loses its old name once its entry is pending. It is copied if it is on
@@ -406,7 +374,7 @@ def _linked(submission: Submission, descriptor: int, target: Path, *, checksum: 
             descriptor,
             target,
             crc32=submission.crc32,
-            checksum=checksum or submission.how == "link",
+            checksum=submission.to_disk or submission.how == "link",
             staging="linked" if submission.how == "link" else "moved",
         )
     except (OSError, InvalidSourceError):

@@ -30,7 +30,6 @@ FILES = [
     "status.json",
     "queue.lock",
     "drain.lock",
-    "staging.lock",
     "delivered.jsonl",
     "delivered.old.jsonl",
     "quarantine",

@@ -89,7 +89,7 @@ def test_a_refusal_raises_on_request(make_queue, make_file, monkeypatch):
     """With `raise_errors` you get SpoolFullError with the error of the disk."""
     queue = make_queue(MemoryStore(), raise_errors=True)
     target = queue.submit(make_file(), "target")
-    disk = FailingDisk(queue.spool.path, errno.EMFILE, is_ours=_of_main_thread)
+    disk = FailingDisk(queue.spool.path, errno.EMFILE, is_ours=_of_main_thread, only=("open",))
 
     with disk.failing(monkeypatch, 1), pytest.raises(SpoolFullError):
         queue.submit_pointer("latest", target)

@@ -4,7 +4,6 @@ import errno
 import fcntl
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -65,13 +64,13 @@ def test_a_process_that_dies_while_it_moves_a_file_leaves_it(tmp_path, make_file
 
 
 def test_staged_files_of_a_living_process_are_kept(tmp_path):
-    """Every process keeps them, this one included; other leftovers are removed."""
+    """The queue that owns the spool may be staging; leftovers are removed once it has ended."""
     spool = Spool(tmp_path)
     spool.create()
     left = spool.new_folder()
 
-    with spool.staging() as staged:
-        assert (Spool(tmp_path).sweep_tmp(), spool.sweep_tmp()) == (0, 0)
+    with OwnerLock(spool.queue_lock, "queue"), spool.staging() as staged:
+        assert Spool(tmp_path).sweep_tmp() == 0
         assert staged.is_dir()
 
     assert not staged.exists()
@@ -97,58 +96,6 @@ def test_a_spool_opens_despite_files_that_cannot_be_removed(tmp_path, make_queue
 
     assert spool.sweep_tmp() == 1
     assert not left.exists()
-
-
-def test_files_staged_after_a_look_by_another_process_are_kept(tmp_path, monkeypatch):
-    """A file that is staged during that process's look stays, and the next look finds it."""
-    spool = Spool(tmp_path)
-    spool.create()
-    looking = os.open(tmp_path / "staging.lock", os.O_RDWR | os.O_CREAT)
-    fcntl.flock(looking, fcntl.LOCK_EX)
-    monkeypatch.setattr("time.sleep", lambda _: fcntl.flock(looking, fcntl.LOCK_UN))
-
-    with spool.staging() as staged:
-        os.close(looking)
-
-        assert Spool(tmp_path).sweep_tmp() == 0
-        assert staged.is_dir()
-
-
-def test_a_forked_child_that_stages_is_left_alone(tmp_path):
-    """A child may outlive its parent, so the next queue doesn't sweep files that it stages."""
-    spool = Spool(tmp_path)
-    spool.create()
-    ready, go_on = os.pipe(), os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            with spool.staging():
-                os.write(ready[1], b"x")
-                os.read(go_on[0], 1)
-        finally:
-            os._exit(0)
-    os.read(ready[0], 1)
-
-    assert Spool(tmp_path).sweep_tmp() == 0
-    os.write(go_on[1], b"x")
-    assert os.waitpid(child, 0)[1] == 0
-    for descriptor in (*ready, *go_on):
-        os.close(descriptor)
-
-    assert list((tmp_path / "tmp").iterdir()) == []
-
-
-def test_a_spool_that_was_deleted_and_recreated_protects_what_is_staged(tmp_path):
-    """Its lock was deleted too, so the queue takes a new one."""
-    spool = Spool(tmp_path / "spool")
-    spool.create()
-    with spool.staging():
-        shutil.rmtree(spool.path)
-        spool.create()
-
-        with spool.staging() as staged:
-            assert Spool(spool.path).sweep_tmp() == 0
-            assert staged.is_dir()
 
 
 class Down(MemoryStore):
