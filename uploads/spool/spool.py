@@ -54,20 +54,14 @@ from uploads.disk import (
     append_line,
     boot_id,
     closing,
-    exists,
     file_system_of,
     fsync_path,
     is_locked,
     is_network_file_system,
-    list_names,
-    mkdir,
     open_regular,
     read_json,
     read_regular,
-    rename,
     replace_json,
-    rmdir,
-    unlink,
     write_new,
 )
 from uploads.errors import ManifestError, SpoolUnusableError, UploadError
@@ -194,7 +188,7 @@ class Spool:
 
     def can_stage(self) -> bool:
         """Returns whether the folders for `staging` and `publish` exist."""
-        return exists(str(self.pending)) and exists(str(self.tmp))
+        return os.path.exists(self.pending) and os.path.exists(self.tmp)
 
     def exists(self) -> bool:
         """Returns whether this is a spool, perhaps an incomplete one; a folder `tmp/` could be anything."""
@@ -350,7 +344,7 @@ class Spool:
         try:
             yield folder
         finally:
-            if exists(str(folder)):
+            if os.path.exists(folder):
                 shutil.rmtree(folder, ignore_errors=True)
 
     def new_folder(self) -> Path:
@@ -360,9 +354,9 @@ class Spool:
             self._spares.extend(self._list_spares())
         # There may be none, or another thread or process may have taken it.
         with contextlib.suppress(IndexError, OSError):
-            rename(self._spares.pop(), str(folder))
+            os.rename(self._spares.pop(), folder)
             return folder
-        mkdir(str(folder))
+        os.mkdir(folder, 0o700)
         return folder
 
     def _list_spares(self) -> list[str]:
@@ -372,7 +366,7 @@ class Spool:
         """Removes the empty folders of delivered entries that were not reused."""
         for spare in self._list_spares():
             with contextlib.suppress(OSError):  # Somebody took it meanwhile.
-                rmdir(spare)
+                os.rmdir(spare)
 
     def write_manifest(self, staged: Path, entry: Entry) -> None:
         """Writes the manifest into a staged folder."""
@@ -389,13 +383,13 @@ class Spool:
         if to_disk:
             fsync_entry(staged)
         place = f"{self.pending}/{entry.folder}"
-        rename(str(staged), place)
+        os.rename(staged, place)
         if to_disk:
             try:
                 fsync_path(self.pending)
             except OSError as error:
                 try:
-                    rename(place, str(staged))
+                    os.rename(place, staged)
                 except FileNotFoundError:  # It is being uploaded and can no longer be refused.
                     log_error("cannot sync the name of %s: %s", place, error.strerror)
                 else:
@@ -482,7 +476,7 @@ class Spool:
 
     def is_pending(self, folder: str) -> bool:
         """Returns whether the entry is pending."""
-        return exists(f"{self.pending}/{folder}")
+        return os.path.exists(f"{self.pending}/{folder}")
 
     def list_done(self) -> list[str]:
         """Returns delivered entries whose line in `delivered.jsonl` is not written yet."""
@@ -495,7 +489,7 @@ class Spool:
     def place_of(self, folder: str) -> Path | None:
         """Returns where the entry is now; None once it has left the spool."""
         for place in self._entry_places * 2:  # A rename between two looks must not hide it.
-            if os.path.isdir(f"{place}/{folder}"):  # noqa: PTH112  # four times as fast as with Path
+            if os.path.isdir(f"{place}/{folder}"):
                 return place / folder
         return None
 
@@ -531,7 +525,7 @@ class Spool:
     def claim(self, folder: str) -> Path:
         """Pending → inflight. Raises FileNotFoundError if the entry was deleted."""
         place = self.inflight / folder
-        rename(f"{self.pending}/{folder}", str(place))
+        os.rename(f"{self.pending}/{folder}", place)
         return place
 
     def release(self, folder: str) -> None:
@@ -551,15 +545,15 @@ class Spool:
         place = self.inflight
         if outcome.state is UploadState.SUPERSEDED:
             # Noted first, so that it doesn't count as delivered after a crash.
-            place = self.pending if exists(f"{self.pending}/{folder}") else self.inflight
+            place = self.pending if os.path.exists(f"{self.pending}/{folder}") else self.inflight
             note_reason(place / folder, outcome)
         try:
-            rename(f"{place}/{folder}", f"{self.done}/{folder}")
+            os.rename(f"{place}/{folder}", f"{self.done}/{folder}")
         except FileNotFoundError:  # An earlier call may have moved it, and not written the log.
-            if not exists(f"{self.done}/{folder}"):
+            if not os.path.exists(f"{self.done}/{folder}"):
                 raise
         with contextlib.suppress(FileNotFoundError):
-            unlink(f"{self.done}/{folder}/{DATA_FILE}")
+            os.unlink(f"{self.done}/{folder}/{DATA_FILE}")
         self.log_delivered(folder, outcome)
 
     def withdraw(self, folder: str, outcome: Outcome, *, from_drain: bool = False) -> bool:
@@ -577,17 +571,17 @@ class Spool:
             try:
                 self.claim(folder)
             except FileNotFoundError:
-                if not (from_drain and exists(f"{self.inflight}/{folder}")):
+                if not (from_drain and os.path.exists(f"{self.inflight}/{folder}")):
                     return False
             # Noted first, so that it doesn't count as delivered after a crash.
             note_reason(self.inflight / folder, outcome)
             with contextlib.suppress(FileNotFoundError):
-                rename(f"{self.inflight}/{folder}", f"{self.done}/{folder}")
+                os.rename(f"{self.inflight}/{folder}", f"{self.done}/{folder}")
                 break
         else:
             return False
         with contextlib.suppress(FileNotFoundError):
-            unlink(f"{self.done}/{folder}/{DATA_FILE}")
+            os.unlink(f"{self.done}/{folder}/{DATA_FILE}")
         with contextlib.suppress(OSError):  # The disk may be full; the next drain logs it.
             self.log_delivered(folder, outcome)
         return True
@@ -612,11 +606,11 @@ class Spool:
         """
         place, spare = f"{self.done}/{folder}", f"{self._spare}/{folder}"
         with contextlib.suppress(OSError):
-            unlink(f"{place}/{MANIFEST_FILE}")
+            os.unlink(f"{place}/{MANIFEST_FILE}")
         try:
-            is_empty = not list_names(place)  # Notes on the entry may be left.
+            is_empty = not os.listdir(place)  # Notes on the entry may be left.
             if is_empty:
-                rename(place, spare)
+                os.rename(place, spare)
         except OSError:
             is_empty = False
         if not is_empty:
@@ -625,7 +619,7 @@ class Spool:
         self._spares.append(spare)
         if len(self._spares) > _MAX_SPARES:
             with contextlib.suppress(IndexError, OSError):  # Another process has the oldest.
-                rmdir(self._spares.popleft())
+                os.rmdir(self._spares.popleft())
 
     def _append_delivered(self, line: str) -> None:
         try:
