@@ -32,7 +32,6 @@ from destinations.run_directory.layout import (
     header_line,
     journal_path,
     metrics_name,
-    missing_parts,
     parse_header,
     part_numbers,
     parts_path,
@@ -47,7 +46,7 @@ from .csv_file import CsvSnapshot, last_rows_of_file, open_existing
 from .fork import parents_of
 from .row_chain import Keep, Kept, Limit, RowChain, RowPlace, history_path, tighter
 from .rows import MetricRow, has_any_metric, is_sound, keeps, merge_journal
-from .sealed import HeldPart, Part, part_begun_by
+from .sealed import HeldPart, Part
 from .settled import End, Settled, settled
 from .sums import CheckedBlocks, Sums, read_sums
 
@@ -207,30 +206,23 @@ class MetricsSnapshot(Settled):
         self.csv.close()
 
 
-def damage_of_parts(run_dir: Path, count: int, *, pages: bool = False) -> list[str]:
+def damage_of_parts(run_dir: Path, *, pages: bool = False) -> list[str]:
     """Returns the damage of the closed parts of all ranks, file by file.
 
     Args:
         run_dir: the folder of the run.
-        count: how many parts rank 0 had when it ended; ignored while there is a position.
         pages: whether to read parts whole, see `MetricsSnapshot.damage`.
 
     Raises:
         OSError: as for `take_snapshot`.
     """
-
-    def damage(rank: int) -> list[str]:
-        with take_snapshot(run_dir, rank, with_records=False, with_parents=False) as snapshot:
-            found = snapshot.damage(pages=pages)
-            if not found and rank == 0 and snapshot.place is None and snapshot.closed < count:
-                *_, gap = missing_parts([snapshot.closed], count)
-                found.append(f"the last {len(gap)} parts are missing: their rows are lost")
-            return found
-
     with os.scandir(run_dir / PARTS_FOLDER) as entries:
-        found = [match for entry in entries if (match := _RANK.fullmatch(entry.name))]
-    ranks = sorted({0, *(int(match[1] or 0) for match in found)})
-    return [one for rank in ranks for one in damage(rank)]
+        ranks = {int(match[1] or 0) for entry in entries if (match := _RANK.fullmatch(entry.name))}
+    found = []
+    for rank in sorted({0, *ranks}):
+        with take_snapshot(run_dir, rank, with_records=False, with_parents=False) as snapshot:
+            found += snapshot.damage(pages=pages)
+    return found
 
 
 def damage_of_csvs(run_dir: Path) -> list[str]:
@@ -426,9 +418,6 @@ def _read(  # noqa: C901  # one look, step by step
         # brought other rows with other checksums.
         if _size(path) != size or _chain(path, None) != chain or read_sums(path) != sums:
             return None
-        found = (Part.find(parts_path(path), one.number, keep, one) for one, keep in chain.preceding())
-        if part_begun_by([part for part in found if part is not None], csv) is not None:
-            csv.end = len(header)  # Its rows were being closed when the position was lost.
         return _snapshot(path, chain, csv, records, None, to)
     if after is None or position is None or after.generation != position.generation:
         return None

@@ -796,7 +796,7 @@ def _damage_of_rows(run_dir: str, parts: int, *, is_ended: bool) -> str | None:
 
     folder = Path(run_dir)
     try:
-        found = damage_of_parts(folder, parts, pages=is_ended) if parts else damage_of_csvs(folder)
+        found = damage_of_parts(folder, pages=is_ended) if parts else damage_of_csvs(folder)
         return "; ".join(found[:_MOST_DAMAGES]) or None
     except (OSError, ValueError) as error:
         return f"{PARTS_FOLDER if parts else METRICS} cannot be read: {error}"

@@ -20,7 +20,6 @@ import pytest
 
 from destinations import RunDirectory
 from destinations.history.aggregate import MISSING_STEP, Aggregate
-from destinations.history.csv_file import CsvSnapshot
 from destinations.history.sealed import Part
 from destinations.history.snapshot import last_rows, metric_columns, take_snapshot
 from destinations.run_directory import read_rows
@@ -661,60 +660,6 @@ def test_a_part_deleted_during_the_run_is_reported_as_lost(tmp_path, caplog):
     assert json.loads((tmp_path / "run" / "sidecar.json").read_bytes())["lost"] == {"rows": rows}
     assert f"{rows} rows of metrics are lost" in caplog.text
     assert len(read_rows(tmp_path / "run")) == 300 - rows
-
-
-def test_a_part_identical_to_the_file_does_not_count(tmp_path):
-    """If a run was killed while closing a part and its journal was deleted, no row appears twice."""
-    writer = Writer(tmp_path)
-    writer.log_and_drain(range(100))
-    writer.die()
-    shutil.rmtree(tmp_path / "journal")
-    folder = parts_path(tmp_path / "metrics.csv")
-    before = numbers(tmp_path)
-    with (tmp_path / "metrics.csv").open("a") as file:
-        file.write("100,0,2000.0,1.0\n")
-    with contextlib.closing(CsvSnapshot.of(os.open(tmp_path / "metrics.csv", os.O_RDONLY))) as csv:
-        part_path(folder, before[-1] + 1).write_bytes(csv.to_parquet())
-
-    assert [row.step for row in read_rows(tmp_path)] == list(range(101))
-    with Written(tmp_path, batch=101) as run:
-        run.log({"loss": 0.5}, 101)
-    # The first session's open file is now one of its parts; files in no history stay, and don't count.
-    assert numbers(tmp_path) == [*before, before[-1] + 1, before[-1] + 2]
-    assert [row.step for row in read_rows(tmp_path)] == list(range(102))
-
-
-@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
-@pytest.mark.parametrize("rows", [100, 110])
-def test_a_copy_whose_parts_were_copied_later_has_each_row_once(tmp_path, suffix, rows):
-    """A metrics.csv that has meanwhile become the beginning of a part doesn't count.
-
-    This holds for readers and writers, and if it became a whole part with others after it.
-    """
-    live, copy = tmp_path / "live", tmp_path / "copy"
-    live.mkdir()
-    copy.mkdir()
-    writer = Writer(live, part_bytes=3000)
-    writer.log_and_drain(range(rows))
-    assert numbers(live) == []
-    shutil.copy(live / "metrics.csv", copy)
-    writer.log_and_drain(range(rows, 400))
-    writer.die()
-    if rows == 110:
-        # Everything that the first part will have.
-        with contextlib.closing(Part(parts_path(live / "metrics.csv"), 1).open()) as file:
-            (copy / "metrics.csv").write_bytes(b"".join([file.header, *file.chunks()]))
-    if suffix == ".csv":
-        as_csv(live)
-    shutil.copytree(live / "parts", copy / "parts")
-    with take_snapshot(live, 0) as snapshot:
-        steps = [row.step for row in snapshot.rows()]
-        expected = steps[: len(steps) - sum(1 for _ in snapshot.csv.rows())]
-
-    assert [row.step for row in read_rows(copy)] == expected
-    with Written(copy, batch=1000) as run:
-        run.log({"loss": 0.5}, 1000)
-    assert [row.step for row in read_rows(copy)] == [*expected, 1000]
 
 
 @pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
