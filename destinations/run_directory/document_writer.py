@@ -110,7 +110,7 @@ class DocumentWriter:
             is_last: whether the run ends.
             is_urgent: whether to write them without waiting for the interval.
         """
-        self._write_environment(is_last=is_last)
+        self._write_environment()
         if self._documents is not None and self._documents.follow(self._state):
             self.are_due, is_urgent = True, True
         if is_last:
@@ -141,10 +141,8 @@ class DocumentWriter:
         with contextlib.suppress(OSError):
             self._reserve.unlink()
 
-    def _write_environment(self, *, is_last: bool) -> None:
-        """Starts writing `environment.json`, once, and again at the end if it was deleted."""
-        if is_last and self.environment is not None and not self.environment.is_alive():
-            self._environment_due |= not (self._root / ENVIRONMENT).exists()
+    def _write_environment(self) -> None:
+        """Starts writing `environment.json`, once."""
         if self._environment_due:
             self._environment_due = False
             paths = [self._root / ENVIRONMENT]

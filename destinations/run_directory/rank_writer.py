@@ -58,7 +58,6 @@ _APPENDED = "run folder %s %s: rows are written by system calls, some microsecon
 
 JournalKind = Literal["auto", "mapped", "appended"]
 
-_LAST_TRIES = 5
 # Timing a sample sends a row through the slow path.
 _SAMPLED_ROWS = 64
 _FLUSH_SECONDS = 10.0
@@ -385,23 +384,10 @@ class RankWriter:
     # The writer thread.
 
     def _tick(self, is_last: bool) -> None:  # called by the timer
-        for tries_left in reversed(range(_LAST_TRIES if is_last else 1)):
-            if self._disowned:
-                if is_last:
-                    self._report_loss()
-                return
-            # Restores files that are deleted or truncated while the rest is written, a limited number of
-            # times.
-            try:
-                self._write_all(is_last, is_final=not tries_left)
-            except FileNotFoundError:
-                if not tries_left:
-                    raise
-                continue
-            if self._lock.is_in_place():
-                return
-
-    def _write_all(self, is_last: bool, *, is_final: bool) -> None:
+        if self._disowned:
+            if is_last:
+                self._report_loss()
+            return
         self._papers.touch()
         failures = self._failures.count
         self._is_well, is_well = False, True
@@ -412,10 +398,8 @@ class RankWriter:
             if is_last:
                 self._report_loss()
             return
-        except Exception as error:
-            if is_last and not is_final and isinstance(error, FileNotFoundError):
-                raise
-            # The documents are still written, because they report the error, even one of our own.
+        except Exception as error:  # noqa: BLE001  # even one of our own
+            # The documents are still written, because they report the error.
             is_well = False
             self._failed(error)
         if is_last:

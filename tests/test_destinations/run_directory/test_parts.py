@@ -645,23 +645,6 @@ def test_rows_come_once_to_a_reader_while_parts_are_closed(tmp_path):
         assert steps == list(range(count))
 
 
-def test_a_part_deleted_during_the_run_is_reported_as_lost(tmp_path, caplog):
-    """The run counts the rows of a removed part and reports them at its end."""
-    with WrittenInParts(tmp_path / "run", flush_seconds=1000) as run:
-        for step in range(300):
-            run.log({"loss": 1 / (step + 1)}, step)
-            if step % 100 == 99:
-                run.flush()
-        path = part_path(tmp_path / "run" / "parts" / "metrics", 1)
-        with contextlib.closing(ParquetRows(os.open(path, os.O_RDONLY))) as file:
-            rows = file.count
-        path.unlink()
-
-    assert json.loads((tmp_path / "run" / "sidecar.json").read_bytes())["lost"] == {"rows": rows}
-    assert f"{rows} rows of metrics are lost" in caplog.text
-    assert len(read_rows(tmp_path / "run")) == 300 - rows
-
-
 @pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
 def test_only_a_regular_file_is_a_part(tmp_path, make):
     """A folder, a FIFO, or a link with the name of a later part is left alone."""
