@@ -134,8 +134,7 @@ MAX_LINE_BYTES = 64 << 20
 HEARTBEAT_SECONDS = 180.0
 """A heartbeat older than this is stale.
 
-`RunDirectory` touches the heartbeat every second, and considers its own lock stale after the same three
-minutes, as does the scanner of stable-pretraining.
+`RunDirectory` touches the heartbeat every second. The scanner of stable-pretraining waits as long.
 """
 
 MARKED_TAIL_BYTES = 256
