@@ -96,13 +96,6 @@ class DocumentWriter:
                 pass
         return True
 
-    def write_again(self) -> None:
-        """Schedules all documents to be written at once, because the folder was replaced."""
-        self._environment_due = self._documents is not None
-        self.are_due, self._written_at = True, -math.inf
-        if self._documents is not None:
-            self._documents.rewrite_files()
-
     def write(self, *, is_last: bool, is_urgent: bool) -> None:
         """Writes the documents that are due.
 

@@ -22,7 +22,6 @@ import os
 import re
 import socket
 import weakref
-from collections.abc import Callable
 from pathlib import Path
 
 from destinations.base import check_folder
@@ -187,42 +186,17 @@ class HeldFolder:
         through = Path(f"/proc/self/fd/{self._fd}")
         self.path = through if through.is_dir() else path
 
-    @property
-    def is_deleted(self) -> bool:
-        """Whether the folder was deleted."""
-        return os.fstat(self._fd).st_nlink == 0
-
-    def hold(self, lock: "WriterLock", rank: int) -> bool:
-        """Follows a moved folder, recreates a deleted one, and takes a lost lock again.
-
-        Args:
-            lock: the lock of the folder.
-            rank: the rank that the lock belongs to.
-
-        Returns:
-            Whether the folder or lock was lost, so that documents may be gone.
+    def hold(self, lock: "WriterLock") -> None:
+        """Reports a moved folder, and takes a lock again whose file was deleted.
 
         Raises:
-            RunInUseError: the folder was deleted, and another run has its path.
+            RunPathError: the folder was deleted.
+            RunInUseError: another process has taken the lock.
         """
-        if lock.is_in_place():
-            self._report_move()
-            return False
-        if not self.is_deleted and self.path.is_dir():
-            lock.renew()
-            return True
-        if holds_run(self.where, rank):
-            raise RunInUseError(
-                f"run folder {str(self.where)!r} was deleted, and another run has taken its place."
-            )
-        self.where.mkdir(parents=True, exist_ok=True)
-        self.renew(lock.renew)
-        _log.warning(
-            "run folder %s was deleted; recreated with the metrics that this process still has. "
-            "Media and other files are lost.",
-            self.where,
-        )
-        return True
+        if os.fstat(self._fd).st_nlink == 0 or not self.path.is_dir():
+            raise RunPathError(f"run folder {str(self.where)!r} was deleted.")
+        self._report_move()
+        lock.renew()
 
     def _report_move(self) -> None:
         if self._is_moved:
@@ -235,21 +209,6 @@ class HeldFolder:
             _log.warning(
                 "run folder %s was moved to %s; continuing there.", self.where, os.path.realpath(self.path)
             )
-
-    def renew(self, claim: Callable[[Path], object]) -> None:
-        """Reopens the folder that is now at the original path; `path` stays valid.
-
-        Args:
-            claim: called with a path of the new folder, through its descriptor, before the switch; if it
-                raises, the old folder stays.
-        """
-        fd = os.open(self.where, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            through = Path(f"/proc/self/fd/{fd}")
-            claim(through if through.is_dir() else self.where)
-            os.dup2(fd, self._fd, inheritable=False)
-        finally:
-            os.close(fd)
 
 
 class WriterLock(FileLock):

@@ -4,7 +4,6 @@
 """
 
 import contextlib
-import errno
 import hashlib
 import os
 import shutil
@@ -18,7 +17,7 @@ import attrs
 # Kinds import this module in the call that needs it. A signal handler that logs may interrupt that import and
 # would see half of the module. Importing it here completes it before a run can be open.
 import destinations.media  # noqa: F401
-from destinations.background import Lane, RetryLaterError
+from destinations.background import Lane
 from destinations.kinds.artifacts import ARTIFACTS_INDEX
 from destinations.kinds.kind import Kind
 from destinations.kinds.media import MEDIA_INDEX, check_name
@@ -77,14 +76,12 @@ class MediaWriter:
         folder: the folder of the run.
         lane: the background thread.
         clock: the current time in seconds since 1970.
-        on_deleted: called to recreate the folder if it was deleted.
         taken: paths of the run's files that are only in its store.
     """
 
     _folder: HeldFolder
     _lane: Lane
     _clock: Callable[[], float]
-    _on_deleted: Callable[[], object]
     _taken: frozenset[str] = frozenset()
 
     def __attrs_post_init__(self) -> None:
@@ -263,11 +260,6 @@ class MediaWriter:
 
     def _put(self, work: Callable[[], object], size: int, kind: str, group: str = "media") -> None:
         def counted() -> None:
-            if self._folder.is_deleted:
-                self._on_deleted()
-                raise RetryLaterError("the run folder was deleted") from FileNotFoundError(
-                    errno.ENOENT, "the run folder was deleted"
-                )
             try:
                 work()
             except Exception as error:

@@ -28,7 +28,7 @@ from .document_writer import DocumentWriter
 from .documents import Documents
 from .drain import PART_BYTES, JournalDrain
 from .environment import describe_environment
-from .folder import HeldFolder, RunInUseError, WriterLock, remove_temporaries, with_user_paths
+from .folder import HeldFolder, RunInUseError, RunPathError, WriterLock, remove_temporaries, with_user_paths
 from .journal import Journal
 from .journal_files import MakeSegment, make_journal, remove_journal, sync_journal
 from .layout import (
@@ -266,7 +266,7 @@ class RankWriter:
         self._deadline = math.inf
         # Accepted rows that aren't in the folder; set at the end.
         self._lost_rows = 0
-        # Why writing has ended: another run has the folder.
+        # Why writing has ended before the run.
         self._disowned = ""
         self.timer = PeriodicThread(
             self._tick,
@@ -393,7 +393,7 @@ class RankWriter:
         self._is_well, is_well = False, True
         try:
             self._drain_journal(is_last)
-        except RunInUseError as error:
+        except (RunInUseError, RunPathError) as error:
             self._disown(error)
             if is_last:
                 self._report_loss()
@@ -413,8 +413,7 @@ class RankWriter:
                 self._mirror.tick()
 
     def _drain_journal(self, is_last: bool) -> None:
-        if self._run_folder.hold(self._lock, self._rank):
-            self._papers.write_again()
+        self._run_folder.hold(self._lock)
         if not self._is_open:
             self._open()
         drained = self._drain.run()
@@ -437,8 +436,8 @@ class RankWriter:
             self._papers.are_due = True
             self.journal.request_sample()
 
-    def _disown(self, error: RunInUseError) -> None:
-        """Stops writing, because the folder belongs to another run now."""
+    def _disown(self, error: Exception) -> None:
+        """Stops writing, because the folder was deleted, or belongs to another process now."""
         self._disowned = str(error)
         self.journal.stop_accepting()
         _log.error("%s Writing has stopped; records logged since are lost, and counted at the end.", error)

@@ -1,7 +1,6 @@
 """Deleted, cut or replaced parts: the loss is reported, and no reader mixes two branches."""
 
 import contextlib
-import json
 import os
 import shutil
 
@@ -123,20 +122,6 @@ def test_missing_last_parts_are_a_problem_of_an_ended_run(copy):
 
     shutil.rmtree(copy / "parts")
     assert "parts cannot be read" in Run.open(copy).record.problem
-
-
-@pytest.mark.parametrize("damage", [halved, emptied, unlinked])
-def test_rows_lost_from_a_part_during_the_run_are_counted(tmp_path, damage):
-    """The run reports rows that another program removed from a part when it ends."""
-    run_dir = tmp_path / "run"
-    with WrittenInParts(run_dir, flush_seconds=1000) as run:
-        write(run)
-        damage(file_of(run_dir, 2))
-
-    lost = STEPS - len(read_rows(run_dir))
-    assert lost > 0
-    sidecar = json.loads((run_dir / "sidecar.json").read_bytes())
-    assert (sidecar["lost"], sidecar["status"]) == ({"rows": lost}, "failed to write")
 
 
 def test_a_hostile_number_of_parts_takes_no_time(copy):
