@@ -141,31 +141,6 @@ def go_back(writer, step):
         writer.drain.run()
 
 
-def test_a_snapshot_does_not_mix_two_branches(tmp_path):
-    """A session that goes back doesn't change an earlier snapshot."""
-    writer = Writer(tmp_path)
-    writer.log_and_drain(range(300))
-    with take_snapshot(tmp_path, 0) as snapshot:
-        go_back(writer, 105)
-        assert [row.step for row in snapshot.rows()] == list(range(300))
-    writer.die()
-
-
-def test_a_snapshot_keeps_rows_that_a_resume_removes(tmp_path):
-    """The snapshot keeps the last parts open from its first row on."""
-    writer = Writer(tmp_path, part_bytes=1000)
-    writer.log_and_drain(range(300))
-    with take_snapshot(tmp_path, 0) as snapshot:
-        assert 3 < len(snapshot.parts) < 16
-        rows = snapshot.rows()
-        first = next(rows)
-        go_back(writer, 105)
-        found = [first.step, *(row.step for row in rows)]
-    writer.die()
-
-    assert found == list(range(300))
-
-
 READINGS = {
     "rows": lambda run_dir: [row.step for row in read_rows(run_dir)],
     "last": lambda run_dir: [row.step for row in last_rows(run_dir, 1000)],
