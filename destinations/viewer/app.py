@@ -272,6 +272,7 @@ class App:
             over=parameters.get("over", ""),
             ranks=parameters.get("ranks", "0") == "1",
             is_split=parameters.get("split", "0") == "1",
+            goal=parameters.get("goal", ""),
         )
         bands = self.charts.bands(
             groups,

@@ -122,7 +122,7 @@ def view(options: argparse.Namespace, session: Any) -> int:
         )
         count = runs.report.runs
         session.screen.line(f"{count} {'run' if count == 1 else 'runs'} in {', '.join(map(str, roots))}")
-        url = viewer.url if options.view is None else f"{viewer.url}#/runs?{_query_of(options.view, runs)}"
+        url = viewer.url if options.view is None else viewer.url + _query_of(options.view, runs)
         session.screen.line(url)
         session.screen.flush()
         if not viewer.is_local:
@@ -139,12 +139,13 @@ def view(options: argparse.Namespace, session: Any) -> int:
     return EXIT_OK
 
 
-def _query_of(name: str, runs: Any) -> str:
-    """Returns a saved view as in the page's address."""
+def _query_of(name: str, runs: Any, left_out: tuple[str, ...] = ()) -> str:
+    """Returns the fragment of the page's address that shows a saved view."""
     from .catalog import Catalog
 
     fields = Catalog(runs).views()["views"].get(name, {})
-    return urlencode({**fields, "view": name}, doseq=True)
+    shown = {field: value for field, value in fields.items() if field not in left_out}
+    return "#/runs?" + urlencode({**shown, "view": name}, doseq=True)
 
 
 def _token_of(path: Path) -> str:
@@ -227,6 +228,8 @@ def _export(runs: Any, source: str, options: argparse.Namespace, session: Any) -
         Catalog(runs, source=source, clock=session.clock),
         Path(options.export).absolute(),
         where=options.where,
+        # The site has only the runs that match.
+        view="" if options.view is None else _query_of(options.view, runs, ("where", "archived")),
         limit=options.limit,
         media_bytes=options.media_mib << 20,
         overwrite=options.overwrite,

@@ -1,11 +1,13 @@
 /** The page of charts: one for each metric, in sections by prefix. Only charts on screen are drawn. */
 
 import { MetricChart } from "./chart.js";
+import { colorOfBand } from "./colors.js";
 import { isExported } from "./data.js";
-import { debounce, el, fill, icon, inTurn, isDark, menu, shorten } from "./dom.js";
+import { debounce, el, fill, icon, inTurn, menu, shorten } from "./dom.js";
+import { colorLegend } from "./legend.js";
 import { chartRank, matcherOf } from "./names.js";
 import { pieceOf, showBesideRuns, visibleRows } from "./sidebar.js";
-import { colorOfBand, linkTo, state, toggle, update, visibleRuns, whenViewed } from "./state.js";
+import { linkTo, state, toggle, update, visibleRuns, whenViewed } from "./state.js";
 import { View } from "./view.js";
 import { unfoldButton } from "./viewbar.js";
 
@@ -54,6 +56,7 @@ class ChartTools {
       oninput: () => update({ smooth: String(Number(this.smooth.value)) }),
       ondblclick: () => update({ smooth: "" }),
     });
+    this.colors = colorLegend();
     this.folds = el("button", { type: "button", class: "button quiet", id: "fold-all" });
     this.hidden = el("button", {
       type: "button",
@@ -78,6 +81,7 @@ class ChartTools {
       this.folds,
       this.hidden,
       this.zoom,
+      this.colors,
       unfoldButton(),
     );
   }
@@ -155,7 +159,7 @@ class BandLegend {
           el(
             "li",
             {},
-            pieceOf(colorOfBand(band, isDark())),
+            pieceOf(colorOfBand(band)),
             el("span", { title: shorten(band.label, 300), dir: "auto" }, shorten(band.label, 60)),
             el(
               "span",
@@ -431,8 +435,8 @@ class Charts {
       this.arrange();
       for (const chart of charts.values()) if (chart.isVisible) chart.load();
     } else if (has("find", "pin", "hide", "fold", "open", "join")) this.arrange();
-    if (has("band", "group", "run", "off")) this.legend.forget();
-    if (has("x", "band") || (has("group") && state.band))
+    if (has("band", "group", "goal", "run", "off")) this.legend.forget();
+    if (has("x", "band") || (has("group", "goal") && state.band))
       for (const chart of charts.values()) chart.invalidate();
     else if (has("zoom")) for (const chart of charts.values()) chart.followZoom();
     else if (has("smooth", "logx", "logy", "outliers", "hues")) this.drawVisible();
@@ -449,7 +453,7 @@ class Charts {
 export function showCharts(root) {
   const view = new View("charts");
   const charts = new Charts(view);
-  view.until(showBesideRuns(root, charts.tools.element, charts.sections));
+  view.until(showBesideRuns(root, charts.tools.colors, charts.tools.element, charts.sections));
   root.querySelector(".sidebar").append(charts.legend.element);
   view.onState((changed) => charts.follow(changed));
   const refresh = inTurn(() => charts.refresh());

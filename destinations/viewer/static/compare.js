@@ -1,5 +1,6 @@
 /** The comparison of runs: which fields differ, by how much, and at which step the runs diverge. */
 
+import { Curves } from "./chart.js";
 import {
   compareRuns,
   isExported,
@@ -21,6 +22,7 @@ import {
   searchField,
   shorten,
 } from "./dom.js";
+import { colorLegend } from "./legend.js";
 import { chartRank, isTiming, runLabels } from "./names.js";
 import { showBesideRuns, swatch } from "./sidebar.js";
 import { linkTo, state, update, visibleRuns, whenViewed } from "./state.js";
@@ -29,6 +31,7 @@ import { View } from "./view.js";
 import { unfoldButton } from "./viewbar.js";
 
 const MOST_RUNS_COMPARED = 20;
+const MOST_CURVES = 3;
 const PARTS = [
   ["summary.", "Metrics"],
   ["hparams.", "Hyperparameters"],
@@ -54,9 +57,13 @@ const MOST_ROWS = 1000;
 export function showCompare(root) {
   const content = el("div", { style: { display: "contents" } });
   const view = new View("compare");
-  view.until(showBesideRuns(root, content));
+  const colors = colorLegend();
+  view.until(showBesideRuns(root, colors, content));
+  const curves = new Curves(view, visibleRuns);
   /** The better direction of each metric, "min" or "max". */
   let best = new Map();
+  /** @type {any} The last answer. */
+  let last = null;
   let word = "",
     withTimes = false,
     withSame = false;
@@ -71,7 +78,11 @@ export function showCompare(root) {
         const [{ fields, parts }, rows] = await Promise.all([compareRuns(ids), selectedRows(ids)]);
         return { ids, fields: await withValues(ids, fields), same: sameIn(rows, fields), parts };
       },
-      (found) => (found ? draw(found) : drawTooFew()),
+      (found) => {
+        last = found;
+        if (found) draw(found);
+        else drawTooFew();
+      },
       (error) => fill(content, el("p", { class: "empty" }, error.message)),
     );
   }
@@ -129,6 +140,18 @@ export function showCompare(root) {
       ),
     );
     return (name) => found.get(name) ?? {};
+  }
+
+  /** Shows the curves of the goal, and of the first metrics that differ. */
+  function showCurves(fields) {
+    const metrics = fields
+      .map(({ name }) => name)
+      .filter((name) => name.startsWith("summary."))
+      .map((name) => name.slice("summary.".length));
+    const goal = state.goal.slice("min.".length);
+    const rank = (name) => (name === goal ? -1 : chartRank(name));
+    const order = metrics.sort((one, other) => rank(one) - rank(other));
+    curves.show(order.slice(0, MOST_CURVES));
   }
 
   function drawTooFew() {
@@ -237,14 +260,17 @@ export function showCompare(root) {
           drawTable();
         }),
         find.field,
+        colors,
         unfoldButton(),
       ),
+      curves.element,
       visibleRuns().length > MOST_RUNS_COMPARED &&
         el("p", { class: "muted" }, `The first ${MOST_RUNS_COMPARED} runs.`),
       el("div", { class: "panel scroll", tabIndex: 0 }, table),
       el("section", { class: "panel", "data-panel": "Parting" }, el("h2", {}, "Where they diverge"), parting),
     );
     drawTable();
+    showCurves(fields);
 
     function drawTable() {
       fill(
@@ -348,6 +374,7 @@ export function showCompare(root) {
   view.onState((changed) => {
     const isOther = ["run", "off", "of", "goal"].some((name) => changed.has(name));
     if (isOther || (changed.has("step") && state.of === "step")) load();
+    else if (changed.has("hues") && last) draw(last);
   });
   view.onData((changed) => {
     if (changed.all && view.isFailed) load();

@@ -255,7 +255,7 @@ export function formatNumber(value) {
   if (!Number.isFinite(value)) return Number.isNaN(value) ? "NaN" : value > 0 ? "∞" : "−∞";
   const size = Math.abs(value);
   if (Number.isSafeInteger(value))
-    return value.toLocaleString("en-US").replaceAll(",", "\u2009").replace("-", "−");
+    return value.toLocaleString("en-US").replaceAll(",", "\u202f").replace("-", "−");
   if (size >= 1e6 || (size < 1e-3 && size > 0))
     return value
       .toExponential(3)

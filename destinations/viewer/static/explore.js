@@ -1,9 +1,9 @@
 /** Hyperparameters against a metric, over all runs that match: a scatter plot and parallel coordinates. */
 
-import { drawLegend, legendTraces } from "./colors.js";
 import { bare, RunColumns, valueIn } from "./columns.js";
 import { debounce, download, el, fill, formatNumber, inTurn, menu, toast, toCsv } from "./dom.js";
 import { Importance } from "./importance.js";
+import { colorLegend, drawLegend, legendTraces } from "./legend.js";
 import { drawParallel, saveParallel } from "./parallel.js";
 import { savePlot } from "./plot.js";
 import { drawScatter } from "./scatter.js";
@@ -55,7 +55,7 @@ class Explore {
     this.count = el("span", { class: "muted count" });
     this.title = el("h2", {});
     this.axesSaid = el("span", { class: "badge" });
-    this.legend = el("div", { class: "color-legend", id: "colors" });
+    this.legend = colorLegend();
     this.plot = el("div", { class: "plot", id: "scatter", style: { height: "310px" } });
     this.holder = el("div", { id: "parallel", style: { padding: "0 8px 10px" } });
     this.importance = new Importance((name) => update({ sx: name }));

@@ -1,14 +1,16 @@
 /** The view of media: records of all kinds that the server knows, drawn by `RENDERERS`. */
 
+import { colorOf, shade } from "./colors.js";
 import { drawPlot, savePlot, talking } from "./plot.js";
 import { fileUrl, listMedia, readTable, runDetail, runInfo, serverInfo } from "./data.js";
 import { debounce, el, fill, formatNumber, iconButton, inTurn, isDark, searchField, shorten } from "./dom.js";
+import { colorLegend } from "./legend.js";
 import { runLabels } from "./names.js";
 import { CLASSES, picture } from "./pictures.js";
-import { pointCloud, ramp, sound } from "./points.js";
+import { pointCloud, sound } from "./points.js";
 import { showBesideRuns, swatch, visibleDetails } from "./sidebar.js";
 import { dataTable, flatten, pairTable } from "./table.js";
-import { colorOf, linkTo, state, toggle, update, visibleRuns, whenViewed } from "./state.js";
+import { linkTo, state, toggle, update, visibleRuns, whenViewed } from "./state.js";
 import { View } from "./view.js";
 import { unfoldButton } from "./viewbar.js";
 
@@ -48,9 +50,11 @@ export function showMedia(root) {
   });
   const said = el("output", {});
   const bar = el("label", { class: "slider button" }, "Step", master, said);
+  const colors = colorLegend();
   const leaveSidebar = showBesideRuns(
     root,
-    el("div", { class: "toolbar" }, find.field, unfoldButton(), kinds, bar),
+    colors,
+    el("div", { class: "toolbar" }, find.field, unfoldButton(), kinds, bar, colors),
     none,
     list,
   );
@@ -561,7 +565,7 @@ const RENDERERS = {
   },
   audio: {
     figure: (id, item) =>
-      el("div", WIDE, sound(id, item.file, fileUrl(id, item.file), colorOf(id, isDark())), captionOf(item)),
+      el("div", WIDE, sound(id, item.file, fileUrl(id, item.file), colorOf(id)), captionOf(item)),
   },
   points: {
     figure: (id, item) => el("div", WIDE, pointCloud(id, item.file), captionOf(item)),
@@ -639,7 +643,6 @@ function ridges(id, items) {
     const ground = isDark() ? "#17181b" : "#ffffff";
     const traces = kept.map((item, at) => {
       const base = kept.length - 1 - at;
-      const shade = `rgb(${ramp(isDark() ? 0.25 + (0.7 * at) / Math.max(1, kept.length - 1) : (0.8 * at) / Math.max(1, kept.length - 1))})`;
       const x = [item.edges[0]],
         y = [base];
       densities[at].forEach((density, bin) => {
@@ -653,7 +656,7 @@ function ridges(id, items) {
         x,
         y,
         fillcolor: ground,
-        line: { color: shade, width: 1.3 },
+        line: { color: shade(at / Math.max(1, kept.length - 1)), width: 1.3 },
         text: x.map((value) => `step ${item.step}: ${formatNumber(value)}`),
         meta: { run: id, step: item.step },
       };

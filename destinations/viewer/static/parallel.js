@@ -1,8 +1,9 @@
 /** Parallel coordinates: a line for each run over axes of hyperparameters and a metric; each axis can have a range. */
 
-import { coloring, shade } from "./colors.js";
+import { shade } from "./colors.js";
 import { bare, textIn, valueIn } from "./columns.js";
 import { download, el, fill, isDark, shorten, svg, toast } from "./dom.js";
+import { coloring } from "./legend.js";
 import { keepNumbers, numbersOf, state, update } from "./state.js";
 
 const HEIGHT = 340;

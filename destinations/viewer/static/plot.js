@@ -28,16 +28,6 @@ export function turnToDraw() {
   return lastTurn;
 }
 
-/** Returns a colour of the palette with some opacity. */
-export function faded(color, opacity) {
-  return (
-    color +
-    Math.round(opacity * 255)
-      .toString(16)
-      .padStart(2, "0")
-  );
-}
-
 /** The colours of axes, texts and the background. */
 function inks() {
   return isDark()

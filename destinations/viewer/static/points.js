@@ -1,17 +1,10 @@
 /** Point clouds and sounds, drawn on a canvas. */
 
+import { scaleAt } from "./colors.js";
 import { readPoints, readWave } from "./data.js";
 import { el, isDark } from "./dom.js";
 
 const TURN = 0.008;
-const RAMP = [
-  [68, 1, 84],
-  [59, 82, 139],
-  [33, 145, 140],
-  [94, 201, 98],
-  [253, 231, 37],
-];
-
 /**
  * Shows a point cloud. Drag or use the arrow keys to turn it, the wheel to enlarge it.
  *
@@ -116,19 +109,10 @@ function prepared({ x, y, z, colors }) {
   for (let index = 0; index < x.length; index += 1) {
     const shade = colors
       ? [1, 3, 5].map((at) => parseInt(colors[index].slice(at, at + 2), 16))
-      : ramp(high > low ? (z[index] - low) / (high - low) : 0.5);
+      : scaleAt(high > low ? (z[index] - low) / (high - low) : 0.5);
     shades.set(shade, 3 * index);
   }
   return { places, shades };
-}
-
-/** Returns the colour of a share in [0, 1], interpolated between five colours of viridis (van der Walt and Smith, 2015). */
-export function ramp(share) {
-  const at = Math.max(0, Math.min(0.9999, share || 0)) * (RAMP.length - 1);
-  const index = Math.floor(at);
-  return RAMP[index].map((from, channel) =>
-    Math.round(from + (RAMP[index + 1][channel] - from) * (at - index)),
-  );
 }
 
 function drawCloud(canvas, cloud, view) {

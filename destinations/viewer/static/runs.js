@@ -1,5 +1,6 @@
 /** The table of runs: columns, sort, groups, selection, tags and notes. Only the rows in view exist. */
 
+import { colorOf } from "./colors.js";
 import { editRun, isExported } from "./data.js";
 import {
   attempt,
@@ -13,7 +14,6 @@ import {
   icon,
   iconButton,
   inTurn,
-  isDark,
   isNarrow,
   popover,
   shorten,
@@ -21,7 +21,7 @@ import {
   toast,
 } from "./dom.js";
 import { FIXED, nextOfMetric, RunRows, shownOfMetric } from "./rows.js";
-import { chosenRuns, colorOf, linkTo, selectRuns, state, toggle, update } from "./state.js";
+import { chosenRuns, linkTo, selectRuns, state, toggle, update } from "./state.js";
 import { View } from "./view.js";
 import { complain } from "./viewbar.js";
 
@@ -77,9 +77,8 @@ function rowHeight() {
   return matchMedia("(pointer: coarse)").matches ? 44 : 28;
 }
 
-/** Draws the mean ± standard deviation of a group, with as many digits as the deviation supports. */
-function groupCell(name, found) {
-  const digits = found?.std ? 1 - Math.floor(Math.log10(found.std)) : -1;
+/** Draws the mean ± standard deviation of a group, with the digits that all groups of the column have. */
+function groupCell(name, found, { digits = -1, best = undefined } = {}) {
   const of = (value) =>
     digits < 0 || digits > 12 ? formatNumber(value) : value.toFixed(digits).replace("-", "−");
   const text = found ? of(found.mean) : "";
@@ -87,7 +86,12 @@ function groupCell(name, found) {
   const title = found
     ? `${text}${spread}: mean and standard deviation of ${found.count} ${found.count === 1 ? "run" : "runs"}`
     : null;
-  return el("div", { role: "gridcell", class: "number", "data-column": name, title }, text, spread);
+  return el(
+    "div",
+    { role: "gridcell", class: "number", "data-column": name, title },
+    el("span", { class: found && found.mean === best ? "best-value" : "" }, text),
+    el("span", { class: "muted" }, spread),
+  );
 }
 
 /** The table: a grid of the rows in view, with a cursor, a selection, and edits in place. */
@@ -100,6 +104,8 @@ class RunTable {
     this.isEditing = false;
     /** @type {Map<string, Map<number, string>>} The texts of metrics, by column and value. */
     this.texts = new Map();
+    /** The best value of the goal. */
+    this.best = undefined;
     this.actions = el("span", { class: "actions" });
     this.head = el("div", { class: "grid-row grid-head", role: "row" });
     this.body = el("div", { class: "grid-body", role: "rowgroup" });
@@ -143,6 +149,7 @@ class RunTable {
     const at = this.cursorRun ? this.rows.indexOf(this.cursorRun) : -1;
     if (at >= 0) this.cursor = at;
     if (isHead) this.drawHead();
+    this.best = this.rows.bestOfGoal();
     this.texts = new Map(
       this.rows.columns.filter(shownOfMetric).map((name) => [name, this.rows.textsOf(name)]),
     );
@@ -165,9 +172,13 @@ class RunTable {
     // The heading of a metric also says which value it shows.
     const width = (name) =>
       FIXED[name]?.width ??
-      (isNarrow() || !shownOfMetric(name) ? "minmax(100px, 120px)" : "minmax(132px, 150px)");
+      (isNarrow()
+        ? "minmax(78px, auto)"
+        : shownOfMetric(name)
+          ? "minmax(132px, 150px)"
+          : "minmax(100px, 120px)");
     const least = isNarrow() ? 110 : state.group.length ? 280 : 230;
-    return ["38px", `minmax(${least}px, 1.6fr)`, ...this.rows.columns.map(width)];
+    return [isNarrow() ? "28px" : "38px", `minmax(${least}px, 1.6fr)`, ...this.rows.columns.map(width)];
   }
 
   drawHead() {
@@ -280,7 +291,8 @@ class RunTable {
     for (const [at, node] of have) if (at < from || at >= to) node.remove();
     for (const part of this.rows.layout) {
       if (part.heading) {
-        const content = [part.heading, part.first, state.group, state.unfold, this.rows.columns];
+        const looks = [...this.rows.looks];
+        const content = [part.heading, part.first, state.group, state.unfold, this.rows.columns, looks];
         if (part.top >= from && part.top < to) put(part.top, content, () => this.groupRow(part, height));
         continue;
       }
@@ -289,7 +301,8 @@ class RunTable {
         const row = this.rows.at(index);
         const look = row && [
           formatAge(row.created_at),
-          state.run.includes(row.id) && colorOf(row.id, isDark()),
+          state.run.includes(row.id) && colorOf(row.id),
+          this.best,
           this.rows.columns.map((name) => this.texts.get(name)?.get(row.values[name])),
         ];
         put(at, [index, row ?? null, look, this.rows.columns, index === this.cursor], () =>
@@ -340,7 +353,7 @@ class RunTable {
           el("span", { class: "muted" }, total === 1 ? "1 run" : `${total} runs`),
         ),
       ),
-      this.rows.columns.map((name) => groupCell(name, values[name])),
+      this.rows.columns.map((name) => groupCell(name, values[name], this.rows.looks.get(name))),
     );
   }
 
@@ -357,7 +370,7 @@ class RunTable {
     if (!row)
       return el("div", { ...props, class: "grid-row waiting" }, el("div", {}), el("div", { class: "blank" }));
     const isChosen = state.run.includes(row.id);
-    const color = colorOf(row.id, isDark());
+    const color = colorOf(row.id);
     const box = el("input", {
       type: "checkbox",
       checked: isChosen,
@@ -435,6 +448,7 @@ class RunTable {
             class: typeof value === "number" ? "number" : "",
             title: value === undefined ? null : shorten(String(value), 300),
           },
+          name === state.goal && value === this.best && el("span", { class: "best-value" }),
           shorten(this.texts.get(name)?.get(value) ?? this.textOf(value, this.rows.kindOf(name)), 80),
         );
       }

@@ -1,6 +1,16 @@
 /** The bar of the view that all pages share: saved views, search, filter, statuses, groups, colours and the goal. */
 
-import { dataChanges, isExported, listFields, listGroups, listRuns, readViews, saveView } from "./data.js";
+import { setBest } from "./colors.js";
+import {
+  dataChanges,
+  isExported,
+  listFields,
+  listGroups,
+  listRuns,
+  readViews,
+  rowsOf,
+  saveView,
+} from "./data.js";
 import { debounce, el, fill, formatNumber, icon, iconButton, menu, popover, shorten, toast } from "./dom.js";
 import { FilterField } from "./filter.js";
 import { isColumn } from "./rows.js";
@@ -8,6 +18,7 @@ import {
   fieldsOfView,
   isSteady,
   onChange,
+  selectedRuns,
   setViewed,
   state,
   toggle,
@@ -96,6 +107,7 @@ class ViewBar {
     onChange((changed) => {
       if (["page", "column", "run", "off", ...OWN].some((name) => changed.has(name))) this.draw();
       if (mostViewed() !== this.most || OWN.some((name) => changed.has(name))) this.load();
+      else if (changed.has("run")) this.rank();
     });
     dataChanges((changed) => {
       if (changed.table && (changed.order || !isSteady())) this.load();
@@ -125,11 +137,27 @@ class ViewBar {
       fill(this.count, total === 1 ? "1 run" : `${formatNumber(total)} runs`);
       this.draw();
       setViewed(rows.map(({ id }) => id));
+      await this.rank();
     } catch (error) {
       if (mine !== this.asked) return;
       this.complain("view", error);
       setViewed([]);
     }
+  }
+
+  /** Orders the shown runs by the goal, which gives the best ones the first colours. */
+  async rank() {
+    const { goal } = state;
+    const ids = selectedRuns();
+    const rows = goal ? await rowsOf(ids, [goal]).catch(() => []) : [];
+    if (goal !== state.goal || String(ids) !== String(selectedRuns())) return;
+    const sign = goal.startsWith("max.") ? -1 : 1;
+    const lossOf = ({ values }) => (Number.isFinite(values[goal]) ? sign * values[goal] : Infinity);
+    const order = rows.toSorted((one, other) => lossOf(one) - lossOf(other) || 0);
+    setBest(
+      goal,
+      order.map(({ id }) => id),
+    );
   }
 
   /** Shows an error of the view or of a page's request; null clears it. */

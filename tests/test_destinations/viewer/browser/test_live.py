@@ -71,7 +71,7 @@ def test_a_live_run_grows_by_its_new_rows(tmp_path, new_page):
             run.log({"loss": -1.0}, 521)
             run.flush()
             opened.until(
-                "() => document.querySelector('.run-curves [data-metric=loss] .plot').data.find((one) => one.meta.part === 'line').y.at(-1) === -1"
+                "() => document.querySelector('.curves [data-metric=loss] .plot').data.find((one) => one.meta.part === 'line').y.at(-1) === -1"
             )
             run.logger.log_images(np.zeros((4, 4)), "Inputs", step=1)
             run.flush()

@@ -57,9 +57,9 @@ def test_a_run_page_begins_with_its_curves(opened):
     opened.go(f"run/{alpha}?run={opened.id_of('beta')}&band=ranks")
     line = opened.drawn("loss")[alpha]
     assert line["y"] == [1 / (1 + step) for step in range(200)]
-    assert page.locator(".run-curves .chart h3").all_inner_texts() == ["val/acc", "loss"]
+    assert page.locator(".curves .chart h3").all_inner_texts() == ["val/acc", "loss"]
     assert page.get_by_label("Pin").count() == 0
-    tops = opened.tops(".run-facts", ".run-curves", ".panels")
+    tops = opened.tops(".run-facts", ".curves", ".panels")
     assert tops == sorted(tops)
     page.locator('.chart[data-metric="loss"]').get_by_label("Enlarge").click()
     opened.until("() => document.querySelector('.chart[data-metric=loss].wide')")
@@ -77,6 +77,8 @@ def test_compare_shows_differences_and_the_first_different_step(opened):
     assert loss.locator(".best-value").all_inner_texts() == ["0.005000"], "the smaller loss is marked"
     assert loss.locator(".apart").all_inner_texts() == ["+0.005000"]
     assert "diverge at step 0, in loss" in " ".join(page.inner_text('[data-panel="Parting"]').split())
+    assert page.locator(".curves .chart h3").all_inner_texts() == ["val/acc", "loss"]
+    assert len(opened.drawn("loss", 2)) == 2
     page.get_by_label("Same in all").check()
     alike = page.locator('[data-panel="Same in all"] tr:not(.section)').all_inner_texts()
     assert [row.split() for row in alike] == [["seed", "1", "1"], ["model", "small", "small"]]
@@ -202,7 +204,7 @@ def test_a_phone_breaks_no_word_inside(long_names, new_page, width):
     )
     ids = [row["id"] for row in opened.answer("runs")["rows"]]
     last = {"runs": ".grid-row[data-run]", "charts": ".chart .main-svg", "media": ".text-record",
-            "explore": "#parallel polyline", "compare": "[data-panel=Parting]", "run": ".run-curves .main-svg"}  # fmt: skip
+            "explore": "#parallel polyline", "compare": "[data-panel=Parting]", "run": ".curves .main-svg"}  # fmt: skip
     for view in VIEWS:
         opened.go(f"run/{ids[0]}" if view == "run" else f"{view}?run={ids[0]}&run={ids[1]}")
         opened.page.locator(last[view]).first.wait_for(state="attached")
@@ -417,7 +419,7 @@ def test_the_page_of_a_run_keeps_lines_and_links_files_beside_the_log(noted):
     with page.expect_download() as download:
         page.get_by_role("link", name="ep1.pt").click()
     assert download.value.path().read_bytes() == b"weights"
-    log, curves = noted.box(page.locator('[data-panel="Log"]')), noted.box(page.locator(".run-curves"))
+    log, curves = noted.box(page.locator('[data-panel="Log"]')), noted.box(page.locator(".curves"))
     assert log["x"] >= curves["x"] + curves["width"]
     assert log["y"] < 400
 
