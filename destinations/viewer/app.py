@@ -105,7 +105,6 @@ class App:
                 self._get("/api/runs/{id}/media", self._media, is_long=True),
                 self._get("/api/runs/{id}/table", self._table, is_long=True),
                 self._get("/api/runs/{id}/points", self._points, is_long=True),
-                self._get("/api/runs/{id}/wave", self._wave, is_long=True),
                 Route("/api/runs/{id}/files/{path:path}", _guarded(self._file), methods=["GET"]),
             ],
             exception_handlers={HTTPException: _http_error, Exception: _error_answer},
@@ -219,10 +218,6 @@ class App:
     def _points(self, request: Request) -> Any:
         file = request.query_params.get("file", "")
         return details.points(self._run(request), file, _whole(request, "limit", 50_000, 1, 200_000))
-
-    def _wave(self, request: Request) -> Any:
-        file = request.query_params.get("file", "")
-        return details.wave(self._run(request), file, _whole(request, "points", 1000, 1, _MAX_POINTS))
 
     def _file(self, request: Request) -> Response:
         run, path = self._run(request), request.path_params["path"]

@@ -53,7 +53,7 @@ _MAX_COMPARED = 20
 _CACHE_BYTES = 1 << 30
 _COPY_BYTES = 1 << 20
 # Answers with logged content, which stays unchanged.
-_LOGGED = ("series/", "media/", "table/", "points/", "wave/")
+_LOGGED = ("series/", "media/", "table/", "points/")
 # Fields of environments and sessions that tell the origin.
 _ORIGIN = {"host", "pid", "user", "argv", "executable", "working_directory", "slurm", "imported"}
 # A name in a path, which may have single spaces.
@@ -357,8 +357,6 @@ class Site:
                 kept.append(item)
                 if about.shows == "points":
                     self._try(f"points/{run_id}/{file}", details.points, run, file)
-                if about.shows == "audio":
-                    self._try(f"wave/{run_id}/{file}", details.wave, run, file)
         return {**answer, "items": kept}
 
     def _copy(self, run_id: str, run: RecordedRun, files: Sequence[str]) -> bool:

@@ -14,6 +14,7 @@ import {
 } from "./curves.js";
 import { readBands, readSeries, runInfo } from "./data.js";
 import {
+  button,
   debounce,
   download,
   el,
@@ -40,6 +41,7 @@ const LEAST_POINTS = 200;
 const RUNS_TOGETHER = 40;
 /** Charts of more lines leave out ranges and smoothing; spikes remain. */
 const MOST_RANGES = 10;
+const SAVED_AS = { png: "PNG", svg: "SVG", csv: "CSV of the points drawn" };
 const GROW_MS = 900;
 const MOST_NEIGHBOURS = 4;
 const MOST_LABELS = 10;
@@ -128,24 +130,13 @@ export class MetricChart {
       [icon("download")],
       { class: "icon-button", title: "Save", "aria-label": `Save ${shorten(metric, 60)}` },
       (close) =>
-        [
-          ["png", "PNG"],
-          ["svg", "SVG"],
-          ["csv", "CSV of the points drawn"],
-        ].map(([kind, name]) =>
-          el(
-            "button",
-            {
-              type: "button",
-              class: "choice",
-              onclick: () => {
-                close();
-                this.save(kind);
-              },
-            },
-            name,
-          ),
-        ),
+        Object.entries(SAVED_AS).map(([kind, name]) => {
+          const save = () => {
+            close();
+            this.save(kind);
+          };
+          return button(name, save, { class: "choice" });
+        }),
     );
     fill(
       this.element,

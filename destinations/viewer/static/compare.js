@@ -13,13 +13,16 @@ import {
 } from "./data.js";
 import {
   breakable,
+  checkbox,
   debounce,
   el,
   fill,
   formatApart,
   formatNumber,
   menu,
+  nothing,
   searchField,
+  setMenu,
   shorten,
 } from "./dom.js";
 import { colorLegend } from "./legend.js";
@@ -81,7 +84,7 @@ export function showCompare(root) {
       (found) => {
         last = found;
         if (found) draw(found);
-        else drawTooFew();
+        else fill(content, nothing("Select two runs or more.", linkTo({ page: "runs" })));
       },
       (error) => fill(content, el("p", { class: "empty" }, error.message)),
     );
@@ -154,19 +157,6 @@ export function showCompare(root) {
     curves.show(order.slice(0, MOST_CURVES));
   }
 
-  function drawTooFew() {
-    fill(
-      content,
-      el(
-        "div",
-        { class: "empty" },
-        "Select two runs or more.",
-        el("br", {}),
-        el("a", { class: "button", ...linkTo({ page: "runs" }) }, "Choose runs"),
-      ),
-    );
-  }
-
   /** Says at which step two runs first differ in a metric; times and speeds count only if the reader asks for them. */
   function partingOf({ a, b, metrics, unread = 0 }, named) {
     const counted = Object.entries(metrics).filter(([name]) => withTimes || !isTiming(name));
@@ -199,11 +189,6 @@ export function showCompare(root) {
     );
   }
 
-  function switchOf(id, label, title, checked, turn) {
-    const box = el("input", { type: "checkbox", id, checked, onchange: () => turn(box.checked) });
-    return el("label", { class: "check", title }, box, label);
-  }
-
   function draw({ ids, fields, same, parts }) {
     const labels = new Map(runLabels(ids.map(runInfo)).map((label, at) => [ids[at], label]));
     const named = (id) =>
@@ -224,11 +209,7 @@ export function showCompare(root) {
     const parting = el("div", { class: "parting" });
     const table = el("table", { class: "compared" });
     const values = menu("compared", "Values of metrics", (of) => update({ of }));
-    fill(
-      values,
-      VALUES.map(([value, text]) => el("option", { value }, text)),
-    );
-    values.value = state.of;
+    setMenu(values, VALUES, state.of);
     const step = el("input", {
       type: "number",
       class: "button",
@@ -245,17 +226,11 @@ export function showCompare(root) {
         { class: "toolbar" },
         values,
         step,
-        switchOf(
-          "same",
-          "Same in all",
-          "Also show hyperparameters that are the same in all runs",
-          withSame,
-          (isOn) => {
-            withSame = isOn;
-            drawTable();
-          },
-        ),
-        switchOf("timed", "Times and speeds", "They differ between any two runs", withTimes, (isOn) => {
+        checkbox("Same in all", withSame, (isOn) => {
+          withSame = isOn;
+          drawTable();
+        }),
+        checkbox("Times and speeds", withTimes, (isOn) => {
           withTimes = isOn;
           drawTable();
         }),

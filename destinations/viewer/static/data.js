@@ -379,11 +379,6 @@ export function readPoints(id, file) {
   return kept(id, pathOf(`api/runs/${id}/points`, { file }), `points/${id}/${file}`);
 }
 
-/** Returns the waveform of a sound. */
-export function readWave(id, file) {
-  return kept(id, pathOf(`api/runs/${id}/wave`, { file }), `wave/${id}/${file}`);
-}
-
 /** Returns the address of a file of a run. */
 export function fileUrl(id, file) {
   const parts = file.split("/").map(encodeURIComponent).join("/");

@@ -31,12 +31,6 @@ export function huesOf(columns) {
   return new Map(rows.map((row) => [row.id, colorOfRow(row)]));
 }
 
-/** Returns the first and the last tick of the scale. */
-function endsOf(columns) {
-  const ticks = columns.axisOf(state.sc).ticks.toSorted((one, other) => one[0] - other[0]);
-  return [ticks[0], ticks.at(-1)].filter(Boolean);
-}
-
 /** Makes the place of the legend. */
 export function colorLegend() {
   return el("div", { class: "color-legend", id: "colors", hidden: true });
@@ -51,14 +45,14 @@ export function drawLegend(legend, columns) {
   const words = columns.isOfWords(state.sc) ? columns.wordsOf(state.sc) : [];
   const labels = labelsOf(words);
   const dot = (color, text) => el("li", {}, el("i", { style: { background: color } }), text);
-  const [first, last] = endsOf(columns);
+  const ticks = columns.axisOf(state.sc).ticks.toSorted((one, other) => one[0] - other[0]);
   fill(
     legend,
     el("strong", { dir: "auto" }, bare(state.sc)),
     !words.length && [
-      el("span", {}, first[1]),
+      el("span", {}, ticks[0][1]),
       el("i", { class: "ramp", style: { background: `linear-gradient(to right, ${STOPS.map(shade)})` } }),
-      el("span", {}, last[1]),
+      el("span", {}, ticks.at(-1)[1]),
     ],
     el(
       "ul",
@@ -68,22 +62,4 @@ export function drawLegend(legend, columns) {
       without > 0 && dot(neutral(), `no value: ${without === 1 ? "1 run" : `${without} runs`}`),
     ),
   );
-}
-
-/** Returns traces without points: the legend of a saved plot. */
-export function legendTraces(columns) {
-  if (!state.sc) return [];
-  const trace = (name, color) => ({
-    mode: "markers",
-    x: [],
-    y: [],
-    name,
-    marker: { color, size: 10 },
-    meta: { part: "line" },
-  });
-  if (!columns.isOfWords(state.sc))
-    return endsOf(columns).map(([place, text]) => trace(`${bare(state.sc)} ${text}`, shade(place)));
-  const words = columns.wordsOf(state.sc).slice(0, MOST_WORDS);
-  const labels = labelsOf(words);
-  return words.map((word, at) => trace(shorten(labels.get(word), 40), colorOfSlot(at)));
 }

@@ -4,6 +4,8 @@ import { colorOf } from "./colors.js";
 import { editRun, isExported } from "./data.js";
 import {
   attempt,
+  button,
+  checkbox,
   el,
   fieldFor,
   fill,
@@ -41,6 +43,7 @@ export function statusMark({ status }) {
 }
 
 const FAVOURITE = "favourite";
+const ARROWS = { ascending: "↑", descending: "↓", none: "" };
 
 /** Makes the star of a run, which adds or removes a tag, so that filters and the shell find favourites too. */
 export function favouriteButton({ tags }, save, props = {}) {
@@ -199,15 +202,13 @@ class RunTable {
         "div",
         { role: "columnheader", class: isNumber ? "number" : "", "aria-sort": is, title: name },
         by
-          ? el(
-              "button",
-              { type: "button", onclick: by },
-              el("span", {}, tailOf(titleOf(name))),
-              el(
-                "i",
-                { class: "sort", "aria-hidden": "true" },
-                is === "ascending" ? "↑" : is === "descending" ? "↓" : "",
-              ),
+          ? button(
+              [
+                el("span", {}, tailOf(titleOf(name))),
+                el("i", { class: "sort", "aria-hidden": "true" }, ARROWS[is]),
+              ],
+              by,
+              { class: "" },
             )
           : titleOf(name),
         this.shownButton(name),
@@ -239,11 +240,7 @@ class RunTable {
         sort: state.sort.replace(/^-/, "") === name ? state.sort.replace(name, () => next) : state.sort,
       });
     const title = `Shows the ${shown} value; click for the ${shownOfMetric(next)}`;
-    return el(
-      "button",
-      { type: "button", class: "shown", title, "aria-label": `${titleOf(name)}: ${title}`, onclick: change },
-      shown,
-    );
+    return button(shown, change, { class: "shown", title, "aria-label": `${titleOf(name)}: ${title}` });
   }
 
   drawActions() {
@@ -255,17 +252,10 @@ class RunTable {
         el("a", { class: "button primary", ...linkTo({ page: "charts" }) }, icon("chart"), "Charts"),
         chosen.length > 1 && el("a", { class: "button", ...linkTo({ page: "compare" }) }, "Compare"),
         el("a", { class: "button", ...linkTo({ page: "media" }) }, "Media"),
-        el(
-          "button",
-          { type: "button", class: "button", onclick: () => this.archiveChosen() },
-          icon("archive"),
-          state.archived ? "Take out of the archive" : "Archive",
+        button([icon("archive"), state.archived ? "Take out of the archive" : "Archive"], () =>
+          this.archiveChosen(),
         ),
-        el(
-          "button",
-          { type: "button", class: "button quiet", onclick: () => update({ run: [], off: [] }) },
-          "Clear",
-        ),
+        button("Clear", () => update({ run: [], off: [] }), { class: "button quiet" }),
       ],
     );
   }
@@ -339,18 +329,15 @@ class RunTable {
       el(
         "div",
         { role: "gridcell", class: "name" },
-        el(
-          "button",
-          {
-            type: "button",
-            "aria-expanded": String(isOpen),
-            title: shorten(`${groupTitle()} ${label}`, 300),
-            onclick: () => toggle("unfold", label),
-          },
-          icon("chevron"),
-          el("span", { class: "muted" }, state.group.length > 1 ? "" : groupTitle().split(".").at(-1)),
-          el("strong", {}, shorten(label, 60)),
-          el("span", { class: "muted" }, total === 1 ? "1 run" : `${total} runs`),
+        button(
+          [
+            icon("chevron"),
+            el("span", { class: "muted" }, state.group.length > 1 ? "" : groupTitle().split(".").at(-1)),
+            el("strong", {}, shorten(label, 60)),
+            el("span", { class: "muted" }, total === 1 ? "1 run" : `${total} runs`),
+          ],
+          () => toggle("unfold", label),
+          { class: "", "aria-expanded": String(isOpen), title: shorten(`${groupTitle()} ${label}`, 300) },
         ),
       ),
       this.rows.columns.map((name) => groupCell(name, values[name], this.rows.looks.get(name))),
@@ -553,33 +540,18 @@ class RunTable {
       );
       fill(
         list,
-        wanted.slice(0, 300).map((name) =>
-          el(
-            "label",
-            { class: "check" },
-            el("input", {
-              type: "checkbox",
-              checked: this.rows.columns.includes(name),
-              onchange: (event) =>
-                update({
-                  column: event.target.checked
-                    ? [...this.rows.columns, name]
-                    : this.rows.columns.filter((one) => one !== name),
-                }),
-            }),
-            el("span", { dir: "auto" }, shorten(name, 80)),
-          ),
-        ),
+        wanted.slice(0, 300).map((name) => {
+          const { columns } = this.rows;
+          const turn = (isOn) =>
+            update({ column: isOn ? [...columns, name] : columns.filter((one) => one !== name) });
+          return checkbox(el("span", { dir: "auto" }, shorten(name, 80)), columns.includes(name), turn);
+        }),
         wanted.length > 300 && el("p", { class: "muted" }, `${wanted.length - 300} more: search for them.`),
       );
     };
     find.addEventListener("input", show);
     show();
-    return [
-      find,
-      list,
-      el("button", { type: "button", class: "button quiet", onclick: () => update({ column: [] }) }, "Reset"),
-    ];
+    return [find, list, button("Reset", () => update({ column: [] }), { class: "button quiet" })];
   }
 
   keys(event) {

@@ -175,29 +175,31 @@ export function pairTable(pairs) {
 /**
  * Returns a table of the given cells.
  *
- * @param {any[][]} rows the cells of each row, as elements.
- * @param {any[]} [head] the titles of columns, as texts or elements.
+ * @param {any[][]} rows the cells of each row: `td` and `th` elements, or their contents.
+ * @param {string[]} [head] the titles of columns.
  */
 export function plainTable(rows, head = []) {
+  const isCell = (content) => content instanceof HTMLTableCellElement;
+  const cell = (content) => (isCell(content) ? content : el("td", { dir: "auto" }, content));
   return el(
     "table",
     {},
-    head.length > 0 &&
-      el(
-        "thead",
-        {},
-        el(
-          "tr",
-          {},
-          head.map((one) => (one instanceof Node ? one : el("th", {}, one))),
-        ),
-      ),
+    head.length > 0 && el("thead", {}, row(head.map((title) => el("th", {}, title)))),
     el(
       "tbody",
       {},
-      rows.map((cells) => el("tr", {}, cells)),
+      rows.map((cells) => row(cells.map(cell))),
     ),
   );
+}
+
+function row(cells) {
+  return el("tr", {}, cells);
+}
+
+/** Returns a cell of a class, such as "number". */
+export function cell(kind, ...content) {
+  return el("td", { class: kind, dir: "auto" }, content);
 }
 
 /** Returns the leaves of a nested mapping with dotted names, up to 5,000. */

@@ -95,34 +95,6 @@ def test_runs_are_coloured_by_words(kinds):
     kinds.until("() => document.querySelector('#colors').innerText.includes('completed')")
 
 
-def test_the_scatter_plot_is_saved_with_its_colours(kinds):
-    """The saved picture has a legend."""
-    page = kinds.page
-    kinds.go("explore?sx=hparams.width&sy=summary.loss&sc=hparams.size")
-    page.wait_for_selector("#colors li")
-    points(kinds, 10)
-    page.locator(".explore-top .card").first.hover()
-    with page.expect_download() as download:
-        page.get_by_label("Save as SVG").first.click()
-    assert ">auto<" in download.value.path().read_text()
-
-
-def test_saving_an_empty_plot_shows_a_message(kinds):
-    """If nothing is drawn, the button saves nothing and tells you."""
-    page = kinds.page
-    kinds.go("explore?where=hparams.size%20%3D%3D%20%22none%22")
-    page.wait_for_selector("#parallel .empty")
-    # At once: the message disappears after a few seconds.
-    said = page.evaluate(
-        """() => {
-            for (const kind of ["PNG", "SVG"])
-                for (const button of document.querySelectorAll(`[aria-label="Save as ${kind}"]`)) button.click();
-            return [...document.querySelectorAll(".toast")].map((toast) => toast.innerText);
-        }"""
-    )
-    assert said == ["Nothing is drawn."] * 3
-
-
 def test_ten_runs_are_too_few_for_importance(kinds):
     """The page says how many runs it takes to tell which hyperparameter matters."""
     kinds.go("explore?sx=hparams.width&sy=summary.loss")
