@@ -89,7 +89,7 @@ function drawHeader() {
           : (problem ?? "New rows appear automatically."),
       },
       el("i", {}),
-      isExported ? "exported" : problem ? "offline" : "live",
+      el("span", {}, isExported ? "exported" : problem ? "offline" : "live"),
     ),
     iconButton(isDark() ? "sun" : "moon", isDark() ? "Light" : "Dark", switchTheme, { id: "theme" }),
     iconButton("help", "Keys", showKeys, { id: "help" }),

@@ -52,8 +52,6 @@ const BEYOND = 12;
 const MOST_RUNS = 200;
 /** The most lines of a chart of several metrics. */
 const MOST_LINES = 400;
-/** The dashes of named writers. */
-const WRITER_DASHES = ["longdash", "dashdot", "longdashdot"];
 
 /** The charts on screen, which share the cursor. */
 const shown = new Set();
@@ -427,7 +425,7 @@ export class MetricChart {
       const isLeft = isBranch(one);
       const x = one.x.map((value) => this.toAxis(value));
       const writers = writersOf.get(one.run) ?? [];
-      const dash = writers.length > 1 && one.writer ? dashOf(writers, one.writer) : "solid";
+      const dash = writers.length > 1 && one.writer ? "longdash" : "solid";
       const label = this.metrics.length > 1 ? this.labelOfMetric(one) : labelOf(one, writers);
       const base = {
         mode: "lines",
@@ -790,12 +788,6 @@ export class MetricChart {
     if (this.series.some((one) => isBranch(one) && one.x.length)) parts.push("Dotted: left by a resume.");
     const unread = this.series.filter((one) => one.unread);
     if (unread.length) parts.push(`Without ${unread.length} of the runs: ${unread[0].error}`);
-    // With several bands, hovering names it.
-    const straggler = this.bands?.length === 1 ? this.bands[0].straggler : null;
-    if (straggler)
-      parts.push(
-        `The straggler is ${nameOfStraggler(straggler)}, ${formatNumber(straggler.distance)} from the median.`,
-      );
     if (this.metrics.length > 1 && this.metrics.length * this.runs().length > MOST_LINES)
       parts.push(`The first ${MOST_LINES} lines.`);
     if (this.runs().length > MOST_RUNS) parts.push(`The first ${MOST_RUNS} runs.`);
@@ -967,12 +959,6 @@ function writersByRun(series) {
 function labelOf({ run, writer }, writers) {
   const { name } = runInfo(run);
   return writers.length > 1 && writer ? `${name} · ${writer}` : name;
-}
-
-/** Returns the dash of a named writer; its colour is the run's. */
-function dashOf(writers, writer) {
-  const named = writers.filter(Boolean);
-  return WRITER_DASHES[named.indexOf(writer) % WRITER_DASHES.length];
 }
 
 function joined(old, more) {

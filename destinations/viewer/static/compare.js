@@ -54,7 +54,7 @@ const VALUES = [
 const MOST_METRICS = 300;
 /** Each metric at a step takes a request. */
 const MOST_METRICS_AT_STEP = 60;
-const MOST_ROWS = 1000;
+const MOST_ROWS = 200;
 
 /** Shows the comparison in an element until the returned function is called. */
 export function showCompare(root) {
@@ -313,6 +313,12 @@ export function showCompare(root) {
             ),
           ),
         ),
+        own.length > MOST_ROWS &&
+          el(
+            "tr",
+            {},
+            el("td", { colSpan: ids.length + 1 }, `${own.length - MOST_ROWS} more: search for them.`),
+          ),
       );
     }
   }

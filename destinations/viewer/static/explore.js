@@ -10,6 +10,8 @@ import { state, update, viewQuery } from "./state.js";
 import { View } from "./view.js";
 import { complain } from "./viewbar.js";
 
+const MOST_OPTIONS = 300;
+
 /** The plots, their controls, and the importance of hyperparameters. */
 class Explore {
   /** @param {View} view of the page. */
@@ -28,6 +30,7 @@ class Explore {
     this.axesSaid = el("span", { class: "badge" });
     this.legend = colorLegend();
     this.plot = el("div", { class: "plot", id: "scatter", style: { height: "310px" } });
+    this.foot = el("p", { class: "card-foot" });
     this.holder = el("div", { id: "parallel", style: { padding: "0 8px 10px" } });
     this.importance = new Importance((name) => update({ sx: name }));
     view.until(() => this.importance.view.leave());
@@ -61,6 +64,7 @@ class Explore {
           el("div", { class: "card-head" }, this.title),
           this.legend,
           this.plot,
+          this.foot,
         ),
         this.importance.element,
       ),
@@ -89,13 +93,16 @@ class Explore {
   }
 
   drawPlots() {
-    drawScatter(this.plot, this.logX, this.columns);
+    fill(this.foot, drawScatter(this.plot, this.logX, this.columns));
     drawParallel(this.holder, this.columns);
   }
 
   drawTools(sx, sy) {
     const { hparams, metrics, rows, total } = this.columns;
-    const options = (names) => names.map((name) => [name, bare(name)]);
+    const options = (names) =>
+      [...new Set([...[sx, sy].filter((name) => names.includes(name)), ...names])]
+        .slice(0, MOST_OPTIONS)
+        .map((name) => [name, bare(name)]);
     setMenu(this.x, options(["created_at"]), sx, {
       Hyperparameters: options(hparams),
       Metrics: options(metrics),

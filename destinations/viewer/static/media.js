@@ -1,7 +1,7 @@
 /** The view of media: records of all kinds that the server knows, drawn by `RENDERERS`. */
 
 import { shade } from "./colors.js";
-import { drawPlot, savePlot, talking } from "./plot.js";
+import { drawPlot, talking } from "./plot.js";
 import { fileUrl, listMedia, readTable, runDetail, runInfo, serverInfo } from "./data.js";
 import {
   button,
@@ -301,13 +301,6 @@ class Panel {
     });
     this.said = el("output", {});
     this.bar = el("div", { class: "step-bar" }, this.slider, this.said);
-    this.save = RENDERERS[about.shows].isOverTime
-      ? iconButton("download", "Save as SVG", () =>
-          this.content.querySelectorAll(".js-plotly-plot").forEach((plot) => {
-            savePlot(plot, about.name, "svg");
-          }),
-        )
-      : null;
     this.element = el(
       "section",
       {
@@ -319,7 +312,6 @@ class Panel {
         "div",
         { class: "card-head" },
         el("h3", { dir: "auto", title: shorten(about.name, 300) }, shorten(about.name || "Traces", 120)),
-        this.save,
       ),
       this.bar,
       this.classes,

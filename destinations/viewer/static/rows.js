@@ -20,6 +20,8 @@ const MAX_AUTOMATIC = 4;
 /** Pixels of the columns that every run has, and of another one: by default, the table has no more than fit. */
 const WIDTH_OF_OTHERS = 800;
 const WIDTH_OF_A_VALUE = 126;
+/** A narrower window has no columns of dates and notes by default. */
+const WIDTH_OF_ALL = 1200;
 const MAX_CANDIDATES = 100;
 
 /** Which value of a metric a column shows, by the group of its name. */
@@ -286,13 +288,21 @@ export class RunRows {
       (name) => new Set(rows.map((row) => row.values[name]).filter((value) => value !== undefined)).size > 1,
     );
     const isGrouped = state.group.length > 0;
+    const isSlim = innerWidth < WIDTH_OF_ALL;
     const room = Math.max(2, Math.floor((innerWidth - WIDTH_OF_OTHERS) / WIDTH_OF_A_VALUE));
     const count = Math.min(MAX_AUTOMATIC, Math.max(Math.ceil(room / 2), room - varied.length));
     const values = [...metrics.slice(0, count), ...varied.slice(0, Math.min(MAX_AUTOMATIC, room - count))];
     // A group has no date, tags and note.
     return isGrouped
       ? ["status", "duration", ...values.filter((name) => !state.group.includes(name))]
-      : ["status", "created_at", "duration", "tags", ...values, "note"];
+      : [
+          "status",
+          ...(isSlim ? [] : ["created_at"]),
+          "duration",
+          "tags",
+          ...values,
+          ...(isSlim ? [] : ["note"]),
+        ];
   }
 
   lay() {

@@ -49,7 +49,7 @@ function traceOf(columns, shown, xs, sx, sy) {
   };
 }
 
-/** Draws the plot, and shows in the button whether the x axis is logarithmic. */
+/** Draws the plot, and shows in the button whether the x axis is logarithmic; returns what a log axis leaves out. */
 export function drawScatter(plot, logX, columns) {
   const { sx, sy } = columns.chosen();
   // The chosen runs are drawn last: in front.
@@ -77,4 +77,7 @@ export function drawScatter(plot, logX, columns) {
     y: { type: state.logy ? "log" : "linear", title: bare(sy) },
     ...talking(plot, (id) => update({ page: "run", id })),
   });
+  const isOut = (row, at) => (isLogX && !(xs[at] > 0)) || (state.logy && !(valueIn(row, sy) > 0));
+  const count = shown.filter(isOut).length;
+  return count ? `▾ ${count === 1 ? "1 run" : `${count} runs`} at ≤ 0: a log axis can't show them.` : "";
 }

@@ -32,26 +32,29 @@ export function pieceOf(color) {
   );
 }
 
-/** Returns the ids of the visible runs, the details of each or null, and an error text if all of them failed. */
-export async function visibleDetails() {
+/** Returns what a function finds for the visible runs, for the ones that are visible when it has found it. */
+async function ofVisible(ask) {
   for (;;) {
     const ids = visibleRuns();
-    const found = await Promise.allSettled(ids.map(runDetail));
-    const details = found.map((one) => (one.status === "fulfilled" ? one.value : null));
-    const reasons = found.map((one) => (one.status === "rejected" ? one.reason.message : ""));
-    const problem = details.some(Boolean) ? "" : (reasons[0] ?? "");
-    // The selection may have changed meanwhile; the caller must not see the old runs after the new ones.
-    if (String(ids) === String(visibleRuns())) return [ids, details, problem];
+    const found = await ask(ids);
+    // Otherwise the caller would see old runs after new ones.
+    if (String(ids) === String(visibleRuns())) return found;
   }
 }
 
+/** Returns the ids of the visible runs, the details of each or null, and an error text if all of them failed. */
+export function visibleDetails() {
+  return ofVisible(async (ids) => {
+    const found = await Promise.allSettled(ids.map(runDetail));
+    const details = found.map((one) => (one.status === "fulfilled" ? one.value : null));
+    const reasons = found.map((one) => (one.status === "rejected" ? one.reason.message : ""));
+    return [ids, details, details.some(Boolean) ? "" : (reasons[0] ?? "")];
+  });
+}
+
 /** Returns the rows of the visible runs, as `selectedRows` does. */
-export async function visibleRows() {
-  for (;;) {
-    const ids = visibleRuns();
-    const rows = await selectedRows(ids);
-    if (String(ids) === String(visibleRuns())) return rows;
-  }
+export function visibleRows() {
+  return ofVisible(selectedRows);
 }
 
 const WIDTH = "destinations-sidebar";

@@ -1,18 +1,8 @@
 /** Logged tables, which the reader sorts by a column and filters by a word. */
 
-import {
-  breakable,
-  download,
-  el,
-  fill,
-  formatNumber,
-  iconButton,
-  searchField,
-  shorten,
-  toCsv,
-} from "./dom.js";
+import { breakable, el, fill, formatNumber, searchField, shorten } from "./dom.js";
 
-const MOST_ROWS = 500;
+const MOST_ROWS = 200;
 
 /**
  * Makes a table. Its `show` replaces the rows and keeps filter and order.
@@ -124,19 +114,7 @@ export function dataTable(columns, rows, orders, about = {}) {
   const table = el(
     "div",
     { class: "logged-table" },
-    el(
-      "div",
-      { class: "table-tools" },
-      find.field,
-      count,
-      iconButton("download", "Save as CSV", () =>
-        download(
-          `${about.name ?? "table"}.csv`,
-          toCsv([columns.map(({ name }) => name), ...rows]),
-          "text/csv",
-        ),
-      ),
-    ),
+    el("div", { class: "table-tools" }, find.field, count),
     el(
       "div",
       {
