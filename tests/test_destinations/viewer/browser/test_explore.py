@@ -2,10 +2,8 @@
 
 import pytest
 
-from destinations.runs import open_runs
 from tests.sweep import write_sweep
 from tests.test_destinations.runs.written import Written
-from tests.test_destinations.viewer.browser.opened import Opened
 
 pytestmark = pytest.mark.xdist_group("browser")
 
@@ -14,19 +12,15 @@ POINTS = """() => { const { customdata, x, y, marker } = document.querySelector(
 
 
 @pytest.fixture
-def kinds(tmp_path, new_page):
+def kinds(tmp_path, open_root):
     """A page of runs whose sizes are numbers, similar texts and long texts; one run has no size."""
-    server = pytest.importorskip("destinations.viewer.server")
     root = tmp_path / "runs"
     sizes = [10, "auto", 1, "1", True, "true", "x" * 60 + "a", "x" * 60 + "b", None, 1.0]
     for place, size in enumerate(sizes):
         with Written(root / f"run-{place}") as run:
             run.logger.log_hyperparameters({"size": size, "width": 10.0**place})
             run.log({"loss": float(place)}, 0)
-    with open_runs(root, cache=tmp_path / "index") as runs, server.Viewer(runs, port=0) as viewer:
-        opened = Opened(new_page(), viewer)
-        yield opened
-        opened.page.close()
+    return open_root(root)
 
 
 def points(opened, count):
@@ -101,27 +95,24 @@ def test_ten_runs_are_too_few_for_importance(kinds):
     kinds.page.wait_for_selector(".importance :text('It takes 20')")
 
 
-def test_which_hyperparameter_matters_is_shown(tmp_path, new_page):
+def test_which_hyperparameter_matters_is_shown(tmp_path, open_root):
     """Bars by importance, the number of runs and the score; a click shows the hyperparameter in the plot."""
     pytest.importorskip("sklearn")
-    server = pytest.importorskip("destinations.viewer.server")
     root = tmp_path / "runs"
     write_sweep(root, runs=80, steps=20)
-    with open_runs(root, cache=tmp_path / "index") as runs, server.Viewer(runs, port=0) as viewer:
-        opened = Opened(new_page(), viewer)
-        page = opened.page
-        opened.go("explore?sx=hparams.seed&sy=summary.val%2Facc")
-        page.wait_for_selector(".importance li")
-        names = page.locator(".importance li button").all_inner_texts()
-        text = page.inner_text(".importance .card-foot")
-        answer = opened.answer("importance?metric=val%2Facc")
-        page.locator(".importance li button").first.click()
-        opened.until("() => location.hash.includes('sx=hparams.lr')")
-        page.fill("#filter", "lr == 0.01")
-        opened.until(
-            "() => document.querySelector('.importance').innerText.includes('10 runs that have ended have')"
-        )
-        page.close()
+    opened = open_root(root)
+    page = opened.page
+    opened.go("explore?sx=hparams.seed&sy=summary.val%2Facc")
+    page.wait_for_selector(".importance li")
+    names = page.locator(".importance li button").all_inner_texts()
+    text = page.inner_text(".importance .card-foot")
+    answer = opened.answer("importance?metric=val%2Facc")
+    page.locator(".importance li button").first.click()
+    opened.until("() => location.hash.includes('sx=hparams.lr')")
+    page.fill("#filter", "lr == 0.01")
+    opened.until(
+        "() => document.querySelector('.importance').innerText.includes('10 runs that have ended have')"
+    )
 
     assert names[0] == "lr"
     assert set(names) == {"lr", "seed", "weight_decay"}

@@ -280,9 +280,8 @@ def test_the_page_contacts_no_other_servers(new_page, viewer):
     assert [url for url in asked if not url.startswith((viewer.address, "data:", "blob:"))] == []
 
 
-def test_the_page_of_a_run_shows_its_flight_recordings(tmp_path, new_page):
+def test_the_page_of_a_run_shows_its_flight_recordings(tmp_path, open_root):
     """The page shows which rank waits where, and the stacks; text of the run stays text."""
-    server = pytest.importorskip("destinations.viewer.server")
 
     def train_and_fail():
         with Run(RunDirectory(tmp_path / "runs" / "failed"), FlightRecorder(), run_name="failed") as run:
@@ -292,16 +291,11 @@ def test_the_page_of_a_run_shows_its_flight_recordings(tmp_path, new_page):
 
     with pytest.raises(ValueError, match="<img"):
         train_and_fail()
-    with (
-        open_runs(tmp_path / "runs", cache=tmp_path / "index") as runs,
-        server.Viewer(runs, port=0) as viewer,
-    ):
-        opened = Opened(new_page(), viewer)
-        opened.go(f"run/{opened.id_of('failed')}")
-        panel = opened.page.locator('[data-panel="Flight recording"]')
-        panel.locator("summary").click()
-        text = panel.inner_text()
-        opened.page.close()
+    opened = open_root()
+    opened.go(f"run/{opened.id_of('failed')}")
+    panel = opened.page.locator('[data-panel="Flight recording"]')
+    panel.locator("summary").click()
+    text = panel.inner_text()
 
     assert "rank 0: exception, at test_page.py:" in text
     assert "<img src=x onerror=alert(1)>" in text
@@ -310,31 +304,25 @@ def test_the_page_of_a_run_shows_its_flight_recordings(tmp_path, new_page):
     )
 
 
-def test_the_page_of_a_run_shows_its_time(tmp_path, new_page):
+def test_the_page_of_a_run_shows_its_time(tmp_path, open_root):
     """The page shows a band of times with the goodput, and a table of faults and their costs."""
-    server = pytest.importorskip("destinations.viewer.server")
     run = tmp_path / "runs" / "slow"
     (run / "time").mkdir(parents=True)
     (run / "metrics.csv").write_text("step,epoch,time,loss\n1,0,1.0,2.0\n")
     (run / "time" / "rank-0.csv").write_text(
         "session,begin,end,step,start,data,forward,backward\n100,100,110,9,1,2,3,4\n150,150,160,19,1,2,3,4\n"
     )
-    with (
-        open_runs(tmp_path / "runs", cache=tmp_path / "index") as runs,
-        server.Viewer(runs, port=0) as viewer,
-    ):
-        opened = Opened(new_page(), viewer)
-        opened.go(f"run/{opened.id_of('slow')}")
-        panel = opened.page.locator('[data-panel="Time"]')
-        text = panel.inner_text()
-        faults = opened.page.locator('[data-panel="Faults"]').inner_text()
-        # Above everything else about the run.
-        tops = opened.tops('[data-panel="Time"]', ".panels")
-        widths = opened.until(
-            "() => { const all = [...document.querySelectorAll('.time-band span')].map((one) => one.clientWidth);"
-            " return all.length && all; }"
-        )
-        opened.page.close()
+    opened = open_root()
+    opened.go(f"run/{opened.id_of('slow')}")
+    panel = opened.page.locator('[data-panel="Time"]')
+    text = panel.inner_text()
+    faults = opened.page.locator('[data-panel="Faults"]').inner_text()
+    # Above everything else about the run.
+    tops = opened.tops('[data-panel="Time"]', ".panels")
+    widths = opened.until(
+        "() => { const all = [...document.querySelectorAll('.time-band span')].map((one) => one.clientWidth);"
+        " return all.length && all; }"
+    )
 
     assert "Goodput 23.3 % of 1 min" in text
     assert sorted(line for line in text.splitlines() if line.startswith(("training", "gone"))) == [
@@ -409,7 +397,7 @@ def noted(tmp_path, new_page):
         opened.go(f"run/{opened.id_of('a')}")
         opened.page.wait_for_selector('[data-panel="Log"]')
         yield opened
-        opened.page.close()
+        opened.page.goto("about:blank")
 
 
 def test_the_page_of_a_run_keeps_lines_and_links_files_beside_the_log(noted):

@@ -5,9 +5,7 @@ import json
 import pytest
 
 from destinations.cli import main
-from destinations.runs import open_runs
 from tests.test_destinations.runs.written import Written
-from tests.test_destinations.viewer.browser.opened import Opened
 
 pytestmark = pytest.mark.xdist_group("browser")
 
@@ -22,9 +20,8 @@ DOTS = """() => [...document.querySelectorAll('.chart')]
 
 
 @pytest.fixture
-def grid(tmp_path, new_page):
+def grid(tmp_path, open_root):
     """The page of twelve runs: two models, three rates and two seeds; one run has a spike."""
-    server = pytest.importorskip("destinations.viewer.server")
     for number in range(12):
         model, rate, seed = "ab"[number % 2], 10 ** -(number // 2 % 3), number // 6
         with Written(tmp_path / "runs" / f"{model}-lr{rate:g}-seed{seed}") as run:
@@ -32,13 +29,7 @@ def grid(tmp_path, new_page):
             for step in range(40):
                 loss = 50.0 if (number, step) == (0, 20) else number - 2 + 1 / (1 + step)
                 run.log({"loss": loss, "acc": number + step / 40}, step)
-    with (
-        open_runs(tmp_path / "runs", cache=tmp_path / "index") as runs,
-        server.Viewer(runs, port=0) as viewer,
-    ):
-        opened = Opened(new_page(), viewer)
-        yield opened
-        opened.page.close()
+    return open_root()
 
 
 def test_bands_average_all_runs_of_the_view_by_several_fields(grid):
@@ -167,24 +158,18 @@ def test_a_saved_view_is_the_same_in_the_table_the_charts_and_the_shell(grid, tm
     assert [row["name"] for row in json.loads(capsys.readouterr().out)] == names
 
 
-def test_the_metrics_of_a_prefix_are_one_chart(tmp_path, new_page):
+def test_the_metrics_of_a_prefix_are_one_chart(tmp_path, open_root):
     """A section becomes one chart with a line for each metric, and keeps the ones that a search finds."""
-    server = pytest.importorskip("destinations.viewer.server")
     with Written(tmp_path / "runs" / "layers") as run:
         for step in range(5):
             run.log({f"norm/layer{layer}": float(layer + step) for layer in range(12)}, step)
-    with (
-        open_runs(tmp_path / "runs", cache=tmp_path / "index") as runs,
-        server.Viewer(runs, port=0) as viewer,
-    ):
-        opened = Opened(new_page(), viewer)
-        opened.go("charts")
-        opened.drawn("norm/layer0")
-        opened.page.get_by_role("button", name="as one chart").click()
-        opened.until(LINES.replace("COUNT", "12"))
-        assert opened.page.locator(".chart").count() == 1
-        assert "join=" in opened.page.url
-        opened.page.fill("#search", "layer1*")
-        opened.until(LINES.replace("COUNT", "3"))
-        assert "layer10" in opened.hovered("norm/*", "layer10", 0.5)
-        opened.page.close()
+    opened = open_root()
+    opened.go("charts")
+    opened.drawn("norm/layer0")
+    opened.page.get_by_role("button", name="as one chart").click()
+    opened.until(LINES.replace("COUNT", "12"))
+    assert opened.page.locator(".chart").count() == 1
+    assert "join=" in opened.page.url
+    opened.page.fill("#search", "layer1*")
+    opened.until(LINES.replace("COUNT", "3"))
+    assert "layer10" in opened.hovered("norm/*", "layer10", 0.5)
