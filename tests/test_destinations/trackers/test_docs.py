@@ -37,11 +37,6 @@ def test_examples_with_tensorboard_run(code, tmp_path):
     assert len(list(records(path))) > 1
 
 
-def test_there_are_three_such_examples():
-    """The test above covers all of them."""
-    assert len(BLOCKS) == 3
-
-
 def test_every_option_of_tensorboard_is_documented_with_its_default():
     """It is in the page's table and in the docstring of the class or of all trackers."""
     section = PAGE.split("## TensorBoard", 1)[1].split("### Options")[1].split("\n### ")[0]
