@@ -92,15 +92,19 @@ def _run(options: argparse.Namespace, session: Any = None) -> int:
 def view(options: argparse.Namespace, session: Any) -> int:
     """Serves the page until Ctrl-C, or exports it."""
     from destinations.runs.commands.running import EXIT_OK, roots_of, view_of
+    from destinations.runs.views import RunView
     from destinations.viewer import Viewer
     from uploads import exit_on_sigterm
+
+    from .catalog import with_page_ids
 
     options.root = options.root or None
     roots = roots_of(options, session)
     with contextlib.ExitStack() as opened:
         runs, source = _opened(roots, session, opened)
-        if options.view is not None:
-            options.where = view_of(options.view, runs).filter(options.where) or ""
+        view = {} if options.view is None else view_of(options.view, runs)
+        if view:
+            options.where = RunView.parse(view).filter(options.where) or ""
         if options.export is not None:
             return _export(runs, source, options, session)
         if options.open:
@@ -122,7 +126,10 @@ def view(options: argparse.Namespace, session: Any) -> int:
         )
         count = runs.report.runs
         session.screen.line(f"{count} {'run' if count == 1 else 'runs'} in {', '.join(map(str, roots))}")
-        url = viewer.url if options.view is None else f"{viewer.url}#/runs?{_query_of(options.view, runs)}"
+        url = viewer.url
+        if options.view is not None:
+            fields = with_page_ids({options.view: view}, runs)[options.view]
+            url += f"#/runs?{urlencode({**fields, 'view': options.view}, doseq=True)}"
         session.screen.line(url)
         session.screen.flush()
         if not viewer.is_local:
@@ -137,14 +144,6 @@ def view(options: argparse.Namespace, session: Any) -> int:
             webbrowser.open(opened.enter_context(page_to(url)).as_uri())
         viewer.wait()
     return EXIT_OK
-
-
-def _query_of(name: str, runs: Any) -> str:
-    """Returns a saved view as in the page's address."""
-    from .catalog import Catalog
-
-    fields = Catalog(runs).views()["views"].get(name, {})
-    return urlencode({**fields, "view": name}, doseq=True)
 
 
 def _token_of(path: Path) -> str:

@@ -16,10 +16,8 @@ from .bridges import (
     ForwardMonitor,
     FromTorchMonitor,
     TensorboardEventHandler,
-    ToTorchMonitor,
     forward_to,
     from_torch,
-    to_torch,
 )
 from .monitor_event import (
     Event,
@@ -39,13 +37,11 @@ __all__ = [
     "FromTorchMonitor",
     "Stat",
     "TensorboardEventHandler",
-    "ToTorchMonitor",
     "data_value_t",
     "flush",
     "forward_to",
     "from_torch",
     "log_event",
     "register_event_handler",
-    "to_torch",
     "unregister_event_handler",
 ]

@@ -5,7 +5,7 @@ import importlib.metadata
 import inspect
 import subprocess
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from numbers import Integral
 from pathlib import Path
@@ -22,18 +22,15 @@ from . import distributed
 
 __all__ = [
     "AUTOCAST_DTYPES",
-    "COMPOSERS",
     "as_limit",
     "check_can_fit",
     "check_choices",
     "check_iterations",
     "check_progress",
-    "closure_optimizer",
     "find_device",
     "learning_rates",
     "length_of",
     "move_optimizers",
-    "own_arguments",
     "parts_taken",
     "shorter",
     "step_schedulers_of_epoch",
@@ -52,31 +49,6 @@ AUTOCAST_DTYPES = {
 _COMMIT = ("git", "rev-parse", "HEAD")
 
 _TARGETS = {"label", "labels", "target", "targets", "y"}
-COMPOSERS = {
-    "algorithms": "There are none: write a Callback.",
-    "compile_config": "Give torch.compile(model).",
-    "console_log_interval": 'Pass loggers=[Console("1ba")].',
-    "console_stream": "Pass loggers=[Console(stream=sys.stdout)].",
-    "ddp_sync_strategy": "Gradients are summed with the last microbatch of a batch.",
-    "deterministic_mode": "Call torch.use_deterministic_algorithms(True).",
-    "dist_timeout": "Call torch.distributed.init_process_group(timeout=...) before.",
-    "load_ignore_keys": "Pass load_exclude=, with load_weights_only=True.",
-    "load_object_store": "Pass the URI as load_path=.",
-    "load_strict_model_weights": "Pass load_strict=, with load_weights_only=True.",
-    "log_to_console": "Pass loggers=[Console()].",
-    "parallelism_config": "Give a model that fully_shard has divided.",
-    "profiler": "Pass a callback that starts torch.profiler.",
-    "progress_bar": "Pass loggers=[ProgressBar()].",
-    "python_log_level": "Call logging.basicConfig(level=...).",
-    "save_ignore_keys": "Pass load_exclude= where the checkpoint is loaded.",
-    "save_metrics": "Checkpoints hold the metrics that the model has.",
-}
-"""What to use instead of arguments of Composer's trainer."""
-
-
-def own_arguments(others: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns unknown arguments, without Composer's arguments that are None."""
-    return {name: one for name, one in others.items() if one is not None or name not in COMPOSERS}
 
 
 def check_choices(
@@ -246,28 +218,6 @@ def length_of(dataloader: Any) -> int | None:
 def shorter(length: int | None, limit: int | None) -> int | None:
     """Returns the number of batches to read, given the length of a dataloader and a limit."""
     return limit if limit is not None and (length is None or length > limit) else length
-
-
-def closure_optimizer(
-    optimizers: tuple[torch.optim.Optimizer, ...], precision: Precision
-) -> torch.optim.Optimizer | None:
-    """Returns the optimizer that computes gradients itself, by a closure, as LBFGS does; None without one.
-
-    Raises:
-        ValueError: it is one of several, or gradients are scaled.
-    """
-    for optimizer in optimizers:
-        closure = inspect.signature(optimizer.step).parameters.get("closure")
-        if closure is None or closure.default is not inspect.Parameter.empty:
-            continue
-        if len(optimizers) > 1 or AUTOCAST_DTYPES.get(precision) is torch.float16:
-            problem = f"{len(optimizers)} optimizers" if len(optimizers) > 1 else f"precision {precision!s}"
-            raise ValueError(
-                f"{type(optimizer).__name__} must be the only optimizer, without fp16: it computes gradients "
-                f"several times in a batch, got {problem}."
-            )
-        return optimizer
-    return None
 
 
 def parts_taken(model: torch.nn.Module) -> int:

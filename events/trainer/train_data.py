@@ -143,22 +143,18 @@ class TrainData:
         engine: runs the events around reading.
         skip_by: how to skip batches that were already trained on; see `Trainer`.
         is_saved: whether there are checkpoints, which need positions and warnings.
-        is_limited: whether epochs may end before the end of the data.
 
     Raises:
         ValueError: `skip_by` is unknown.
     """
 
-    def __init__(
-        self, state: State, engine: Engine, *, skip_by: SkipBy, is_saved: bool, is_limited: bool
-    ) -> None:
+    def __init__(self, state: State, engine: Engine, *, skip_by: SkipBy, is_saved: bool) -> None:
         if skip_by not in get_args(SkipBy):
             raise ValueError(f"skip_by must be one of {', '.join(get_args(SkipBy))}, got {skip_by!r}.")
         self._state = state
         self._engine = engine
         self._skip_by = skip_by
         self._is_saved = is_saved
-        self._is_limited = is_limited
         self._is_announced = False
         # The iterator that this process has read from; all epochs share it.
         self._begun: Any = None
@@ -176,7 +172,7 @@ class TrainData:
         if self._is_announced or not self._is_saved:
             return
         self._is_announced = True
-        reasons = _not_promised(self._state.train_dataloader, self._skip_by, is_limited=self._is_limited)
+        reasons = _not_promised(self._state.train_dataloader, self._skip_by)
         if reasons and self._state.rank == 0:
             _log.warning(
                 "A resumed run may not read the same samples as an uninterrupted one: %s. "
@@ -229,9 +225,9 @@ class TrainData:
             self._load_at_end_of_epoch(start or {}, now)
         missing = restore_random_state(now, loader)
         for evaluator in state.evaluators:
-            own = now.get("evaluators", {}).get(evaluator.label, {}).get("generators", {})
+            own = now["evaluators"].get(evaluator.label, {}).get("generators", {})
             missing += restore_generators(own, generators_in(evaluator.dataloader))
-        missing += restore_generators(now.get("held", {}), held)
+        missing += restore_generators(now["held"], held)
         if missing:
             _log.warning(
                 "The checkpoint has states of random number generators that no longer exist: %s. "
@@ -252,14 +248,12 @@ class TrainData:
         """
         state, loader = self._state, self._state.train_dataloader
         saved = next((one for one in (*of_ranks[state.rank : state.rank + 1], *of_ranks) if one), {})
-        place = saved.get("place") if of_ranks else _place(state)
+        place = saved["place"] if of_ranks else _place(state)
         size, ranks, start = (
             _batch_size(loader),
             len(of_ranks) or state.world_size,
             state.random_at_epoch_start,
         )
-        if place is None:  # An older checkpoint counts batches.
-            return done, None if size is None else done * size
         before, samples = place["batch_size"], place["samples"]
         is_same = before == size and ranks == state.world_size
         if is_same and "base" not in (start or {}):
@@ -361,7 +355,7 @@ class TrainData:
         """Starts persistent workers, so that the resumed epoch does not draw their seed."""
         state, loader = self._state, self._state.train_dataloader
         for evaluator in state.evaluators:
-            had = saved.get("evaluators", {}).get(evaluator.label, {}).get("has_workers")
+            had = saved["evaluators"].get(evaluator.label, {}).get("has_workers")
             one = evaluator.dataloader
             if had and _has_persistent_workers(one) and not _has_workers(one):
                 iter(one)
@@ -669,21 +663,14 @@ def _draws_nothing(loader: Any) -> bool:
     return loader.collate_fn in {default_collate, default_convert}
 
 
-def _not_promised(loader: Any, skip_by: SkipBy, *, is_limited: bool) -> list[str]:
+def _not_promised(loader: Any, skip_by: SkipBy) -> list[str]:
     """Returns the reasons why a resumed run may read other samples."""
-    name = type(loader).__name__
-    reasons: list[str] = []
-    if is_limited and (parts := [one for one in _stateful_parts(loader) if one != "loader"]):
-        reasons.append(
-            f"train_subset_num_batches ends an epoch where the {' and '.join(parts)} may want to continue"
-        )
-    if isinstance(loader, list | tuple):
-        return reasons
-    if _is_stateful(loader):
-        return reasons + _not_promised_of_stateful(loader)
+    if isinstance(loader, list | tuple) or _is_stateful(loader):
+        return []
     if not _is_data_loader(loader):
         what = "is an iterator" if hasattr(loader, "__next__") else "has no state_dict"
-        return [*reasons, f"the {name} {what}, and is read again from its beginning"]
+        return [f"the {type(loader).__name__} {what}, and is read again from its beginning"]
+    reasons: list[str] = []
     dataset = type(loader.dataset).__name__
     if isinstance(loader.dataset, IterableDataset) and not (
         _is_at_dataset(loader) and _is_stateful(loader.dataset)
@@ -696,47 +683,14 @@ def _not_promised(loader: Any, skip_by: SkipBy, *, is_limited: bool) -> list[str
         for place, one in samplers_of(loader).items()
         if not _is_known_sampler(one)
     ]
-    if loader.num_workers > 0:
-        reasons += _not_promised_of_workers(loader, skip_by)
+    if loader.num_workers > 0 and not _draws_nothing(loader):
+        drawn = f"random numbers that workers draw for {dataset}"
+        if loader.persistent_workers:
+            reasons.append(f"persistent_workers=True: {drawn} from the second epoch on")
+        if skip_by == "index":
+            reasons.append(f"skip_by='index': {drawn}")
     if not reach(parts_of(loader)).is_whole:
-        reasons.append(
-            f"the {name} holds too many objects to search all of them for random number generators"
-        )
-    return reasons
-
-
-def _not_promised_of_workers(loader: Any, skip_by: SkipBy) -> list[str]:
-    """Returns the same for worker processes."""
-    dataset = type(loader.dataset).__name__
-    reasons: list[str] = []
-    if not getattr(loader, "in_order", True):
-        reasons.append("in_order=False gives batches in the order in which workers read them")
-    if _draws_nothing(loader):
-        return reasons
-    if loader.persistent_workers:
-        reasons.append(
-            f"persistent_workers=True: random numbers that workers draw for {dataset} from the second "
-            "epoch on"
-        )
-    if skip_by == "index":
-        reasons.append(f"skip_by='index': random numbers that workers draw for each sample of {dataset}")
-    return reasons
-
-
-def _not_promised_of_stateful(loader: Any) -> list[str]:
-    """Returns the same for a stateful loader."""
-    name = type(loader).__name__
-    reasons: list[str] = []
-    if length_of(loader) is None:
-        reasons.append(
-            f"the {name} has no length, and must not start over when it is resumed after the last batch of "
-            "an epoch"
-        )
-    if getattr(loader, "persistent_workers", False):
-        # Seen once with torchdata 0.11, and not since.
-        reasons.append(
-            f"the {name} with persistent_workers=True may read in another order within a later epoch"
-        )
+        reasons.append("the loader holds too many objects to search all for random number generators")
     return reasons
 
 

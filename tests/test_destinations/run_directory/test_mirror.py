@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from destinations import RunDirectory
-from destinations.history.snapshot import damage_of_parts, read_series
+from destinations.history.snapshot import damage_of_rows, read_series
 from destinations.run_directory import documents
 from destinations.run_directory.claim import Claim
 from destinations.run_directory.folder import RunExistsError, RunInUseError, RunPathError
@@ -357,11 +357,11 @@ def test_a_missing_part_of_a_session_is_reported(tmp_path):
     numbers = [int(path.stem) for path in parts]
 
     assert {number // PARTS_OF_A_SESSION for number in numbers} == {1, 2, 3}
-    assert damage_of_parts(copy) == []
+    assert damage_of_rows(copy, numbers[-1]) == []
     assert read_series(copy, "loss") == [(step, float(step)) for step in range(300)]
     for path in (parts[0], parts[-1]):
         path.unlink()
-    first, last = damage_of_parts(copy)
+    first, last = damage_of_rows(copy, numbers[-1])
     assert f"{parts[0].name} is missing" in first
     assert parts[-1].name in last
 

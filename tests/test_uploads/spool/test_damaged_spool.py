@@ -21,7 +21,7 @@ from uploads.spool.spool import Spool
 
 LIMIT_SECONDS = 600
 HUGE_BYTES = 1 << 40
-CONTENTS = {"victim": b"victim", "failed": b"failed", "moved": b"moved", "later": b"later"}
+CONTENTS = {"victim": b"victim", "failed": b"failed", "later": b"later"}
 PLACES = ["tmp", "pending", "inflight", "done", "failed", "failed/corrupt"]
 FILES = [
     *PLACES[:1],
@@ -30,13 +30,10 @@ FILES = [
     "status.json",
     "queue.lock",
     "drain.lock",
-    "staging.lock",
     "delivered.jsonl",
     "delivered.old.jsonl",
     "quarantine",
     "TMP",
-    "TMP/data",
-    "TMP/entry.json",
     "pending/VICTIM",
     "inflight/VICTIM",
     "done/VICTIM",
@@ -81,7 +78,7 @@ def _entry(number, name, size, **changes):
         overwrite=True,
         size=size,
         crc32=None,
-        **{"staging": "moved", "source": "/a", "after": {}, "submitted_at": "now", **changes},
+        **{"staging": "linked", "source": "/a", "after": {}, "submitted_at": "now", **changes},
     )
 
 
@@ -109,8 +106,6 @@ def _spool_with_everything(path):
     (spool.done / names["DONE"]).mkdir()
     (spool.done / names["DONE"] / "entry.json").write_text(_entry(3, "done", 4).to_text())
     staged = spool.new_folder()
-    (staged / "data").write_bytes(CONTENTS["moved"])
-    spool.write_manifest(staged, _entry(4, "moved", 5))
     names["TMP"] = str(staged.relative_to(path))
     lines = [json.dumps(Outcome(f"{9:016x}", "é", UploadState.DONE, size=1).to_json(), ensure_ascii=False)]
     for log in ("delivered.jsonl", "delivered.old.jsonl"):
@@ -170,16 +165,14 @@ def test_a_damaged_file_affects_only_itself(tmp_path, damage):
         about = (file, damage, backlog)
         assert backlog.remaining == (), about
         assert {name: CONTENTS[name] for name in store.objects} == store.objects, about
-        hit = {"victim"} if "VICTIM" in file else {"moved"} if "TMP" in file.upper() else set()
-        assert {"later", "moved", "victim"} - hit <= set(store.objects), about
+        hit = {"victim"} if "VICTIM" in file else set()
+        assert {"later", "victim"} - hit <= set(store.objects), about
         assert outside.read_bytes() == b"not ours", about
         left = {
             one.read_bytes() for one in spool.path.rglob("data") if one.is_file() and one.stat().st_size < 100
         }
-        for name in {"victim", "moved"} - set(store.objects):
-            assert CONTENTS[name] in left or path.name in {"data", names["VICTIM"], "tmp"} or "TMP" in file, (
-                about
-            )
+        if "victim" not in store.objects:
+            assert CONTENTS["victim"] in left or path.name in {"data", names["VICTIM"]}, about
 
 
 def test_a_log_torn_within_a_letter_does_not_stop_the_spool(make_queue, make_file, tmp_path, caplog):
@@ -268,7 +261,7 @@ def test_a_moved_file_that_rots_is_corrupt(make_queue, make_file, gate, size):
     assert set(store.objects) == {"blocker"}
 
 
-@pytest.mark.parametrize("staging", ["moved", "copied", "reflinked"])
+@pytest.mark.parametrize("staging", ["linked", "copied", "reflinked"])
 def test_whole_files_of_another_boot_are_delivered(tmp_path, staging):
     """The machine restarted before anything confirmed that the bytes are on the disk; they are complete, and sent."""
     spool = Spool(tmp_path / "spool", boot="before")
@@ -447,13 +440,11 @@ def test_a_file_that_cannot_be_quarantined_stays(tmp_path, caplog):
     spool.create()
     (tmp_path / "outside").mkdir()
     (spool.path / "quarantine").symlink_to(tmp_path / "outside")
-    staged = spool.new_folder()
-    (staged / "data").write_bytes(b"moved")
-    (staged / "entry.json").write_text("{")
+    (spool.path / "spool.json").write_text("{")
 
-    assert spool.sweep_tmp() == 0
+    spool.create()
 
-    assert (staged / "data").read_bytes() == b"moved"
+    assert (spool.path / "spool.json").read_text() == "{"
     assert list((tmp_path / "outside").iterdir()) == []
     assert "Cannot move it to" in caplog.text
     assert "it is a symlink" in caplog.text

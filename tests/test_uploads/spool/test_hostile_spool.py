@@ -79,7 +79,7 @@ def _plant(spool, name="a", **changes):
         {"size": 1e300},
         {"size": None},
         {"overwrite": 1},
-        {"staging": ["moved"]},
+        {"staging": ["linked"]},
         {"source": 7},
         {"store": {}},
     ],

@@ -298,22 +298,6 @@ def test_a_superseded_entry_is_not_logged_as_delivered_after_a_crash(spool):
     assert list(spool.delivered()) == list(spool.superseded()) == [superseded]
 
 
-def test_a_moved_file_of_a_dead_process_is_adopted(spool):
-    """A process died between taking a file by rename and publishing it.
-
-    The file is nowhere else, so it becomes an entry.
-    """
-    moved = spool.new_folder()
-    (moved / "data").write_bytes(b"x")
-    one = _entry(staging="moved")
-    spool.write_manifest(moved, one)
-
-    spool.sweep_tmp()
-
-    assert spool.list_pending() == [one.folder]
-    assert [path for path in spool.tmp.iterdir() if path.is_dir()] == []
-
-
 @pytest.mark.parametrize(
     "damage",
     [b"", b"\0" * 64, b"garbage", b'{"version": 1}', b'{"version": 99}', b"[]"],
