@@ -9,7 +9,7 @@ import pytest
 from destinations import Artifacts, Console, ProgressBar, RunDirectory
 from destinations.cli import main
 from destinations.testing import DryRun
-from events import Callback, Run
+from events import Run
 
 
 def printed(run, console):
@@ -114,16 +114,6 @@ def test_a_run_without_epochs_has_tenths_or_minutes(length, titles):
     assert [line.split(",")[0] for line in lines if not line.startswith(" ")] == titles
 
 
-def test_a_long_epoch_shows_its_progress_every_five_minutes():
-    """An epoch that takes a day doesn't leave the terminal empty for that long."""
-    console = silent()
-    run = DryRun(console, max_duration="1ep", batches_per_epoch=13, seconds_per_batch=60)
-
-    titles = [line for line in printed(run, console) if not line.startswith(" ")]
-
-    assert titles == ["Epoch 1/1, batch 5/13, 5:00", "Epoch 1/1, batch 10/13, 10:00", "Epoch 1/1, 13:00"]
-
-
 @pytest.mark.parametrize(("count", "lines"), [(3, 3), (4, 4), (5, 3), (12, 6), (40, 7)])
 def test_many_metrics_are_in_two_columns(count, lines):
     """Four metrics are in one column, more are in two; beyond a dozen they are counted."""
@@ -136,27 +126,6 @@ def test_many_metrics_are_in_two_columns(count, lines):
     assert len(shown) == lines
     assert max(map(len, shown)) <= 80
     assert (shown[-1] == "  and 28 more") == (count == 40)
-
-
-def test_losses_and_accuracies_come_first():
-    """The least informative metrics are left out."""
-    console = silent(max_metrics=2)
-    values = {"norm": 1.0, "val_loss": 2.0, "lr": 3.0, "top1_accuracy": 4.0}
-    run = DryRun(console, max_duration="1ep", batches_per_epoch=1, train_metrics=lambda _: values)
-
-    assert printed(run, console)[1:] == ["  val_loss       2.0", "  top1_accuracy  4.0", "  and 2 more"]
-
-
-def test_long_names_are_shortened_in_the_middle():
-    """Lines fit 80 columns, and both ends of a name stay."""
-    console = silent()
-    values = {f"model/{'layer/' * 30}{number}": 1.0 for number in range(12)}
-    run = DryRun(console, max_duration="1ep", batches_per_epoch=1, train_metrics=lambda _: values)
-
-    lines = printed(run, console)[1:]
-
-    assert max(map(len, lines)) <= 80
-    assert re.fullmatch(r"  model/[a-z/]+…[a-z/]+0  +1.0   model/[a-z/]+…[a-z/]+6  +1.0", lines[0])
 
 
 def test_patterns_choose_metrics():
@@ -185,18 +154,6 @@ def test_hyperparameters_are_a_few_lines():
     assert lines[-1].endswith("and 10 more")
     assert max(map(len, lines)) <= 80
     assert "flag" not in "".join(lines)
-
-
-def test_a_wide_table_fits_the_terminal():
-    """Cells and lines are shortened."""
-    console = silent()
-    run = DryRun(console)
-    run.init()
-
-    run.logger.log_table([f"column {n}" for n in range(9)], [["x" * 100] * 9], "wide")
-    run.close()
-
-    assert max(map(len, console._stream.getvalue().splitlines())) <= 80
 
 
 def test_a_terminal_escape_in_a_name_is_shown_escaped():
@@ -398,19 +355,6 @@ def test_only_one_destination_prints_the_summary():
     assert count(Console(stream=io.StringIO()), fits=False) == [0]
 
 
-class LogsAtClose(Callback):
-    def close(self, state, logger):
-        logger.log_metrics({"final/loss": 0.25})
-
-
-def test_records_at_close_are_in_the_summary():
-    """The summary is printed last."""
-    console = Console(stream=io.StringIO())
-    run = DryRun(console, max_duration="1ba", callbacks=[LogsAtClose()])
-
-    assert printed(run, console)[-1].startswith("  final/loss  best 0.25")
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -430,15 +374,6 @@ def test_one_pattern_is_not_a_list():
     """A string would be read letter by letter."""
     with pytest.raises(TypeError, match=r"Write \['loss'\]"):
         Console(metrics="loss")
-
-
-def test_a_long_folder_is_shown_in_full(tmp_path, monkeypatch):
-    """The command at the end can be copied, however long the path is."""
-    folder = tmp_path / ("x" * 200) / ("y" * 200)
-    console = Console(stream=io.StringIO())
-    run = DryRun(RunDirectory(folder), console, max_duration="1ba")
-
-    assert f"Look at it: destinations runs show {folder}" in printed(run, console)
 
 
 def test_a_destination_whose_place_raises_loses_only_its_line():

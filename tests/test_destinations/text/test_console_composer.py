@@ -62,20 +62,6 @@ def test_the_first_every_nth_and_the_rest_are_printed(interval, interval_unit, l
     assert len(lines) == len(expected)
 
 
-@pytest.mark.parametrize(
-    ("interval", "expected"),
-    [("100sp", [1, 2, 4, 5, 7, 8, 10]), ("4sec", [1, 2, 4, 6, 8, 10]), ("0.5dur", [1, 5, 10])],
-)
-def test_the_interval_may_have_any_unit(interval, expected):
-    """Samples, seconds and fractions of the run are intervals too."""
-    console = Console(interval, io.StringIO())
-    run = DryRun(console, max_duration="10ba", samples_per_batch=64, seconds_per_batch=2.0)
-
-    lines = headers(printed(run, console))
-
-    assert lines == [f"[batch={batch}/10]:" for batch in expected]
-
-
 def test_the_interval_may_be_in_iterations():
     """With "2iter" the console prints the first iteration and every second one."""
     console = Console("2iter", io.StringIO())
@@ -149,17 +135,6 @@ def test_the_header_shows_progress_in_the_runs_unit(length, header):
     assert headers(printed(run, console))[0] == header
 
 
-def test_the_header_of_an_unknown_length_has_no_total():
-    """The number of batches may be unknown for an epoch, or for an endless run."""
-    console = Console(stream=io.StringIO())
-    run = DryRun(console, max_duration="1ep", batches_per_epoch=1, knows_length=False)
-    endless = DryRun(Console(stream=console._stream), max_duration=None, knows_length=False)
-    endless.init()
-    endless.train_batch()
-
-    assert headers(printed(run, console)) == ["[batch=1]:", "[epoch=1/1][batch=1]:"]
-
-
 @pytest.mark.parametrize(
     ("value", "text"),
     [
@@ -200,31 +175,6 @@ def test_an_evaluation_prints_its_progress_in_tenths_then_all_its_metrics():
     ]
 
 
-def test_an_empty_evaluation_prints_its_end():
-    """An evaluation dataloader without a batch is no error."""
-    console = Console(stream=io.StringIO())
-    run = DryRun(console, eval_metrics=lambda _: {})
-    run.init()
-
-    run.evaluate(batches=0)
-
-    assert console._stream.getvalue() == "[Eval batch=0/0] Eval on eval data\n"
-
-
-def test_an_evaluation_of_unknown_length_prints_only_its_end():
-    """If the length is unknown there are no tenths."""
-    console = Console(stream=io.StringIO())
-    run = DryRun(console, knows_length=False)
-    run.init()
-
-    run.evaluate(batches=30)
-
-    assert (
-        console._stream.getvalue()
-        == "[Eval batch=30] Eval on eval data:\n  Eval metrics/eval/accuracy: 0.5\n"
-    )
-
-
 def test_metrics_of_training_survive_an_evaluation():
     """Metrics that wait when an evaluation begins are printed at their interval."""
     console = Console("3ba", io.StringIO())
@@ -249,51 +199,6 @@ def test_metrics_of_training_survive_an_evaluation():
         "  Eval metrics/eval/accuracy: 0.5",
         "[batch=4/4]:",
         "  Train at/3: 1.0",
-    ]
-
-
-class LogsAtTheEndOfEpochs(Callback):
-    def epoch_end(self, state, logger):
-        logger.log_metrics({"epoch/loss": 0.125})
-
-
-def test_metrics_of_another_interval_survive_the_end_of_an_epoch():
-    """With an interval in batches, metrics from the end of an epoch are printed with the next batches."""
-    console = Console("2ba", io.StringIO())
-    run = DryRun(
-        console,
-        max_duration="2ep",
-        batches_per_epoch=3,
-        callbacks=[LogsAtTheEndOfEpochs()],
-        train_metrics=lambda _: {"loss": 1.0},
-    )
-
-    lines = printed(run, console)
-
-    assert lines == [
-        "[epoch=1/2][batch=1/3]:",
-        "  Train loss: 1.0",
-        "[epoch=1/2][batch=2/3]:",
-        "  Train loss: 1.0",
-        "[epoch=2/2][batch=1/3]:",
-        "  Train loss: 1.0",
-        "  Train epoch/loss: 0.125",
-        "[epoch=2/2][batch=3/3]:",
-        "  Train loss: 1.0",
-        "[epoch=2/2][batch=3/3]:",
-        "  Train epoch/loss: 0.125",
-    ]
-
-
-def test_metrics_at_the_end_of_an_epoch_belong_to_its_block():
-    """With an interval in epochs, the block is printed after the callbacks have logged."""
-    console = Console("1ep", io.StringIO())
-    run = DryRun(console, max_duration="1ep", batches_per_epoch=3, callbacks=[LogsAtTheEndOfEpochs()])
-
-    assert printed(run, console) == [
-        "[epoch=1/1][batch=3/3]:",
-        "  Train loss/train: 0.3333",
-        "  Train epoch/loss: 0.125",
     ]
 
 
@@ -411,14 +316,6 @@ def test_rank_1_prints_nothing_at_all():
     assert console._stream.getvalue() == ""
 
 
-def test_an_interval_without_metrics_prints_nothing():
-    """A header is never printed without metrics."""
-    console = Console(stream=io.StringIO())
-    run = DryRun(console, max_duration="3ba", train_metrics=lambda _: {})
-
-    assert printed(run, console) == []
-
-
 def test_pending_metrics_are_printed_at_close():
     """An interrupted run, and a custom loop without FIT_END, lose nothing."""
     console = Console("100ba", io.StringIO())
@@ -436,26 +333,6 @@ def test_pending_metrics_are_printed_at_close():
         "[batch=2/9]:",
         "  Train loss/train: 0.5",
     ]
-
-
-def test_a_resumed_run_keeps_its_multiples():
-    """A run that continues at batch 7 with "5ba" prints its first batch, then 10 and 15."""
-    console = Console("5ba", io.StringIO())
-    run = DryRun(console, max_duration="15ba", batches_per_epoch=100)
-    run.state.timestamp = run.state.timestamp.copy(batch=7, batch_in_epoch=7)
-
-    assert headers(printed(run, console)) == ["[batch=8/15]:", "[batch=10/15]:", "[batch=15/15]:"]
-
-
-def test_stderr_is_looked_up_when_printing(capsys):
-    """Without a stream argument, the lines go to sys.stderr even if it's redirected after the import."""
-    console = Console()
-    run = DryRun(console, max_duration="1ba")
-    run.init()
-
-    run.fit()
-
-    assert capsys.readouterr().err == "[batch=1/1]:\n  Train loss/train: 1.0\n"
 
 
 def test_an_ascii_stream_gets_escapes():
