@@ -166,11 +166,6 @@ class JournalFiles:
         """Returns how many rows a segment had that was closed to save descriptors."""
         return self._rows_of_closed.get(number, 0)
 
-    def are_in_place(self) -> bool:
-        """Returns whether the current segment is still in its folder."""
-        segments = list(self.segments)
-        return not segments or segments[-1].is_at(segments[-1].path)
-
     def close(self, *, in_child: bool = False) -> None:
         """Removes prepared segments. In a forked child, closes all segments, which belong to the parent."""
         unused = [*self._spares, *([self._next] if self._next is not None else [])]

@@ -414,56 +414,6 @@ def test_our_own_error_in_the_writer_thread_is_reported_at_the_end(tmp_path):
     assert [row.metrics for row in read_rows(tmp_path / "run")] == [{"loss": 0.5}]
 
 
-def test_a_part_deleted_during_the_run_is_reported_as_lost(tmp_path, caplog):
-    """The run counts the rows of a removed part and reports them at its end."""
-    with WrittenInParts(tmp_path / "run", flush_seconds=1000) as run:
-        for step in range(300):
-            run.log({"loss": 1 / (step + 1)}, step)
-            if step % 100 == 99:
-                run.flush()
-        path = part_path(tmp_path / "run" / "parts" / "metrics", 1)
-        with contextlib.closing(ParquetRows(os.open(path, os.O_RDONLY))) as file:
-            rows = file.count
-        path.unlink()
-
-    assert json.loads((tmp_path / "run" / "sidecar.json").read_bytes())["lost"] == {"rows": rows}
-    assert f"{rows} rows of metrics are lost" in caplog.text
-    assert len(read_rows(tmp_path / "run")) == 300 - rows
-
-
-@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
-@pytest.mark.parametrize("rows", [100, 110])
-def test_a_copy_whose_parts_were_copied_later_has_each_row_once(tmp_path, suffix, rows):
-    """A metrics.csv that has meanwhile become the beginning of a part doesn't count.
-
-    This holds for readers and writers, and if it became a whole part with others after it.
-    """
-    live, copy = tmp_path / "live", tmp_path / "copy"
-    live.mkdir()
-    copy.mkdir()
-    writer = Writer(live, part_bytes=3000)
-    writer.log_and_drain(range(rows))
-    assert numbers(live) == []
-    shutil.copy(live / "metrics.csv", copy)
-    writer.log_and_drain(range(rows, 400))
-    writer.die()
-    if rows == 110:
-        # Everything that the first part will have.
-        with contextlib.closing(Part(parts_path(live / "metrics.csv"), 1).open()) as file:
-            (copy / "metrics.csv").write_bytes(b"".join([file.header, *file.chunks()]))
-    if suffix == ".csv":
-        as_csv(live)
-    shutil.copytree(live / "parts", copy / "parts")
-    with take_snapshot(live, 0) as snapshot:
-        steps = [row.step for row in snapshot.rows()]
-        expected = steps[: len(steps) - sum(1 for _ in snapshot.csv.rows())]
-
-    assert [row.step for row in read_rows(copy)] == expected
-    with Written(copy, batch=1000) as run:
-        run.log({"loss": 0.5}, 1000)
-    assert [row.step for row in read_rows(copy)] == [*expected, 1000]
-
-
 @pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
 def test_only_a_regular_file_is_a_part(tmp_path, make):
     """A folder, a FIFO, or a link with the name of a later part is left alone."""

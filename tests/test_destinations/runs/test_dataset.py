@@ -619,15 +619,19 @@ def test_compaction_killed_between_two_tables_changes_nothing(root, tmp_path, mo
 
 
 def test_damaged_runs_do_not_stop_the_others(root, tmp_path):
-    """The report names runs with an unreadable sidecar or metrics file."""
+    """The report names runs with an unreadable sidecar or metrics file, or rows with another checksum."""
     (root / "a" / "sidecar.json").write_text("{")
     (root / "b" / "metrics.csv").unlink()
     (root / "b" / "metrics.csv").mkdir()
+    with Written(root / "flipped") as run:
+        run.log({"loss": 1.0}, 0)
+    path = root / "flipped" / "metrics.csv"
+    path.write_bytes(path.read_bytes().replace(b"1.0", b"9.0"))
 
     with open_runs(root, cache=tmp_path / "cache") as runs:
         report = compact(runs, str(tmp_path / "data"))
 
-    assert {path.name for path, _ in report.damaged} == {"a", "b"}
+    assert {path.name for path, _ in report.damaged} == {"a", "b", "flipped"}
     assert (report.runs, report.added) == (2, 2)
     with open_dataset(tmp_path / "data") as dataset:
         assert_same_metrics(dataset, [Run.open(root / "c"), Run.open(root / "spt")])
