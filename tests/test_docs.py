@@ -80,17 +80,21 @@ def s3():
 
 
 @pytest.mark.parametrize("path", PAGES, ids=page_name)
-def test_every_block_of_a_page_runs(path, tmp_path, request, torch_server):
+def test_every_block_of_a_page_runs(path, tmp_path, request, torch_server, torch_python):
     """A page is a script: its blocks run in order in an empty folder, and print what the page shows."""
     text = path.read_text(encoding="utf-8")
     blocks = blocks_of(text)
     if all(block.reason is not None for block in blocks):
         pytest.skip("no block to run")
+    folders = [
+        torch_python.parent,
+        sysconfig.get_path("scripts"),
+        *os.defpath.split(os.pathsep)[1:],
+        "/usr/bin",
+    ]
     environment = {
         "HOME": str(tmp_path / "home"),
-        "PATH": os.pathsep.join(
-            [sysconfig.get_path("scripts"), *os.defpath.split(os.pathsep)[1:], "/usr/bin"]
-        ),
+        "PATH": os.pathsep.join(map(str, folders)),
         "PYTHONPATH": str(ROOT),
         **QUIET,
     }

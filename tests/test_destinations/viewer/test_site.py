@@ -59,7 +59,6 @@ def test_a_site_has_the_answers_of_the_server(root, site):
         digits, other = page.run_id("digits"), page.run_id("other")
         image = page.get(f"/api/runs/{digits}/media", {"kind": "images", "name": "Inputs"})
         tone = page.get(f"/api/runs/{digits}/media", {"kind": "audio", "name": "tone"})
-        wave = page.get(f"/api/runs/{digits}/wave", {"file": tone["items"][0]["file"]})
         table = page.get(f"/api/runs/{digits}/table", {"name": "Words", "step": 7})
         detail = page.get(f"/api/runs/{digits}")
         compared = page.get("/api/compare", {"run": [other, digits]})
@@ -79,7 +78,7 @@ def test_a_site_has_the_answers_of_the_server(root, site):
     assert (values["kind"], values["run_id"]) == ("run-directory", found["runs"]["rows"][0]["run_id"])
     assert found[f"run/{digits}"] == without_origin(detail)
     assert found[f"media/{digits}/images/Inputs"] == image
-    assert found[f"wave/{digits}/{tone['items'][0]['file']}"] == wave
+    assert found[f"media/{digits}/audio/tone"] == tone
     assert found[f"table/{digits}/Words/7"] == table
     assert found[f"log/{digits}/train.log"]["text"] == "begun\n"
     both = found[f"compare/{other}/{digits}"]
