@@ -438,9 +438,10 @@ class UploadQueue:
             move: Whether to move the file into the spool: instant on the same file system, and the source is
                 gone afterwards. Files of a folder are moved one by one.
             link: Whether to take the file by hard link, where the system can: instant but for one reading, or
-                at once if `crc32` is given. **Dangerous** if the file is later rewritten in place (as `torch.save` to the same path
-                does): the upload then fails as corrupt, and an object in a folder on the same file system
-                changes too, because it is the same file. Safe for writers that replace by rename.
+                at once if `crc32` is given. **Dangerous** if the file is later rewritten in place (as
+                `torch.save` to the same path does): the upload then fails as corrupt, and an object in a
+                folder on the same file system changes too, because it is the same file. Safe for writers that
+                replace by rename.
             crc32: The CRC-32 of a file to move or to link, if you computed it while writing, which saves
                 reading the file. If it is wrong, the upload fails as corrupt. Ignored for copies.
             after: Handles of uploads of this queue that must be in the store first. If one was refused, so is
