@@ -1,4 +1,4 @@
-"""`TensorBoard` files, read by TensorBoard's own reader; `test_tensorboard_server.py` asks its server."""
+"""`TensorBoard` files, read by TensorBoard's own reader and its HPARAMS plugin."""
 
 import errno
 import importlib
