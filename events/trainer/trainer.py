@@ -321,6 +321,7 @@ class Trainer:
             self.engine,
             skip_by=skip_by,
             is_saved=bool(savers) or self.state.continues_run,
+            is_limited=self._train_subset is not None,
         )
         try:
             with self._closing_on_error():
