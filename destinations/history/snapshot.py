@@ -32,7 +32,6 @@ from destinations.run_directory.layout import (
     header_line,
     journal_path,
     metrics_name,
-    missing_parts,
     parse_header,
     part_numbers,
     parts_path,
@@ -47,7 +46,7 @@ from .csv_file import CsvSnapshot, last_rows_of_file, open_existing
 from .fork import parents_of
 from .row_chain import Keep, Kept, Limit, RowChain, RowPlace, history_path, tighter
 from .rows import MetricRow, has_any_metric, is_sound, keeps, merge_journal
-from .sealed import HeldPart, Part, part_begun_by
+from .sealed import HeldPart, Part
 from .settled import End, Settled, settled
 from .sums import CheckedBlocks, Sums, read_sums
 
@@ -211,7 +210,7 @@ def damage_of_rows(run_dir: Path, parts: int = 0, *, is_whole: bool = False) -> 
 
     Args:
         run_dir: the folder of the run.
-        parts: how many closed parts rank 0 had when it ended; ignored while there is a position.
+        parts: how many closed parts rank 0 had when it ended; if not 0, their folder must exist.
         is_whole: whether to compare checksums, see `MetricsSnapshot.damage`.
 
     Raises:
@@ -224,11 +223,7 @@ def damage_of_rows(run_dir: Path, parts: int = 0, *, is_whole: bool = False) -> 
     found = []
     for rank in sorted(ranks | {0} if parts else ranks):
         with take_snapshot(run_dir, rank, with_records=False, with_parents=False) as snapshot:
-            damage = snapshot.damage(is_whole=is_whole)
-            if not damage and rank == 0 and snapshot.place is None and snapshot.closed < parts:
-                *_, gap = missing_parts([snapshot.closed], parts)
-                damage = [f"the last {len(gap)} parts are missing: their rows are lost"]
-            found += damage
+            found += snapshot.damage(is_whole=is_whole)
     return found
 
 
@@ -409,9 +404,6 @@ def _read(  # noqa: C901  # one look, step by step
         # brought other rows with other checksums.
         if _size(path) != size or _chain(path, None) != chain or read_sums(path) != sums:
             return None
-        found = (Part.find(parts_path(path), one.number, keep, one) for one, keep in chain.preceding())
-        if part_begun_by([part for part in found if part is not None], csv) is not None:
-            csv.end = len(header)  # Its rows were being closed when the position was lost.
         return _snapshot(path, chain, csv, records, None, to)
     if after is None or position is None or after.generation != position.generation:
         return None

@@ -697,6 +697,26 @@ def test_compact_reports_runs_that_it_leaves_out(runs, root, tmp_path):
     assert json.loads(at_once[1])["duplicates"] == [str(tmp_path / "one/run")]
 
 
+def test_runs_of_a_dataset_are_tagged_and_noted(runs, root, tmp_path):
+    """This includes a run with a deleted folder; no folder changes."""
+    pytest.importorskip("deltalake")
+    dataset = tmp_path / "dataset"
+    runs("compact", root, dataset)
+    shutil.rmtree(root / "beta")
+
+    tagged = [runs("tag", name, "+kept", "--root", dataset)[:2] for name in ("alpha", "beta")]
+    noted = runs("note", "beta", "worth it", "--root", dataset)[0]
+
+    assert tagged == [(0, "sweep:7\ngood\nkept\n"), tagged[1]]
+    assert tagged[1][1].splitlines()[-1] == "kept"
+    assert noted == 0
+    assert runs("note", "beta", "--root", dataset)[1] == "worth it\n"
+    assert not (root / "alpha/edits.json").exists()
+
+
+# Editing.
+
+
 def test_tags_are_added_and_removed(runs, root):
     """The trainer's tags stay; a change may begin with a dash, even if it looks like an option."""
     before = (root / "alpha/sidecar.json").read_bytes()
