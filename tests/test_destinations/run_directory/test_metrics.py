@@ -13,9 +13,7 @@ import pytest
 from destinations import RunDirectory
 from destinations.run_directory import RunNotOpenError, read_rows, read_series
 from destinations.run_directory.drain import JournalDrain
-from destinations.run_directory.frames import MAGIC
 from destinations.run_directory.journal import Journal
-from destinations.run_directory.journal_source import SegmentReader
 from destinations.run_directory.layout import journal_path, part_numbers, parts_path, segment_paths
 from destinations.run_directory.metrics_csv import MetricsCsv
 from events import Engine, Logger, RecordError, State, WriteRate
@@ -368,20 +366,6 @@ def test_one_new_metric_per_step_does_not_rewrite_the_file_each_time(tmp_path):
     assert [row.metrics for row in read_rows(tmp_path)] == [
         {f"key{step}": float(step)} for step in range(2000)
     ]
-
-
-def test_a_segment_is_read_on_when_the_journal_closes_it(tmp_path):
-    """The journal closes the oldest of many segments, even while the segment is being drained."""
-    journal = Journal(tmp_path, State("x"))
-    journal.append({"a": 1.0}, 0)
-    segment = journal.files.segments[0]
-
-    with SegmentReader(segment.path, journal.files, segment.number) as reader:
-        segment.close()
-        data = reader.read(0, 32)
-
-    assert data == MAGIC
-    journal.close()
 
 
 def test_a_write_rate_thins_the_rows(drive, tmp_path):

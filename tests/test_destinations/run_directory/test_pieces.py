@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from destinations.history.snapshot import damage_of_csvs
+from destinations.history.snapshot import damage_of_rows
 from destinations.history.sums import BlockSums
 from destinations.run_directory.pieces import (
     Change,
@@ -103,15 +103,15 @@ def test_a_reader_never_compares_new_rows_with_old_checksums(tmp_path, later, is
     found = []
 
     def look(name, start):
-        found.extend(damage_of_csvs(folder))
+        found.extend(damage_of_rows(folder, is_whole=True))
         yield from opened.chunks(name, start)
-        found.extend(damage_of_csvs(folder))
+        found.extend(damage_of_rows(folder, is_whole=True))
 
     path = put_piece(tmp_path / "2", later, first=1, last=2, states=states)
     with path.open("rb") as file, open_piece("2", file) as opened:
         apply_piece(folder, state, SimpleNamespace(about=opened.about, data=opened.data, chunks=look))
 
-    assert found == damage_of_csvs(folder) == []
+    assert found == damage_of_rows(folder, is_whole=True) == []
     assert (folder / "metrics.sums.jsonl").read_bytes() == later["metrics.sums.jsonl"]
 
 

@@ -1,5 +1,7 @@
 """Tests of opening a run again."""
 
+import errno
+import fcntl
 import json
 import os
 import shutil
@@ -15,7 +17,7 @@ import events
 from destinations import RunDirectory
 from destinations.history.sessions import read_sessions
 from destinations.run_directory import RunExistsError, RunInUseError, RunPathError, read_rows, read_series
-from destinations.run_directory.folder import WriterLock, check_path
+from destinations.run_directory.folder import check_path
 from destinations.runs import Run as Opened
 from events import Event, Run, Timestamp
 from tests.test_destinations.run_directory.conftest import steps_left
@@ -572,49 +574,20 @@ def test_a_run_never_closed_is_completed_at_exit(tmp_path):
     ]
 
 
-def test_a_lock_of_a_dead_process_is_taken_over_without_flock(tmp_path):
-    """Without flock, a lock file is stale if and only if its process is gone."""
-    # Larger than any process id on Linux, proc(5). Linux may reuse the id of an ended process at once.
-    nobody = (1 << 22) + 1
-    held = WriterLock(tmp_path / ".lock", use_flock=False)
-    held.acquire()
-    with pytest.raises(RunInUseError):
-        WriterLock(tmp_path / ".lock", use_flock=False).acquire()
-    owner = json.loads((tmp_path / ".lock").read_text())
-    (tmp_path / ".lock").write_text(json.dumps({**owner, "pid": nobody}))
+def test_a_run_is_written_on_a_file_system_without_locks(drive, tmp_path, monkeypatch, caplog):
+    """A warning says that nothing keeps two processes apart."""
 
-    WriterLock(tmp_path / ".lock", use_flock=False).acquire()
+    def refuse(fd, operation):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
-    assert json.loads((tmp_path / ".lock").read_text())["pid"] == os.getpid()
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    run = drive().fit()
+    run.log({"a": 1.0}, 0)
+    run.close()
 
-
-@pytest.mark.parametrize("seconds", [-3600, 3600])
-def test_a_lock_of_another_host_is_stale_when_the_heartbeat_is_far_from_the_present(tmp_path, seconds):
-    """A live writer touches the heartbeat every second by the file system's clock."""
-    WriterLock(tmp_path / ".lock", use_flock=False).acquire()
-    owner = json.loads((tmp_path / ".lock").read_text())
-    (tmp_path / ".lock").write_text(json.dumps({**owner, "host": "another"}))
-    (tmp_path / "heartbeat").touch()
-    with pytest.raises(RunInUseError):
-        WriterLock(tmp_path / ".lock", use_flock=False).acquire()
-    now = (tmp_path / "heartbeat").stat().st_mtime
-    os.utime(tmp_path / "heartbeat", (now + seconds, now + seconds))
-
-    WriterLock(tmp_path / ".lock", use_flock=False).acquire()
-
-    assert json.loads((tmp_path / ".lock").read_text())["pid"] == os.getpid()
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "heartbeat"]
-
-
-def test_a_process_with_the_id_of_a_dead_one_takes_its_lock_without_flock(tmp_path):
-    """In a restarted container, training has the same process id as before."""
-    WriterLock(tmp_path / ".lock", use_flock=False).acquire()
-    owner = json.loads((tmp_path / ".lock").read_text())
-    (tmp_path / ".lock").write_text(json.dumps({**owner, "process": f"{owner['process']}0", "since": 1.0}))
-
-    WriterLock(tmp_path / ".lock", use_flock=False).acquire()
-
-    assert json.loads((tmp_path / ".lock").read_text())["process"] == owner["process"]
+    assert read_series(tmp_path / "run", "a") == [(0, 1.0)]
+    assert not (tmp_path / "run" / ".lock").exists()
+    assert "is on a file system without locks: let only one process write to it" in caplog.text
 
 
 def test_a_run_with_byte_order_marks_is_continued(drive, tmp_path):

@@ -220,6 +220,18 @@ def test_a_run_is_found_by_id_name_path_or_the_beginning_of_its_id(opened, root,
     assert runs["abc12"].record.name == "best"
 
 
+def test_many_runs_are_found_by_their_folders_at_once(opened, root, tmp_path):
+    """Folders that are no runs are left out; two roots take one query each."""
+    folders = [root / "a", tmp_path / "more" / "b"]
+    for folder in folders:
+        write_run(folder)
+    runs = opened(tmp_path / "more")
+
+    found = runs.many([*folders, root / "c", tmp_path])
+
+    assert {folder: run.name for folder, run in found.items()} == {folders[0]: "a", folders[1]: "b"}
+
+
 def test_an_unknown_run_is_an_error_with_near_names(opened, root):
     """It is also a KeyError, with a readable text."""
     write_run(root / "digits")

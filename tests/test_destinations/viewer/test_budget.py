@@ -177,8 +177,8 @@ class Blocked:
     def fields(self):
         return {"fields": []}
 
-    def run_or_none(self, run_id):
-        return SimpleNamespace(id=run_id, writers=())
+    def runs_of(self, run_ids):
+        return [(run_id, SimpleNamespace(id=run_id, writers=())) for run_id in run_ids]
 
 
 def test_the_table_does_not_wait_for_charts():

@@ -72,6 +72,21 @@ def test_announced_metrics_are_read_in_one_pass(large, monkeypatch):
     assert reads.bytes < 1.5 * one_pass
 
 
+def test_a_file_with_checksums_is_read_once(tmp_path, monkeypatch):
+    """Comparing blocks and counting rows reads no byte again."""
+    with Written(tmp_path / "run") as run:
+        for step in range(30_000):
+            run.log({"loss": step / 7, "accuracy": step / 3}, step)
+    size = (tmp_path / "run" / "metrics.csv").stat().st_size
+    assert size > 1 << 20
+    reads = Reads(monkeypatch)
+
+    assert len(values_of(ColumnCache(), tmp_path / "run", "loss")) == 30_000
+
+    # Beside the rows: the header, the last line, and the bytes that mark how far the file was read.
+    assert reads.bytes < size + 200_000
+
+
 def test_a_small_run_is_read_once_for_all_metrics(tmp_path, monkeypatch):
     """The next chart of the run reads no file."""
     write_csv(tmp_path / "one", ["step,a,b", *(f"{step},{step}.5,1" for step in range(100))])

@@ -8,7 +8,6 @@ import pytest
 from destinations import InMemory, RunDirectory
 from destinations.run_directory import read_rows
 from destinations.runs import Run
-from destinations.runs.content.sources import branches_of
 from destinations.runs.move.ledger import ReadPosition
 from destinations.runs.move.stored import records_of
 from destinations.runs.send import SendingError, send
@@ -244,22 +243,6 @@ def test_unreadable_writer_does_not_stop_the_others(run, sent, target):
 
     assert (report.rows, report.failure_count) == (4, 1)
     assert report.failures[0].startswith(f"{run.run_id}: writer eval cannot be read: ")
-
-
-def test_copy_has_the_abandoned_branch_of_a_writer(run, sent, tmp_path):
-    """It is included only if abandoned rows are requested."""
-    with Written(run.path, writer="eval", batch=1) as late:
-        late.engine.run_event("before_load")
-        late.engine.run_event("after_load")
-        late.engine.run_event("fit_start")
-        late.log({"acc": 0.9}, 1)
-
-    sent(abandoned=True)
-
-    folders = [folder / "writers" / "eval" for folder in (run.path, tmp_path / "to" / "digits")]
-    names = [[branch.name for branch in branches_of(folder)] for folder in folders]
-    assert names[0] == names[1]
-    assert len(names[0]) == 1
 
 
 def test_copy_of_a_writer_can_be_continued(sent, tmp_path):
