@@ -18,14 +18,14 @@ import pytest
 import destinations.runs
 import events
 import uploads
-from events import Callback, Event, callbacks
+from events import Event, callbacks
 from tests.page_blocks import blocks_of, run_page
 from tests.servers import s3_servers
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 # The most blocks that may be left out, see `test_blocks_that_do_not_run_give_a_reason_and_stay_few`.
-NOT_RUN = 23
+NOT_RUN = 22
 # Pages whose blocks use packages that warn.
 OTHERS_WARN = {"docs/adapters.md", "docs/trackers.md", "docs/how-to/wandb-offline.md"}
 # Keeps other packages from reporting to their makers.
@@ -50,23 +50,6 @@ def test_the_page_and_the_enum_draw_the_same_loop():
     drawing = re.search(r"```\n(.*?)\n```", inspect.cleandoc(Event.__doc__), re.DOTALL)[1]
 
     assert drawing.strip() in (ROOT / "docs/events.md").read_text(encoding="utf-8")
-
-
-def test_the_table_of_events_has_every_hook_in_order():
-    """Each row has a hook and its docstring."""
-    text = (ROOT / "docs/events.md").read_text(encoding="utf-8")
-    table = text[text.index("## Every event") : text.index("## Order of calls")]
-
-    rows = re.findall(r"^\| `(\w+)` \| (\w*) ?\| (.+) \|$", table, re.MULTILINE)
-
-    assert rows == [
-        (
-            event.value,
-            "before" if event.is_before_event else "after" if event.is_after_event else "",
-            inspect.getdoc(getattr(Callback, event.value)),
-        )
-        for event in Event
-    ]
 
 
 @pytest.mark.parametrize("path", PAGES, ids=page_name)
@@ -97,17 +80,21 @@ def s3():
 
 
 @pytest.mark.parametrize("path", PAGES, ids=page_name)
-def test_every_block_of_a_page_runs(path, tmp_path, request, torch_server):
+def test_every_block_of_a_page_runs(path, tmp_path, request, torch_server, torch_python):
     """A page is a script: its blocks run in order in an empty folder, and print what the page shows."""
     text = path.read_text(encoding="utf-8")
     blocks = blocks_of(text)
     if all(block.reason is not None for block in blocks):
         pytest.skip("no block to run")
+    folders = [
+        torch_python.parent,
+        sysconfig.get_path("scripts"),
+        *os.defpath.split(os.pathsep)[1:],
+        "/usr/bin",
+    ]
     environment = {
         "HOME": str(tmp_path / "home"),
-        "PATH": os.pathsep.join(
-            [sysconfig.get_path("scripts"), *os.defpath.split(os.pathsep)[1:], "/usr/bin"]
-        ),
+        "PATH": os.pathsep.join(map(str, folders)),
         "PYTHONPATH": str(ROOT),
         **QUIET,
     }
@@ -265,16 +252,11 @@ def test_composers_arguments_are_refused_and_their_replacements_exist():
                 events.Trainer(None, **{argument: True})
 
 
-def test_fault_tests_has_a_line_for_each_test_that_reliability_names():
-    """The page on reliability names files that exist, and their tests become the appendix."""
-    text = (ROOT / "docs/reliability.md").read_text(encoding="utf-8")
-    named = re.findall(r"`(tests/[^`]+)`", text)
-    assert [name for name in named if not (ROOT / name).is_file()] == []
-    assert len(named) >= 70
-
+def test_fault_tests_has_a_line_for_each_test_that_causes_faults():
+    """Each has its docstring."""
     lines = site_hooks().fault_tests().splitlines()
 
-    assert sum(line.startswith("- *") for line in lines) > 500
+    assert sum(line.startswith("- *") for line in lines) > 300
     assert [line for line in lines if line.endswith("*: ")] == []
 
 

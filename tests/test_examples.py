@@ -105,11 +105,11 @@ def test_a_public_name_of_an_adapter_has_an_example(path):
 
 
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory):
+def outcomes(torch_python, tmp_path_factory):
     """Runs all examples in one process; returns the traceback of each, or ""."""
     folder = tmp_path_factory.mktemp("examples")
     finished = subprocess.run(
-        [sys.executable, "-X", "utf8", __file__],
+        [torch_python, __file__],
         cwd=folder,
         env=os.environ | {"PYTHONPATH": str(ROOT), "HOME": str(folder)},
         capture_output=True,

@@ -1,4 +1,4 @@
-"""Uses our destinations in Composer's `Trainer`.
+"""Uses our destinations in Composer's `Trainer`, and Composer's destinations in ours.
 
 Events, hooks and records have the same names on both sides; only the state and its times are converted.
 Everything runs in the training thread.
@@ -8,18 +8,22 @@ import functools
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+from destinations.base import LoggerDestination
 from events import Callback, Destination, Event, LiteralName, Phase, RunStatus, State, Time, Timestamp
 
 from .session import Session, log_metrics_and_traces, missing_package_error
 
 try:
+    from composer.core import Time as TheirTime
+    from composer.core import Timestamp as TheirTimestamp
     from composer.loggers import LoggerDestination as TheirDestination
 except ImportError as error:
     raise missing_package_error("mosaicml", error, ", in an environment of its own") from error
 
-__all__ = ["ComposerDestination"]
+__all__ = ["ComposerDestination", "FromComposer", "from_composer"]
 
 # Composer writes files with these suffixes once.
 _CHECKPOINT_SUFFIXES = frozenset({".pt", ".distcp"})
@@ -216,3 +220,129 @@ class ComposerDestination(TheirDestination):
         session, self._session = self._session, None
         if session is not None:
             session.close(self._exception if session.is_fitting else None)
+
+
+# Composer's destinations in our Trainer.
+
+
+def from_composer(destination: Any) -> "FromComposer":
+    """Wraps a Composer destination for our trainer.
+
+    ```python
+    Trainer(..., loggers=[from_composer(FileLogger())])
+    ```
+
+    Args:
+        destination: an instance of `composer.loggers.LoggerDestination`.
+
+    Raises:
+        TypeError: not an instance of that class.
+    """
+    if not isinstance(destination, TheirDestination):
+        raise TypeError(
+            f"destination must be a composer.loggers.LoggerDestination, got {destination!r}. "
+            "Destinations of this project need no wrapping."
+        )
+    return FromComposer(destination)
+
+
+class FromComposer(LoggerDestination):
+    """Wraps a Composer destination for our `Trainer` or `Run`; made by `from_composer`.
+
+    ```python
+    Trainer(..., loggers=[FromComposer(FileLogger())])
+    ```
+
+    Passes on all events, and the records that Composer has: metrics, hyperparameters, tables, images, traces
+    and files. The state that the destination sees has times of Composer's classes.
+
+    Args:
+        destination: the Composer destination.
+    """
+
+    def __init__(self, destination: Any) -> None:
+        super().__init__()
+        self.wrapped = destination
+
+    def run_event(self, event: Event, state: State, logger: Any) -> None:
+        getattr(self.wrapped, event.value)(_StateView(state), logger)
+
+    def log_hyperparameters(self, hyperparameters: dict[str, Any]) -> None:
+        self.wrapped.log_hyperparameters(hyperparameters)
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        self.wrapped.log_metrics(dict(metrics), step)
+
+    def log_table(  # type: ignore[override]  # as above
+        self, columns: list[str], rows: list[list[Any]], name: str = "Table", step: int | None = None
+    ) -> None:
+        self.wrapped.log_table(columns, rows, name, step)
+
+    def log_images(  # type: ignore[override]  # Composer has no captions: the logger says so
+        self,
+        images: Any,
+        name: str = "Images",
+        channels_last: bool = False,
+        step: int | None = None,
+        masks: dict[str, Any] | None = None,
+        mask_class_labels: dict[int, str] | None = None,
+        use_table: bool = True,
+    ) -> None:
+        self.wrapped.log_images(images, name, channels_last, step, masks, mask_class_labels, use_table)
+
+    def log_traces(self, traces: dict[str, Any]) -> None:
+        self.wrapped.log_traces(traces)
+
+    def upload_file(self, state: State, remote_file_name: str, file_path: Path, *, overwrite: bool) -> None:
+        self.wrapped.upload_file(_StateView(state), remote_file_name, file_path, overwrite=overwrite)
+
+    def download_file(
+        self, remote_file_name: str, destination: str, overwrite: bool = False, progress_bar: bool = True
+    ) -> None:
+        self.wrapped.download_file(remote_file_name, destination, overwrite, progress_bar)
+
+    def can_upload_files(self) -> bool:
+        return bool(self.wrapped.can_upload_files())
+
+    def close(self, state: State, logger: Any) -> None:
+        self.wrapped.close(_StateView(state), logger)
+
+    def post_close(self) -> None:
+        self.wrapped.post_close()
+
+    def state_dict(self) -> dict[str, Any]:
+        saved: dict[str, Any] = self.wrapped.state_dict()
+        return saved
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.wrapped.load_state_dict(state)
+
+
+_THEIRS: dict[type, Callable[[Any], Any]] = {
+    Timestamp: lambda timestamp: TheirTimestamp(**timestamp.state_dict()),
+    Time: lambda time: TheirTime.from_timestring(str(time)),
+}
+
+
+class _StateView:
+    """View of our state with times of Composer's classes; assignments change our state."""
+
+    def __init__(self, state: State) -> None:
+        object.__setattr__(self, "_state", state)
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._state, name)
+        if name == "evaluators":
+            return self._evaluators(value)
+        return _THEIRS.get(type(value), lambda ours: ours)(value)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._state, name, value)
+
+    def _evaluators(self, evaluators: tuple[Any, ...]) -> list[Any]:
+        """Returns the evaluators, with one for the current label: a `Run` has none."""
+        label, length = self._state.dataloader_label, self._state.dataloader_len
+        if any(one.label == label for one in evaluators):
+            return list(evaluators)
+        batches = None if length is None else int(length)
+        return [*evaluators, SimpleNamespace(label=label, subset_num_batches=batches)]

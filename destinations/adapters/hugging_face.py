@@ -6,7 +6,7 @@ Everything runs in the training thread.
 import logging
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from events import Callback, Destination, Event, Phase, RunStatus, Time, Timestamp, TimeUnit
 
@@ -42,7 +42,8 @@ class TransformersCallback(SessionMixin, TrainerCallback, ExportableState):
 
     **Several runs.** Each trial of `hyperparameter_search` is a separate run, named `<run>-<trial>`, in a
     folder next to the given one, with the tag `sweep:<run>` and its parameters under `trial`. A second call
-    of `train` that does not resume from a checkpoint is a separate run too, `<run>-2`.
+    of `train` that does not resume from a checkpoint is a separate run too, `<run>-2`; with
+    `second_train="continue"` it adds to the first, and steps count on.
 
     **NaN.** With `logging_nan_inf_filter=True`, the default, Hugging Face excludes NaN losses from the logged
     mean; `grad_norm` shows them.
@@ -54,7 +55,11 @@ class TransformersCallback(SessionMixin, TrainerCallback, ExportableState):
             `RunDirectory`, else a generated name, the same on all ranks of a `torchrun`.
         upload_checkpoints: pass each checkpoint to destinations that accept files, as
             `checkpoints/checkpoint-<step>/…`, by hard links where they can; `trainer_state.json` goes last.
+        second_train: "new" makes a second `train` a new run, "continue" adds it to the first one.
         raise_errors: raise errors of destinations instead of reporting them; for tests.
+
+    Raises:
+        ValueError: `second_train` is neither of the two.
     """
 
     def __init__(
@@ -63,11 +68,17 @@ class TransformersCallback(SessionMixin, TrainerCallback, ExportableState):
         callbacks: Callback | Iterable[Callback] = (),
         run_name: str | None = None,
         upload_checkpoints: bool = False,
+        second_train: Literal["new", "continue"] = "new",
         raise_errors: bool = False,
     ) -> None:
+        if second_train not in {"new", "continue"}:
+            raise ValueError(f'second_train must be "new" or "continue", got {second_train!r}.')
+        self._second_train = second_train
         self._upload_checkpoints = upload_checkpoints
         self._trainings = 0
         self._trials = 0
+        # The steps of earlier trainings that this one continues.
+        self._first_step = 0
         self._session = Session(destinations, callbacks, run_name, raise_errors=raise_errors)
         self._tokens = 0
         # Steps of an evaluation or prediction outside of `fit`; only its end shows which of the two it was.
@@ -84,7 +95,7 @@ class TransformersCallback(SessionMixin, TrainerCallback, ExportableState):
         """Fires `INIT` unless open, `BEFORE_LOAD`, `AFTER_LOAD`, `FIT_START`; logs hyperparameters."""
         self._begin_run(state)
         run = self._session.state
-        run.continues_run = state.global_step > 0
+        run.continues_run = state.global_step > 0 or self._first_step > 0
         run.model = kwargs.get("model")
         optimizer = kwargs.get("optimizer")
         run.optimizers = () if optimizer is None else (optimizer,)
@@ -92,20 +103,30 @@ class TransformersCallback(SessionMixin, TrainerCallback, ExportableState):
         run.max_duration = Time(int(state.max_steps), TimeUnit.BATCH) if state.max_steps > 0 else None
         self._log_hyperparameters(args, run.model, state.trial_params)
         self._tokens = int(state.num_input_tokens_seen)
-        self._session.fit_start(_timestamp(state), self._saved(state))
+        if self._first_step:
+            # The run resumes at its current step, so that no row of the earlier training is abandoned.
+            self._session.resume(self._session.state_dict())
+        else:
+            self._session.fit_start(_timestamp(state), self._saved(state))
 
     def _begin_run(self, state: Any) -> None:
         """Begins a new run for a trial of a search, and for a second training that does not resume."""
         session, is_first = self._session, not self._trainings
         self._trainings += 1
         if state.is_hyper_param_search:
+            self._first_step = 0
             sweep = f"sweep:{session.first_name}"
             session.begin_new_run(str(state.trial_name or f"trial-{self._trials}"), [sweep])
             self._trials += 1
-        elif not is_first and not state.global_step:
+        elif is_first or state.global_step > 0:
+            self._first_step = 0
+        elif self._second_train == "continue":
+            self._first_step = int(session.state.timestamp.batch)
+        else:
             session.begin_new_run(str(self._trainings))
             _log.warning(
-                "train() was called again without resuming: it is the run %r%s.",
+                "train() was called again without resuming: it is the run %r%s. "
+                'To add it to the first one, pass second_train="continue".',
                 session.state.run_name,
                 f" in {session.folder}" if session.folder else "",
             )
@@ -152,7 +173,10 @@ class TransformersCallback(SessionMixin, TrainerCallback, ExportableState):
             int(state.num_input_tokens_seen),
         )
         samples = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
-        self._session.batch_end(int(samples), max(0, tokens), batch=int(state.global_step))
+        self._session.batch_end(int(samples), max(0, tokens), batch=self._step(state))
+
+    def _step(self, state: Any) -> int:
+        return self._first_step + int(state.global_step)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Fires `EPOCH_END`, even if training ends inside the epoch."""
@@ -180,7 +204,7 @@ class TransformersCallback(SessionMixin, TrainerCallback, ExportableState):
     ) -> None:
         """Logs scalars as metrics and other values as traces."""
         values = {_name(str(key)): value for key, value in (logs or {}).items()}
-        log_metrics_and_traces(self._session.logger, values, int(state.global_step))
+        log_metrics_and_traces(self._session.logger, values, self._step(state))
 
     # Evaluation and prediction.
 

@@ -1,23 +1,29 @@
-"""`MlLogger`: the calls of `ml.loggers` (ml-starter) on our destinations.
+"""`MlLogger`: the calls of `ml.loggers` (ml-starter) on our destinations; `FromMl`: the reverse.
 
 Everything runs in the thread that trains. The package `ml` is not needed.
 """
 
+import abc
 import contextlib
+import dataclasses
 import functools
 import inspect
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Generic, TypeVar
 
 import attrs
 
-from events import Callback, Destination, Logger, Phase, State
+from destinations.base import LoggerDestination
+from destinations.run_directory import RunDirectory
+from events import Callback, Destination, Logger, Phase, State, Timestamp
 
 from .session import Session, SessionMixin, as_tuple
 
-__all__ = ["MlLogger"]
+__all__ = ["BaseLogger", "BaseLoggerConfig", "FromMl", "MlLogger"]
 
 _CHANNELS = frozenset({1, 3})
 _LONG_RUN_STEPS = 5000
@@ -233,7 +239,8 @@ class MlLogger(SessionMixin):
     `should_write(state)`, `write(state)`.
 
     Args:
-        destinations: destinations that receive the records.
+        destinations: destinations that receive the records; loggers of `ml`, subclasses of its `BaseLogger`,
+            become `FromMl`.
         default_namespace: the namespace of calls without one.
         num_steps: length of the run: above 5000 steps the default interval is 10 s, else 1 s.
         write_every_n_seconds: the interval of all phases.
@@ -248,7 +255,7 @@ class MlLogger(SessionMixin):
 
     def __init__(
         self,
-        *destinations: Destination,
+        *destinations: Any,
         default_namespace: str = "value",
         num_steps: int | None = None,
         write_every_n_seconds: float | None = None,
@@ -263,7 +270,7 @@ class MlLogger(SessionMixin):
         if shared is None:
             pending = _PendingPhases()
             session = Session(
-                destinations,
+                [_as_destination(one) for one in destinations],
                 (*as_tuple(callbacks), pending),
                 run_name,
                 raise_errors=raise_errors,
@@ -365,6 +372,275 @@ class MlLogger(SessionMixin):
                 pending.write(phase, step, self._session.state, logger)
             finally:
                 self._session.advance_to(step)
+
+
+def _as_destination(given: Any) -> Destination:
+    """Returns a logger of `ml` as a destination, and other values unchanged."""
+    is_theirs = all(callable(getattr(given, name, None)) for name in ("log_scalar", "should_write", "write"))
+    return FromMl(given) if is_theirs and not isinstance(given, MlLogger) else given
+
+
+@dataclasses.dataclass
+class BaseLoggerConfig:
+    """The configuration of a `BaseLogger`, with the fields of ml's; subclass it as a dataclass.
+
+    ```python
+    @dataclasses.dataclass
+    class LinesConfig(BaseLoggerConfig):
+        precision: int = 4
+    ```
+
+    Attributes:
+        name: the name that the logger is registered under in `ml`.
+        write_every_n_seconds: the interval for all phases. Default: the logger's interval.
+        write_train_every_n_seconds: the interval for "train".
+        write_val_every_n_seconds: the interval for every other phase.
+    """
+
+    name: str = ""
+    write_every_n_seconds: float | None = None
+    write_train_every_n_seconds: float | None = None
+    write_val_every_n_seconds: float | None = None
+
+
+Config = TypeVar("Config", bound=BaseLoggerConfig)
+
+
+class BaseLogger(abc.ABC, Generic[Config]):
+    r"""The base class of loggers that were written for `ml`; the package is not needed.
+
+    ```python
+    class Lines(BaseLogger[BaseLoggerConfig]):
+        def write(self, state):
+            (self.log_directory / "lines.txt").open("a").write(f"{state.num_steps}\n")
+
+    Trainer(..., loggers=[FromMl(Lines(BaseLoggerConfig()))])
+    ```
+
+    Override the `log_*` methods that you need, with ml's arguments `(key, value, state, namespace)`, where
+    `value` is a function. The others do nothing.
+
+    Args:
+        config: the configuration.
+    """
+
+    log_directory: Path
+    """The folder for files; set by `initialize`, before the first record."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.start_time = datetime.now()  # noqa: DTZ005  # local time, as ml's
+        self.last_write_time: dict[Any, datetime] = {}
+
+    def initialize(self, log_directory: Path) -> None:
+        """Sets the folder."""
+        self.log_directory = log_directory
+
+    def _ignore(self, *_: Any) -> None:
+        """Does nothing."""
+
+    log_scalar = log_string = log_image = log_audio = log_video = log_histogram = log_point_cloud = _ignore
+    log_config = _ignore
+
+    def default_write_every_n_seconds(self, state: Any) -> float:
+        """Returns the interval if the configuration has none: a second, and ten in a long run."""
+        return _LONG_RUN_SECONDS if state.num_steps > _LONG_RUN_STEPS else _SHORT_RUN_SECONDS
+
+    def write_every_n_seconds(self, state: Any) -> float:
+        """Returns the interval of a phase."""
+        config = self.config
+        is_train = state.phase == "train"
+        own = config.write_train_every_n_seconds if is_train else config.write_val_every_n_seconds
+        given = config.write_every_n_seconds if own is None else own
+        return self.default_write_every_n_seconds(state) if given is None else given
+
+    def should_write(self, state: Any) -> bool:
+        """Returns whether the interval of the phase has passed; the first write of a phase is due at once."""
+        now, last = datetime.now(), self.last_write_time.get(state.phase)  # noqa: DTZ005  # as above
+        if last is not None and (now - last).total_seconds() < self.write_every_n_seconds(state):
+            return False
+        self.last_write_time[state.phase] = now
+        return True
+
+    @abc.abstractmethod
+    def write(self, state: Any) -> None:
+        """Writes the records."""
+
+    def clear(self, state: Any) -> None:
+        """Does nothing; loggers of older versions of `ml` discard written records here."""
+
+
+@attrs.frozen(kw_only=True)
+class _MlState:
+    """The part of the state that loggers of `ml` use."""
+
+    num_steps: int
+    num_epochs: int
+    num_epoch_steps: int
+    num_samples: int
+    num_epoch_samples: int
+    num_valid_steps: int
+    num_test_steps: int
+    phase: str
+
+    @property
+    def raw_phase(self) -> str:
+        return self.phase
+
+    @property
+    def training(self) -> bool:
+        return self.phase == "train"
+
+    def num_phase_steps(self, phase: str) -> int:
+        return {"train": self.num_steps, "valid": self.num_valid_steps}.get(phase, self.num_test_steps)
+
+    @classmethod
+    def of(cls, state: State | None, step: int | None) -> "_MlState":
+        """Returns the state of a record.
+
+        Args:
+            state: of the run; None before it has begun.
+            step: the step of the record. Default: the run's step.
+        """
+        at = Timestamp() if state is None else state.timestamp
+        evaluated = int((Timestamp() if state is None else state.eval_timestamp).batch)
+        is_train = state is None or state.phase is Phase.TRAIN
+        is_test = state is not None and (state.dataloader_label or "").startswith("test")
+        return cls(
+            num_steps=int(at.batch) if step is None else step,
+            num_epochs=int(at.epoch),
+            num_epoch_steps=int(at.batch_in_epoch),
+            num_samples=int(at.sample),
+            num_epoch_samples=int(at.sample_in_epoch),
+            num_valid_steps=0 if is_test else evaluated,
+            num_test_steps=evaluated if is_test else 0,
+            phase="train" if is_train else "test" if is_test else "valid",
+        )
+
+
+class FromMl(LoggerDestination):
+    """Wraps a logger of `ml`, a subclass of its `BaseLogger`, for our `Trainer`, `Run` or `MlLogger`.
+
+    ```python
+    Trainer(..., loggers=[FromMl(StdoutLogger(StdoutLoggerConfig()))])
+    ```
+
+    It gets the records of one step together, and writes them if `should_write` returns True. The rest waits
+    for a later step, and is written at the end. A name is split at its first "/" into namespace and key. Its
+    calls block the training thread.
+
+    Args:
+        logger: a logger of `ml`, or a `BaseLogger` of this module. One without a `log_directory` gets the
+            folder `logs` of the run's `RunDirectory`; without a `RunDirectory`, `logs/<run name>`.
+    """
+
+    def __init__(self, logger: Any) -> None:
+        super().__init__()
+        self.wrapped = logger
+        self._state: State | None = None
+        self._pending: _MlState | None = None
+        # The newest of each phase that is not written.
+        self._waiting: dict[str, _MlState] = {}
+
+    def init(self, state: State, logger: Any) -> None:
+        self._state = state
+        if hasattr(self.wrapped, "initialize") and not hasattr(self.wrapped, "log_directory"):
+            directory = next((one for one in state.callbacks if isinstance(one, RunDirectory)), None)
+            logs = Path("logs")
+            folder = logs / state.run_name if directory is None else directory.folder_of(state) / logs
+            folder.mkdir(parents=True, exist_ok=True)
+            self.wrapped.initialize(folder)
+
+    def _log(self, method: str, name: str, value: Any, step: int | None) -> None:
+        """Passes a value on, as the function that loggers of `ml` expect."""
+        state = _MlState.of(self._state, step)
+        pending = self._pending
+        if pending is not None and (pending.num_steps, pending.phase) != (state.num_steps, state.phase):
+            self._write()
+        self._pending = state
+        namespace, _, key = name.partition("/") if "/" in name else ("value", "", name)
+        getattr(self.wrapped, method)(key, lambda: value, state, namespace)
+
+    def _write(self) -> None:
+        state, self._pending = self._pending, None
+        if state is not None:
+            self._waiting[state.phase] = state
+            if self.wrapped.should_write(state):
+                self._write_waiting(state.phase)
+
+    def _write_waiting(self, phase: str) -> None:
+        state = self._waiting.pop(phase)
+        self.wrapped.write(state)
+        if hasattr(self.wrapped, "clear"):
+            self.wrapped.clear(state)
+
+    def log_hyperparameters(self, hyperparameters: dict[str, Any]) -> None:
+        self.wrapped.log_config(hyperparameters)
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        for name, value in metrics.items():
+            self._log("log_scalar", name, value, step)
+
+    def log_text(self, text: str, name: str = "Text", step: int | None = None) -> None:
+        self._log("log_string", name, text, step)
+
+    def log_images(  # type: ignore[override]  # it takes no captions
+        self,
+        images: Any,
+        name: str = "Images",
+        channels_last: bool = False,
+        step: int | None = None,
+        masks: Any = None,
+        mask_class_labels: Any = None,
+        use_table: bool = True,
+    ) -> None:
+        import torch
+
+        from destinations.media import iter_images
+
+        for index, one in enumerate(iter_images(images, channels_last)):
+            pixels = torch.as_tensor(one.array)
+            pixels = pixels[None] if pixels.ndim == _IMAGE_DIMENSIONS - 1 else pixels.permute(2, 0, 1)
+            self._log("log_image", f"{name}/{index}" if index else name, pixels / 255, step)
+
+    def log_audio(  # type: ignore[override]  # it takes no caption
+        self, audio: Any, sample_rate: int, name: str = "Audio", step: int | None = None
+    ) -> None:
+        self._log("log_audio", name, (_tensor(audio), sample_rate), step)
+
+    def log_video(  # type: ignore[override]  # it takes no caption
+        self, video: Any, fps: float | None = None, name: str = "Video", step: int | None = None
+    ) -> None:
+        if hasattr(video, "shape"):  # Encoded videos are for others.
+            self._log("log_video", name, _tensor(video), step)
+
+    def log_histogram(
+        self, values: Any, name: str = "Histogram", step: int | None = None, bins: Any = 64
+    ) -> None:
+        self._log("log_histogram", name, _tensor(values), step)
+
+    def log_point_cloud(  # type: ignore[override]  # it takes no caption
+        self, points: Any, name: str = "Points", step: int | None = None, colors: Any = None
+    ) -> None:
+        cloud = _tensor(points)
+        self._log("log_point_cloud", name, cloud if cloud.ndim == _CLOUD_DIMENSIONS else cloud[None], step)
+
+    def batch_end(self, state: State, logger: Any) -> None:
+        self._write()
+
+    def flush(self) -> None:
+        self._write()
+
+    def post_close(self) -> None:
+        self._write()
+        for phase in list(self._waiting):
+            self._write_waiting(phase)
+
+
+def _tensor(value: Any) -> Any:
+    import torch
+
+    return torch.as_tensor(value).detach().cpu()
 
 
 def _result(value: Any) -> Any:

@@ -21,6 +21,15 @@ _WAIT_SECONDS = 86_400.0
 _ANY = "\x00"
 # Options with a different name in Composer's stores; others have the same name, and our store checks them.
 _RENAMED = {"region_name": "region", "known_hosts_filename": "known_hosts"}
+# Parts of boto3's `TransferConfig` and botocore's `Config`, as dictionaries.
+_S3_CONFIGS = {
+    "transfer_config": {"multipart_chunksize": "part_bytes", "max_concurrency": "part_threads"},
+    "client_config": {
+        "connect_timeout": "connect_timeout_seconds",
+        "read_timeout": "read_timeout_seconds",
+        "region_name": "region",
+    },
+}
 # Options that name the bucket or host; they are part of our URI.
 _PLACE = {"s3": ("bucket", "prefix"), "gs": ("bucket", "prefix"), "sftp": ("host", "cwd")}
 
@@ -148,4 +157,22 @@ def _store(bucket_uri: str, given: dict[str, Any]) -> tuple[str, dict[str, Any]]
     uri = bucket_uri.rstrip("/")
     if below := str(given.pop(folder, "")).strip("/"):
         uri = f"{uri}/{below}"
-    return uri, {_RENAMED.get(name, name): value for name, value in given.items() if value is not None}
+    options: dict[str, Any] = {}
+    for config, names in _S3_CONFIGS.items() if scheme == "s3" else ():
+        parts = given.pop(config, None) or {}
+        if not isinstance(parts, Mapping):
+            kind = type(parts).__name__
+            raise ValueError(f"backend_kwargs[{config!r}] must be a dict, got {kind}.")  # noqa: TRY004
+        options |= _renamed(parts, names, f"backend_kwargs[{config!r}]")
+    given = {_RENAMED.get(name, name): value for name, value in given.items() if value is not None}
+    return uri, options | given
+
+
+def _renamed(given: Mapping[str, Any], names: Mapping[str, str], where: str) -> dict[str, Any]:
+    unknown = sorted(given.keys() - names.keys())
+    if unknown:
+        raise ValueError(
+            f"{where} must be among {', '.join(names)}, got {', '.join(unknown)}. "
+            'The page "Coming from Composer" says what each argument becomes.'
+        )
+    return {names[name]: value for name, value in given.items() if value is not None}

@@ -1,19 +1,22 @@
-"""`TorchRLLogger`: a logger for torchrl's trainers and recorders.
+"""`TorchRLLogger`: a logger for torchrl's trainers and recorders; `from_torchrl`: theirs as a destination.
 
 Everything runs in the logging thread.
 """
 
+import contextlib
 import datetime as dt
 import itertools
+import logging
 import math
 import multiprocessing
 import multiprocessing.util
 import uuid
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from destinations.base import LoggerDestination
 from destinations.registry import create_destination
 from destinations.run_directory import RunDirectory
 from destinations.text.formatting import flattened
@@ -28,12 +31,15 @@ try:
 except ImportError as error:
     raise missing_package_error("torchrl", error) from error
 
-__all__ = ["TorchRLLogger", "generate_exp_name", "get_logger"]
+__all__ = ["FromTorchRL", "TorchRLLogger", "from_torchrl", "generate_exp_name", "get_logger"]
+
+_log = logging.getLogger("destinations")
 
 _VIDEO_FPS = 30  # The default of torchrl's CSVLogger.
 # Higher than the queues of `multiprocessing`, so that the run is closed before them.
 _CLOSE_PRIORITY = 10
 _MAX_NAMES = 2  # exp_name and log_dir
+_VIDEO_DIMENSIONS = 4
 
 
 class TorchRLLogger(SessionContext, TorchRLBase):
@@ -134,8 +140,8 @@ class TorchRLLogger(SessionContext, TorchRLBase):
             keys_sep: separator of nested names.
 
         Returns:
-            The values by flat name, as numbers and lists, as by torchrl. A value on a device is
-            returned as it is, because reading it would wait.
+            The values by flat name, as numbers and lists, as by torchrl. If one is on a device, they are
+            converted when the mapping is first read, because that waits for the device.
         """
         if isinstance(metrics, TensorDictBase):
             # A text in it is a `NonTensorData`, several are a `NonTensorStack`.
@@ -145,16 +151,13 @@ class TorchRLLogger(SessionContext, TorchRLBase):
             }
         else:
             flat = flattened(metrics, keys_sep, keeps_empty=False)
+        host = HostMetrics(flat)
         if type(self).log_scalar is not TorchRLLogger.log_scalar:
-            flat = {name: _host_value(value) for name, value in flat.items()}
-            for name, value in flat.items():
+            for name, value in host.items():
                 self.log_scalar(name, value, step=step)
         else:
             self._log(flat, step)
-        return {
-            name: value if getattr(value, "is_cpu", True) is False else _host_value(value)
-            for name, value in flat.items()
-        }
+        return host if any(map(_is_on_device, flat.values())) else dict(host)
 
     def _log(self, values: Mapping[str, Any], step: int | None) -> None:
         logger = self.experiment
@@ -224,6 +227,36 @@ class TorchRLLogger(SessionContext, TorchRLBase):
 def _finish(session: Session) -> None:
     session.fit_end()
     session.close()
+
+
+class HostMetrics(Mapping[str, Any]):
+    """The result of `log_metrics` if a value is on a device; converts the values at the first read.
+
+    Args:
+        values: by flat name.
+    """
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        self._values = values
+        self._converted: dict[str, Any] | None = None
+
+    def __getitem__(self, name: str) -> Any:
+        if self._converted is None:
+            self._converted = {key: _host_value(value) for key, value in self._values.items()}
+        return self._converted[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __repr__(self) -> str:
+        return repr(dict(self))
+
+
+def _is_on_device(value: Any) -> bool:
+    return getattr(value, "is_cpu", True) is False
 
 
 def _host_value(value: Any) -> Any:
@@ -315,3 +348,83 @@ def _wandb_arguments(given: Mapping[str, Any], folder: str) -> dict[str, Any]:
     for unused in ("video_fps", "log_env_packages"):
         arguments.pop(unused, None)
     return arguments
+
+
+def from_torchrl(logger: Any) -> "FromTorchRL":
+    """Returns a destination for our `Trainer` or `Run` that logs to a logger of torchrl.
+
+    ```python
+    Trainer(..., loggers=[from_torchrl(CSVLogger("cartpole"))])
+    ```
+
+    Raises:
+        TypeError: it is not a logger of torchrl.
+    """
+    if not isinstance(logger, TorchRLBase) or isinstance(logger, TorchRLLogger):
+        raise TypeError(
+            f"from_torchrl must get a logger of torchrl, such as CSVLogger, got {type(logger).__name__}. "
+            "Destinations of this project need no wrapping."
+        )
+    return FromTorchRL(logger)
+
+
+class FromTorchRL(LoggerDestination):
+    """Wraps a logger of torchrl for our `Trainer` or `Run`; made by `from_torchrl`.
+
+    ```python
+    Trainer(..., loggers=[FromTorchRL(CSVLogger("cartpole"))])
+    ```
+
+    Passes on the records that torchrl has: metrics, hyperparameters, histograms, videos `(T, C, H, W)` and,
+    if the logger has `log_str`, texts. Records that the logger does not implement are left out, with one
+    warning.
+    Its calls block the training thread, and it is closed with the run.
+
+    Args:
+        logger: a logger of torchrl.
+    """
+
+    def __init__(self, logger: Any) -> None:
+        super().__init__()
+        self.wrapped = logger
+        self._missing: set[str] = set()
+
+    def _call(self, method: str, *arguments: Any, **named: Any) -> None:
+        if method in self._missing:
+            return
+        with contextlib.suppress(NotImplementedError):
+            if hasattr(self.wrapped, method):
+                getattr(self.wrapped, method)(*arguments, **named)
+                return
+        self._missing.add(method)
+        _log.warning("%s has no %s; these records are left out.", type(self.wrapped).__name__, method)
+
+    def log_hyperparameters(self, hyperparameters: dict[str, Any]) -> None:
+        self._call("log_hparams", hyperparameters)
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        self._call("log_metrics", dict(metrics), step)
+
+    def log_text(self, text: str, name: str = "Text", step: int | None = None) -> None:
+        self._call("log_str", name, text, step)
+
+    def log_histogram(
+        self, values: Any, name: str = "Histogram", step: int | None = None, bins: Any = 64
+    ) -> None:
+        import numpy as np
+
+        self._call("log_histogram", name, np.asarray(values).reshape(-1), step=step, bins=bins)
+
+    def log_video(  # type: ignore[override]  # the logger says that it takes no caption
+        self, video: Any, fps: float | None = None, name: str = "Video", step: int | None = None
+    ) -> None:
+        import torch
+
+        if len(getattr(video, "shape", ())) == _VIDEO_DIMENSIONS:  # Encoded videos are for others.
+            self._call("log_video", name, torch.as_tensor(video)[None], step)
+
+    def flush(self) -> None:
+        self._call("flush")
+
+    def post_close(self) -> None:
+        self.wrapped.shutdown()

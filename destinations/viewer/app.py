@@ -106,7 +106,6 @@ class App:
                 self._get("/api/runs/{id}/media", self._media, is_long=True),
                 self._get("/api/runs/{id}/table", self._table, is_long=True),
                 self._get("/api/runs/{id}/points", self._points, is_long=True),
-                self._get("/api/runs/{id}/wave", self._wave, is_long=True),
                 Route("/api/runs/{id}/files/{path:path}", _guarded(self._file), methods=["GET"]),
             ],
             exception_handlers={HTTPException: _http_error, Exception: _error_answer},
@@ -221,10 +220,6 @@ class App:
         file = request.query_params.get("file", "")
         return details.points(self._run(request), file, _whole(request, "limit", 50_000, 1, 200_000))
 
-    def _wave(self, request: Request) -> Any:
-        file = request.query_params.get("file", "")
-        return details.wave(self._run(request), file, _whole(request, "points", 1000, 1, _MAX_POINTS))
-
     def _file(self, request: Request) -> Response:
         run, path = self._run(request), request.path_params["path"]
         with contextlib.suppress(ValueError):
@@ -273,6 +268,7 @@ class App:
             over=parameters.get("over", ""),
             ranks=parameters.get("ranks", "0") == "1",
             is_split=parameters.get("split", "0") == "1",
+            goal=parameters.get("goal", ""),
         )
         bands = self.charts.bands(
             groups,

@@ -453,6 +453,7 @@ class Catalog:
         over: str = "",
         ranks: bool = False,
         is_split: bool = False,
+        goal: str = "",
     ) -> list[tuple[str, list[tuple[str, RecordedRun, int]]]]:
         """Returns the groups of `/api/band`: labels and members; a member is id, run and rank.
 
@@ -463,6 +464,7 @@ class Catalog:
             ranks: whether each run is a group of its ranks.
             is_split: whether to group runs by all hyperparameters in which they differ, except for seeds,
                 hosts and paths.
+            goal: the min or max of a metric, such as `min.loss`; the group with the best mean comes first.
 
         Raises:
             ValueError: none of these, or several, are given.
@@ -501,7 +503,23 @@ class Catalog:
             else:
                 label = " · ".join(labels)
             of_label.setdefault(label or "all", []).append(member)
-        return list(of_label.items())
+        return sorted(of_label.items(), key=lambda group: self._distance(goal, group[1]))
+
+    def _distance(self, goal: str, members: Sequence[tuple[str, RecordedRun, int]]) -> float:
+        """Returns the mean of a goal over runs, negated if the largest is best; infinity without one."""
+        if not goal:
+            return 0.0
+        now = self.clock()
+        cells = [
+            _cell_of(run.record, goal, now, self._statistics(run.record, [goal])) for _, run, _ in members
+        ]
+        numbers = [
+            value for kind, value in map(key_of, cells) if kind is Kind.NUMBER and math.isfinite(value)
+        ]
+        if not numbers:
+            return math.inf
+        mean = statistics_module.fmean(numbers)
+        return -mean if goal.startswith("max.") else mean
 
     def shown_path(self, record: RunRecord) -> str:
         """Returns the folder of a run, relative to its root."""

@@ -96,8 +96,6 @@ def view(options: argparse.Namespace, session: Any) -> int:
     from destinations.viewer import Viewer
     from uploads import exit_on_sigterm
 
-    from .catalog import with_page_ids
-
     options.root = options.root or None
     roots = roots_of(options, session)
     with contextlib.ExitStack() as opened:
@@ -106,7 +104,7 @@ def view(options: argparse.Namespace, session: Any) -> int:
         if view:
             options.where = RunView.parse(view).filter(options.where) or ""
         if options.export is not None:
-            return _export(runs, source, options, session)
+            return _export(runs, source, view, options, session)
         if options.open:
             # Otherwise the file with the token would stay behind.
             exit_on_sigterm()
@@ -126,10 +124,7 @@ def view(options: argparse.Namespace, session: Any) -> int:
         )
         count = runs.report.runs
         session.screen.line(f"{count} {'run' if count == 1 else 'runs'} in {', '.join(map(str, roots))}")
-        url = viewer.url
-        if options.view is not None:
-            fields = with_page_ids({options.view: view}, runs)[options.view]
-            url += f"#/runs?{urlencode({**fields, 'view': options.view}, doseq=True)}"
+        url = viewer.url if options.view is None else viewer.url + _query_of(options.view, view, runs)
         session.screen.line(url)
         session.screen.flush()
         if not viewer.is_local:
@@ -144,6 +139,14 @@ def view(options: argparse.Namespace, session: Any) -> int:
             webbrowser.open(opened.enter_context(page_to(url)).as_uri())
         viewer.wait()
     return EXIT_OK
+
+
+def _query_of(name: str, view: dict[str, Any], runs: Any, left_out: tuple[str, ...] = ()) -> str:
+    """Returns the fragment of the page's address that shows a saved view."""
+    from .catalog import with_page_ids
+
+    fields = {field: value for field, value in view.items() if field not in left_out}
+    return "#/runs?" + urlencode({**with_page_ids({name: fields}, runs)[name], "view": name}, doseq=True)
 
 
 def _token_of(path: Path) -> str:
@@ -212,7 +215,7 @@ def _note_left_out(left_out: list[str], session: Any) -> None:
         session.note(f"and {len(left_out) - _MAX_NOTES} more")
 
 
-def _export(runs: Any, source: str, options: argparse.Namespace, session: Any) -> int:
+def _export(runs: Any, source: str, view: dict[str, Any], options: argparse.Namespace, session: Any) -> int:
     from destinations.runs.commands.running import EXIT_OK, UsageError
     from destinations.runs.commands.screen import bytes_text
 
@@ -226,6 +229,8 @@ def _export(runs: Any, source: str, options: argparse.Namespace, session: Any) -
         Catalog(runs, source=source, clock=session.clock),
         Path(options.export).absolute(),
         where=options.where,
+        # The site has only the runs that match.
+        view="" if options.view is None else _query_of(options.view, view, runs, ("where", "archived")),
         limit=options.limit,
         media_bytes=options.media_mib << 20,
         overwrite=options.overwrite,

@@ -14,7 +14,6 @@ import attrs
 import numpy as np
 
 from destinations.kinds import kind_of
-from destinations.kinds.audio import open_sound
 from destinations.kinds.kind import Kind
 from destinations.kinds.point_clouds import read_points
 from destinations.run_directory.layout import SIDECAR
@@ -36,7 +35,7 @@ from .charts import Axis, Rows, rows_of
 from .columns import ColumnCache
 from .downsampling import Array
 
-__all__ = ["LOG_BYTES", "compare", "details", "log", "media", "points", "table", "wave"]
+__all__ = ["LOG_BYTES", "compare", "details", "log", "media", "points", "table"]
 
 _MAX_STEPS = 10_000
 _MAX_NAMES = 1000
@@ -447,29 +446,6 @@ def points(run: RecordedRun, file: str, limit: int = 50_000) -> dict[str, Any]:
     shades = None if colors is None else [f"#{bytes(one[:3]).hex()}" for one in colors]
     x, y, z = places.T
     return {"x": x, "y": y, "z": z, "colors": shades, "total": total}
-
-
-def wave(run: RecordedRun, file: str, count: int = 1000) -> dict[str, Any]:
-    """Returns the answer of `/api/runs/ID/wave`.
-
-    Raises:
-        OSError: the file can't be read.
-        ValueError: the file isn't a 16-bit WAV.
-    """
-    with open_sound(run.file(file)) as sound:
-        spend(2 * sound.frame_bytes * (sound.frames // count + 1))
-        low, high = [], []
-        for piece in sound.pieces(min(count, sound.frames)):
-            spend()
-            low.append(piece[:, :_MAX_CHANNELS].min(axis=0))
-            high.append(piece[:, :_MAX_CHANNELS].max(axis=0))
-    lows, highs = (np.array(found, np.float64).reshape(len(found), -1).T / 32768.0 for found in (low, high))
-    return {
-        "sample_rate": sound.rate,
-        "seconds": sound.frames / sound.rate if sound.rate else 0.0,
-        "channels": [{"low": one, "high": other} for one, other in zip(lows, highs, strict=True)],
-        "total": sound.channels,
-    }
 
 
 # Several runs.

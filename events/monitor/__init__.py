@@ -16,8 +16,10 @@ from .bridges import (
     ForwardMonitor,
     FromTorchMonitor,
     TensorboardEventHandler,
+    ToTorchMonitor,
     forward_to,
     from_torch,
+    to_torch,
 )
 from .monitor_event import (
     Event,
@@ -37,11 +39,13 @@ __all__ = [
     "FromTorchMonitor",
     "Stat",
     "TensorboardEventHandler",
+    "ToTorchMonitor",
     "data_value_t",
     "flush",
     "forward_to",
     "from_torch",
     "log_event",
     "register_event_handler",
+    "to_torch",
     "unregister_event_handler",
 ]

@@ -1,8 +1,8 @@
 """Bridges between monitor events, a run's destinations and `torch.monitor`.
 
 `ForwardMonitor` logs our monitor events to the destinations of a run, and `FromTorchMonitor` the events of
-`torch.monitor`. Events may be logged in any thread; each bridge queues them and delivers them in the training
-thread.
+`torch.monitor`; `ToTorchMonitor` passes our events to handlers registered with torch. Events may be logged in
+any thread; each bridge queues them and delivers them in the training thread.
 
 torch holds a lock while it calls its handlers, and a Python handler lets other threads run meanwhile, so two
 threads that log deadlock. Therefore the handlers registered here are C functions. See
@@ -21,10 +21,12 @@ import math
 import os
 import threading
 import time
+import weakref
 from typing import TYPE_CHECKING, Any, Self
 
 from events.callback import Callback
 from events.errors import EngineClosedError, RecordError
+from events.redaction import error_trace
 
 from . import stat
 from .monitor_event import (
@@ -49,11 +51,19 @@ __all__ = [
     "FromTorchMonitor",
     "QueuedCallback",
     "TensorboardEventHandler",
+    "ToTorchMonitor",
     "forward_to",
     "from_torch",
+    "to_torch",
 ]
 
 _log = logging.getLogger("events")
+
+_INT64 = range(-(2**63), 2**63)
+
+# Events that ToTorchMonitor logged to torch: FromTorchMonitor must not log them again. torch passes on the
+# same object.
+_sent_to_torch: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 class _AtomicCounter:
@@ -85,6 +95,9 @@ class QueuedCallback(Callback):
     Args:
         max_pending: the size of the queue.
     """
+
+    # Whether an item put by the training thread is delivered within `put`.
+    delivers_immediately = True
 
     def __init__(self, max_pending: int = 10_000) -> None:
         if max_pending < 1:
@@ -141,7 +154,7 @@ class QueuedCallback(Callback):
             return
         self._pending.append(item)
         self._put.count(item)
-        if threading.get_ident() == self._training_thread:
+        if self.delivers_immediately and threading.get_ident() == self._training_thread:
             self.drain()
 
     def drain(self) -> None:
@@ -202,7 +215,34 @@ class QueuedCallback(Callback):
         return None if self._state is None else int(self._state.timestamp.batch)
 
 
-class ForwardMonitor(QueuedCallback):
+class _EventsCallback(QueuedCallback):
+    """A queued callback that receives our monitor events from `start` to `stop`."""
+
+    _handle: EventHandlerHandle | None = None
+
+    def start(self, state: State | None, logger: Logger | None) -> None:
+        """Registers the handler; the calling thread is the training thread."""
+        super().start(state, logger)
+        if self._handle is None:
+            self._handle = register_reentrant_handler(self.receive)
+
+    def receive(self, event: Event) -> None:
+        """Queues an event; called in the thread that logs it."""
+        self.put(event)
+
+    def stop(self) -> None:
+        """Delivers open windows and pending events, and unregisters; a second call does nothing."""
+        super().stop()
+        handle, self._handle = self._handle, None
+        if handle is None:
+            return
+        stat.flush()
+        unregister_event_handler(handle)
+        # Explicitly: at interpreter exit this may run in another thread, where `put` does not drain.
+        self.drain()
+
+
+class ForwardMonitor(_EventsCallback):
     """Logs monitor events to the destinations of a run, as metrics.
 
     ```python
@@ -225,28 +265,9 @@ class ForwardMonitor(QueuedCallback):
         max_pending: how many events are queued; beyond that the oldest is dropped, and counted in `dropped`.
     """
 
-    _handle: EventHandlerHandle | None = None
-
-    def start(self, state: State | None, logger: Logger | None) -> None:
-        """Registers the handler; the calling thread is the training thread."""
-        super().start(state, logger)
-        if self._handle is None:
-            self._handle = register_reentrant_handler(self.receive)
-
     def receive(self, event: Event) -> None:
-        """Queues an event with the step at which it is logged; called in the thread that logs it."""
+        """Queues an event with the step at which it is logged."""
         self.put((self.step(), event))
-
-    def stop(self) -> None:
-        """Delivers open windows and pending events, and unregisters; a second call does nothing."""
-        super().stop()
-        handle, self._handle = self._handle, None
-        if handle is None:
-            return
-        stat.flush()
-        unregister_event_handler(handle)
-        # Explicitly: at interpreter exit this may run in another thread, where `put` does not drain.
-        self.drain()
 
     def deliver(self, item: tuple[int | None, Event]) -> None:
         """Logs an event."""
@@ -280,7 +301,7 @@ class FromTorchMonitor(QueuedCallback):
 
     Windows of torch's Stats become metrics "name.aggregation", counts as integers; the numbers of other
     events become metrics "event name/key", and their strings become texts. Their step is the one at the
-    event's time.
+    event's time. Events that `ToTorchMonitor` sent are not logged again.
 
     **Threading.** The handlers registered with torch are C functions, which cannot deadlock as a Python
     function can. Events are queued and logged by the training thread at the end of a batch, epoch, evaluation
@@ -323,7 +344,7 @@ class FromTorchMonitor(QueuedCallback):
 
     def deliver(self, item: torch.monitor.Event) -> None:
         """Logs an event of torch."""
-        if self._logger is None:
+        if item in _sent_to_torch or self._logger is None:
             return
         is_stat = item.name == TORCH_STAT_EVENT
         data = {
@@ -346,6 +367,59 @@ class FromTorchMonitor(QueuedCallback):
             monitor.unregister_event_handler(handle)
         atexit.unregister(self.stop)
         self.drain()
+
+
+class ToTorchMonitor(_EventsCallback):
+    """Passes our monitor events to the handlers of `torch.monitor`, such as `TensorboardEventHandler`.
+
+    ```python
+    Trainer(..., callbacks=[ToTorchMonitor()])
+    ```
+
+    Windows of Stats arrive as "torch.monitor.Stat", other events under their own names. Timestamps become
+    local times without a zone, as torch has them; `True` becomes 1, and integers of more than 64 bits become
+    floats.
+
+    **Threading.** torch is called in the training thread alone, at the end of a batch, epoch, evaluation or
+    `fit`. If you have registered a Python function with torch, log to torch from no other thread: it would
+    deadlock.
+
+    **Errors.** Exceptions of torch's handlers are counted in `failures`; the first is reported.
+
+    Args:
+        max_pending: how many events are queued; beyond that the oldest is dropped, and counted in `dropped`.
+    """
+
+    # One of torch's handlers may log one of our events while this thread holds torch's lock: it waits in the
+    # queue.
+    delivers_immediately = False
+
+    def __init__(self, max_pending: int = 10_000) -> None:
+        super().__init__(max_pending)
+        self.failures = 0
+
+    def start(self, state: State | None, logger: Logger | None) -> None:
+        """Registers the handler; the calling thread is the training thread."""
+        from torch import monitor  # noqa: F401  # here, not in the first batch
+
+        super().start(state, logger)
+
+    def deliver(self, item: Event) -> None:
+        """Logs an event to torch."""
+        from torch import monitor
+
+        try:
+            event = _torch_event(item)
+            _sent_to_torch.add(event)
+            monitor.log_event(event)
+        except Exception as error:  # noqa: BLE001  # others' handlers must not stop training
+            self.failures += 1
+            if self.failures == 1:
+                _log.error(
+                    "event %r could not be passed to torch.monitor; further failures are not reported.\n%s",
+                    item.name,
+                    error_trace(error),
+                )
 
 
 def forward_to(logger: Logger) -> ForwardMonitor:
@@ -392,6 +466,24 @@ def from_torch(logger: Logger) -> FromTorchMonitor:
     return FromTorchMonitor().attach_to(logger)
 
 
+def to_torch(logger: Logger | None = None) -> ToTorchMonitor:
+    """Passes our monitor events to `torch.monitor` from now on.
+
+    ```python
+    with Run(loggers=[InMemory()]) as run:
+        monitor.to_torch(run.logger)
+    ```
+
+    Args:
+        logger: the logger of a run; its events drive the delivery, and its close ends it.
+
+    Returns:
+        The active `ToTorchMonitor`. Without a logger, call `drain` regularly in this thread, and `stop` at
+        the end (or use it as a context manager).
+    """
+    return ToTorchMonitor().attach_to(logger)
+
+
 def _log_event_data(
     logger: Logger, name: str, data: Mapping[str, str | float], step: int | None, *, is_stat: bool
 ) -> None:
@@ -404,6 +496,23 @@ def _log_event_data(
     for key, value in data.items():
         if type(value) is str:
             logger.log_text(value, prefix + key, step)
+
+
+def _torch_event(event: Event) -> torch.monitor.Event:
+    from torch import monitor
+
+    timestamp = event.timestamp
+    if timestamp.tzinfo is not None:
+        # torch ignores the zone.
+        timestamp = timestamp.astimezone().replace(tzinfo=None)
+    name = TORCH_STAT_EVENT if event.name == STAT_EVENT else event.name
+    return monitor.Event(name, timestamp, {key: _torch_value(value) for key, value in event.data.items()})
+
+
+def _torch_value(value: str | float) -> str | float:
+    if type(value) is bool:
+        return int(value)
+    return float(value) if type(value) is int and value not in _INT64 else value
 
 
 class TensorboardEventHandler:

@@ -27,6 +27,7 @@ __all__ = [
     "check_choices",
     "check_iterations",
     "check_progress",
+    "closure_optimizer",
     "find_device",
     "learning_rates",
     "length_of",
@@ -218,6 +219,28 @@ def length_of(dataloader: Any) -> int | None:
 def shorter(length: int | None, limit: int | None) -> int | None:
     """Returns the number of batches to read, given the length of a dataloader and a limit."""
     return limit if limit is not None and (length is None or length > limit) else length
+
+
+def closure_optimizer(
+    optimizers: tuple[torch.optim.Optimizer, ...], precision: Precision
+) -> torch.optim.Optimizer | None:
+    """Returns the optimizer that computes gradients itself, by a closure, as LBFGS does; None without one.
+
+    Raises:
+        ValueError: it is one of several, or gradients are scaled.
+    """
+    for optimizer in optimizers:
+        closure = inspect.signature(optimizer.step).parameters.get("closure")
+        if closure is None or closure.default is not inspect.Parameter.empty:
+            continue
+        if len(optimizers) > 1 or AUTOCAST_DTYPES.get(precision) is torch.float16:
+            problem = f"{len(optimizers)} optimizers" if len(optimizers) > 1 else f"precision {precision!s}"
+            raise ValueError(
+                f"{type(optimizer).__name__} must be the only optimizer, without fp16: it computes gradients "
+                f"several times in a batch, got {problem}."
+            )
+        return optimizer
+    return None
 
 
 def parts_taken(model: torch.nn.Module) -> int:

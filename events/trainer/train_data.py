@@ -143,18 +143,22 @@ class TrainData:
         engine: runs the events around reading.
         skip_by: how to skip batches that were already trained on; see `Trainer`.
         is_saved: whether there are checkpoints, which need positions and warnings.
+        is_limited: whether epochs may end before the end of the data.
 
     Raises:
         ValueError: `skip_by` is unknown.
     """
 
-    def __init__(self, state: State, engine: Engine, *, skip_by: SkipBy, is_saved: bool) -> None:
+    def __init__(
+        self, state: State, engine: Engine, *, skip_by: SkipBy, is_saved: bool, is_limited: bool
+    ) -> None:
         if skip_by not in get_args(SkipBy):
             raise ValueError(f"skip_by must be one of {', '.join(get_args(SkipBy))}, got {skip_by!r}.")
         self._state = state
         self._engine = engine
         self._skip_by = skip_by
         self._is_saved = is_saved
+        self._is_limited = is_limited
         self._is_announced = False
         # The iterator that this process has read from; all epochs share it.
         self._begun: Any = None
@@ -172,7 +176,7 @@ class TrainData:
         if self._is_announced or not self._is_saved:
             return
         self._is_announced = True
-        reasons = _not_promised(self._state.train_dataloader, self._skip_by)
+        reasons = _not_promised(self._state.train_dataloader, self._skip_by, is_limited=self._is_limited)
         if reasons and self._state.rank == 0:
             _log.warning(
                 "A resumed run may not read the same samples as an uninterrupted one: %s. "
@@ -663,14 +667,23 @@ def _draws_nothing(loader: Any) -> bool:
     return loader.collate_fn in {default_collate, default_convert}
 
 
-def _not_promised(loader: Any, skip_by: SkipBy) -> list[str]:
+def _not_promised(loader: Any, skip_by: SkipBy, *, is_limited: bool) -> list[str]:
     """Returns the reasons why a resumed run may read other samples."""
-    if isinstance(loader, list | tuple) or _is_stateful(loader):
-        return []
+    name = type(loader).__name__
+    reasons: list[str] = []
+    if is_limited and (parts := [one for one in _stateful_parts(loader) if one != "loader"]):
+        reasons.append(
+            f"train_subset_num_batches ends an epoch where the {' and '.join(parts)} may want to continue"
+        )
+    if isinstance(loader, list | tuple):
+        return reasons
+    if _is_stateful(loader):
+        if length_of(loader) is None:
+            reasons.append(f"the {name} has no length, and may start over after the last batch of an epoch")
+        return reasons
     if not _is_data_loader(loader):
         what = "is an iterator" if hasattr(loader, "__next__") else "has no state_dict"
-        return [f"the {type(loader).__name__} {what}, and is read again from its beginning"]
-    reasons: list[str] = []
+        return [*reasons, f"the {name} {what}, and is read again from its beginning"]
     dataset = type(loader.dataset).__name__
     if isinstance(loader.dataset, IterableDataset) and not (
         _is_at_dataset(loader) and _is_stateful(loader.dataset)
@@ -683,12 +696,8 @@ def _not_promised(loader: Any, skip_by: SkipBy) -> list[str]:
         for place, one in samplers_of(loader).items()
         if not _is_known_sampler(one)
     ]
-    if loader.num_workers > 0 and not _draws_nothing(loader):
-        drawn = f"random numbers that workers draw for {dataset}"
-        if loader.persistent_workers:
-            reasons.append(f"persistent_workers=True: {drawn} from the second epoch on")
-        if skip_by == "index":
-            reasons.append(f"skip_by='index': {drawn}")
+    if loader.num_workers > 0:
+        reasons += _not_promised_of_workers(loader, skip_by)
     if not reach(parts_of(loader)).is_whole:
         reasons.append("the loader holds too many objects to search all for random number generators")
     return reasons
@@ -701,3 +710,16 @@ def _is_known_sampler(sampler: Any) -> bool:
         or _is_stateful(sampler)
         or callable(getattr(sampler, "set_epoch", None))
     )
+
+
+def _not_promised_of_workers(loader: Any, skip_by: SkipBy) -> list[str]:
+    """Returns the reasons that lie in worker processes."""
+    drawn = f"random numbers that workers draw for {type(loader.dataset).__name__}"
+    reasons: list[str] = []
+    if not getattr(loader, "in_order", True):
+        reasons.append("in_order=False gives batches in the order in which workers read them")
+    if loader.persistent_workers and not _draws_nothing(loader):
+        reasons.append(f"persistent_workers=True: {drawn} from the second epoch on")
+    if skip_by == "index" and not _draws_nothing(loader):
+        reasons.append(f"skip_by='index': {drawn}")
+    return reasons

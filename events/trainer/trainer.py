@@ -64,6 +64,7 @@ from .set_up import (
     check_choices,
     check_iterations,
     check_progress,
+    closure_optimizer,
     find_device,
     learning_rates,
     length_of,
@@ -129,8 +130,8 @@ class Trainer:
             with `loss(outputs, batch)` and `eval_forward(batch, outputs)`, such as Composer's.
         train_step: a function of state and batch that trains on the batch; it replaces the method
             `train_step`.
-        optimizers: one or several; all step with each batch. One that needs a closure, such as LBFGS, needs a
-            `train_step`.
+        optimizers: one or several; all step with each batch. One that needs a closure, such as LBFGS, must be
+            the only one, and the events of a batch run as often as it computes the loss.
         schedulers: torch's, one or several; or schedules of training time, such as
             `CosineAnnealingWithWarmupScheduler("100ba")`, "linear", "cosine", "constant", or a function of
             the state that returns a factor. All step with each batch, or with each epoch; `PlateauScheduler`
@@ -320,6 +321,7 @@ class Trainer:
             self.engine,
             skip_by=skip_by,
             is_saved=bool(savers) or self.state.continues_run,
+            is_limited=self._train_subset is not None,
         )
         try:
             with self._closing_on_error():
@@ -352,6 +354,7 @@ class Trainer:
         self._module = distributed.wrap(model, self._device, is_called=not self._has_own_step)
         # Evaluations don't use the wrapped module, because ranks may evaluate different numbers of batches.
         self._bare_module: torch.nn.Module = state.model
+        self._closure_optimizer = closure_optimizer(state.optimizers, state.precision)
         # The model, if it computes loss and metrics itself, like Composer's.
         has_steps = all(callable(getattr(state.model, name, None)) for name in ("loss", "eval_forward"))
         self._steps: Any = state.model if has_steps and self._loss_fn is None else None
@@ -699,6 +702,8 @@ class Trainer:
 
     def _step(self) -> dict[str, Any]:
         """Trains on the batch; returns its metrics."""
+        if self._closure_optimizer is not None:
+            return self._step_with_closure(self._closure_optimizer)
         metrics = self._forward_and_backward()
         for optimizer in self.state.optimizers:
             self._scaler.step(optimizer)
@@ -719,14 +724,33 @@ class Trainer:
         self.engine.run_event(Event.AFTER_TRAIN_BATCH)
         return averages
 
-    def _forward_and_backward(self) -> dict[str, Any]:
+    def _step_with_closure(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """Lets an optimizer compute gradients as often as it needs; returns the metrics from before its step.
+
+        Its decisions depend on the loss over all ranks, so all ranks compute it equally often.
+        """
+        state, batch = self.state, self.state.batch
+        before: list[tuple[Any, dict[str, Any]]] = []
+
+        def closure() -> Any:
+            state.batch = batch
+            metrics = self._forward_and_backward(is_measured=not before)
+            if not before:
+                before.append((state.loss, metrics))
+            return state.loss
+
+        optimizer.step(closure)
+        state.loss, metrics = before[0]
+        return metrics
+
+    def _forward_and_backward(self, *, is_measured: bool = True) -> dict[str, Any]:
         """Computes the gradients of the batch and its loss (`state.loss`); returns its metrics."""
         state, batch = self.state, self.state.batch
         self._zero_gradients()
         # `_run_own_step` runs this event around a custom step.
         if not self._has_own_step:
             self.engine.run_event(Event.BEFORE_TRAIN_BATCH)
-        means = self._accumulate(batch)
+        means = self._accumulate(batch, is_measured=is_measured)
         state.batch = batch
         for parameter in self._unsynced:
             parameter.grad = distributed.mean_gradient(parameter)
@@ -734,15 +758,16 @@ class Trainer:
             self._scaler.unscale_(optimizer)
         averages = means.over_ranks(self._names_of_batch(means), self._device)
         state.loss = averages.pop("loss")
-        # The model's own metrics return nothing for a batch, so their current value is logged.
-        for name, metric in state.train_metrics.items():
-            if self._is_models_own(name):
-                averages |= scalars(f"metrics/train/{name}", metric.compute())
-        state.train_metric_values = {
-            name.removeprefix("metrics/train/"): value
-            for name, value in averages.items()
-            if name.startswith("metrics/")
-        }
+        if is_measured:
+            # The model's own metrics return nothing for a batch, so their current value is logged.
+            for name, metric in state.train_metrics.items():
+                if self._is_models_own(name):
+                    averages |= scalars(f"metrics/train/{name}", metric.compute())
+            state.train_metric_values = {
+                name.removeprefix("metrics/train/"): value
+                for name, value in averages.items()
+                if name.startswith("metrics/")
+            }
         if not self._has_own_step:
             self.engine.run_event(Event.AFTER_TRAIN_BATCH)
         return averages
@@ -758,13 +783,13 @@ class Trainer:
                 self._say_once(name, f"{name!r} is not logged: no rank had it in the first batch.")
         return self._batch_names
 
-    def _accumulate(self, batch: Any) -> WeightedMeans:
+    def _accumulate(self, batch: Any, *, is_measured: bool) -> WeightedMeans:
         """Runs the passes over the microbatches; with "auto", uses smaller ones if memory runs out."""
         samples = self.samples_in(batch)
         size = min(samples, self._auto_size) if self._microbatch_size == "auto" else self._microbatch_size
         while True:
             try:
-                return self._pass_over(split(batch, size, samples))
+                return self._pass_over(split(batch, size, samples), is_measured=is_measured)
             except RuntimeError as error:
                 if self._microbatch_size != "auto" or not size or size < _MIN_TO_HALVE or not _is_oom(error):
                     raise
@@ -775,7 +800,7 @@ class Trainer:
             if self._device.type == "cuda":
                 torch.cuda.empty_cache()
 
-    def _pass_over(self, microbatches: Sequence[Any]) -> WeightedMeans:
+    def _pass_over(self, microbatches: Sequence[Any], *, is_measured: bool) -> WeightedMeans:
         means = WeightedMeans()
         weights = [1.0] if len(microbatches) == 1 else [self.loss_weight(one) for one in microbatches]
         total = sum(weights) or 1.0
@@ -785,10 +810,11 @@ class Trainer:
             share = weights[index] / total
             with nullcontext() if is_last else without_gradient_sync(self._module):
                 self._microbatch(share, means)
-            with torch.no_grad():
-                for name, value in self._update(self.state.train_metrics).items():
-                    for part, number in scalars(f"metrics/train/{name}", value).items():
-                        means.add(part, number, share)
+            if is_measured:
+                with torch.no_grad():
+                    for name, value in self._update(self.state.train_metrics).items():
+                        for part, number in scalars(f"metrics/train/{name}", value).items():
+                            means.add(part, number, share)
         return means
 
     def _microbatch(self, share: float, means: WeightedMeans) -> None:

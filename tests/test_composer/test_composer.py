@@ -1,4 +1,4 @@
-"""Tests our destinations in Composer's trainer: `make test-composer`."""
+"""Tests our destinations in Composer's trainer and Composer's in ours: `make test-composer`."""
 
 import json
 import subprocess
@@ -15,12 +15,15 @@ pytest.importorskip(
 import torch
 from composer import Callback as TheirCallback
 from composer import Trainer as TheirTrainer
+from composer.core import Timestamp as TheirTimestamp
+from composer.loggers import ConsoleLogger, FileLogger, InMemoryLogger
+from composer.loggers import LoggerDestination as TheirDestination
 from composer.models import ComposerClassifier
 
 from destinations import InMemory, RunDirectory
-from destinations.adapters.composer_logger import ComposerDestination
+from destinations.adapters.composer_logger import ComposerDestination, from_composer
 from destinations.testing import RecordingDestination
-from events import Callback, Event
+from events import Callback, Run, Trainer
 
 # Composer and its imports warn about their own code.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -171,13 +174,70 @@ def test_composers_checkpoint_holds_the_state_of_our_destinations(tmp_path):
     assert [line.split(",")[0] for line in rows[1:] if line.split(",")[column]] == ["0", "1"]
 
 
-def test_the_docs_list_every_event_for_composer():
-    """Each row of the table has an entry for Composer."""
-    page = (ROOT / "docs" / "adapters.md").read_text(encoding="utf-8")
+def test_composers_destinations_work_in_our_trainer(tmp_path):
+    """A file logger and an in-memory logger get metrics, hyperparameters and Composer's times, and are closed."""
+    memory = InMemoryLogger()
+    file = FileLogger(str(tmp_path / "log.txt"), capture_stdout=False, capture_stderr=False)
+    model = torch.nn.Linear(3, 2)
+    data = [(torch.zeros(4, 3), torch.zeros(4, dtype=torch.long))] * 2
 
-    rows = [line for line in page.splitlines() if line.startswith("| `") and line.endswith("| the same |")]
+    with Trainer(
+        model,
+        data,
+        max_duration="1ep",
+        loss_fn=torch.nn.functional.cross_entropy,
+        optimizers=torch.optim.SGD(model.parameters(), lr=0.1),
+        loggers=[from_composer(memory), from_composer(file)],
+        run_name="ours",
+        device="cpu",
+    ) as trainer:
+        trainer.fit()
+        assert trainer.logger.faults.counts == {}
 
-    assert len(rows) == len(Event)
+    series = memory.get_timeseries("loss/train/total")
+    assert list(series["batch"]) == [0, 1]
+    assert all(type(timestamp) is TheirTimestamp for timestamp in memory.most_recent_timestamps.values())
+    lines = (tmp_path / "log.txt").read_text().splitlines()
+    assert [line for line in lines if line.startswith("[metric][batch=1]: loss/train/total")]
+    assert [line for line in lines if line.startswith("[hyperparameter]")]
+
+
+def test_files_and_states_pass_through_the_wrapper(tmp_path):
+    """The wrapper forwards the file and checkpoint methods that the destination has, and refuses others at once."""
+
+    class Storing(TheirDestination):
+        def __init__(self):
+            self.seen = []
+
+        def can_upload_files(self):
+            return True
+
+        def upload_file(self, state, remote_file_name, file_path, *, overwrite):
+            self.seen.append(
+                (type(state.timestamp), remote_file_name, Path(file_path).read_text(), overwrite)
+            )
+
+        def download_file(self, remote_file_name, destination, overwrite=False, progress_bar=True):
+            Path(destination).write_text(remote_file_name)
+
+        def state_dict(self):
+            return {"n": 1}
+
+        def post_close(self):
+            self.seen.append("post_close")
+
+    theirs = Storing()
+    (tmp_path / "a.txt").write_text("a")
+
+    with Run(loggers=[from_composer(theirs)], run_name="mine", raise_errors=True) as run:
+        run.upload_file("{run_name}/a.txt", tmp_path / "a.txt")
+        run.download_file("b.txt", tmp_path / "b.txt")
+
+    assert theirs.seen == [(TheirTimestamp, "mine/a.txt", "a", False), "post_close"]
+    assert (tmp_path / "b.txt").read_text() == "b.txt"
+    assert from_composer(theirs).state_dict() == {"n": 1}
+    with pytest.raises(TypeError, match=r"must be a composer\.loggers\.LoggerDestination"):
+        from_composer(InMemory())
 
 
 class LogsAtEnds(TheirCallback):
@@ -201,6 +261,35 @@ def test_records_at_an_end_have_composers_timestamp():
 
     assert [(int(at.epoch), int(at.batch)) for at, _ in memory.data["at_batch_end"]] == [(0, 1), (0, 2)]
     assert [(int(at.epoch), value) for at, value in memory.data["at_epoch_end"]] == [(1, 1)]
+
+
+def test_composers_console_prints_our_evaluations(capsys):
+    """In our Trainer and in a Run, each evaluation and its metrics are printed."""
+    model = torch.nn.Linear(3, 2)
+    data = [(torch.zeros(4, 3), torch.zeros(4, dtype=torch.long))] * 3
+    trainer = Trainer(
+        model,
+        data,
+        data,
+        max_duration="1ep",
+        loss_fn=torch.nn.functional.cross_entropy,
+        optimizers=torch.optim.SGD(model.parameters(), 0.1),
+        loggers=from_composer(ConsoleLogger(log_interval="1ba", stream="stdout")),
+        device="cpu",
+    )
+    trainer.fit()
+    trainer.close()
+
+    printed = capsys.readouterr().out
+    assert "[Eval batch=3/3] Eval on eval data" in printed
+    assert "Eval loss/eval/total" in printed
+
+    with Run(from_composer(ConsoleLogger(log_interval="1ba", stream="stdout")), run_name="r") as run:
+        run.eval_start("test", length=2)
+        run.eval_batch_end(4)
+        run.log_metrics({"metrics/test/accuracy": 0.5})
+        run.eval_end()
+    assert "Eval metrics/test/accuracy" in capsys.readouterr().out
 
 
 def test_composers_checkpoint_is_hard_linked(tmp_path):

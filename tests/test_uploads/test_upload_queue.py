@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 import weakref
-import zlib
 
 import pytest
 
@@ -176,23 +175,6 @@ def test_rotten_staged_bytes_are_quarantined(make_queue, make_file, gate):
     assert isinstance(handle.exception(LIMIT_SECONDS), BytesCorruptError)
     assert (queue.spool.failed / "corrupt" / folder / "data").read_bytes() == b"gold"
     assert "a" not in store.objects
-
-
-def test_a_damaged_manifest_fails_alone(make_queue, make_file, gate):
-    """One torn manifest is quarantined; the others arrive."""
-    store = StoreThatWaits(gate)
-    queue = make_queue(store, workers=1)
-    queue.submit(make_file("blocker"), "blocker")
-    queue._store.started.acquire()
-    bad, good = queue.submit(make_file("bad"), "bad"), queue.submit(make_file("good"), "good")
-    folder = queue.spool.list_pending()[0]
-    (queue.spool.pending / folder / "entry.json").write_bytes(b"{")
-
-    gate.set()
-
-    assert isinstance(bad.exception(LIMIT_SECONDS), BytesCorruptError)
-    assert good.exception(LIMIT_SECONDS) is None
-    assert (queue.spool.failed / "corrupt" / folder).is_dir()
 
 
 def test_moving_takes_the_file_and_copies_nothing(make_queue, make_file):
@@ -418,20 +400,6 @@ def test_one_poisoned_entry_among_a_hundred_fails_alone(make_queue, make_file):
     assert isinstance(handles[42].exception(0), RejectedByStoreError)
 
 
-def test_a_denied_name_is_rejected_while_others_succeed(make_queue, make_file):
-    """A policy that denies one name parks the store only until the cause is clear."""
-    store = StoreThatRejects({"n3"}, StoreParkedError("denied", may_be_the_entry=True))
-    queue = make_queue(store, workers=2)
-
-    handles = [queue.submit(make_file(), f"n{number}") for number in range(50)]
-    feeding = iter(range(50, 10_000))
-    while not handles[3].done():
-        queue.submit(make_file(), f"n{next(feeding)}").result(LIMIT_SECONDS)
-
-    assert isinstance(handles[3].exception(0), RejectedByStoreError)
-    assert queue.drain(LIMIT_SECONDS).remaining == ()
-
-
 def test_a_store_that_denies_everything_is_parked_and_recovers(make_queue, make_file, caplog):
     """Nothing is lost or failed while the store denies; one message gives the reason."""
     store = StoreThatFails(*[StoreParkedError("NoSuchBucket")] * 10)
@@ -441,31 +409,6 @@ def test_a_store_that_denies_everything_is_parked_and_recovers(make_queue, make_
 
     assert [handle.result(LIMIT_SECONDS).state for handle in handles] == [UploadState.DONE] * 10
     assert sum(" are paused: " in record.message for record in caplog.records) == 1
-
-
-def test_a_cause_is_logged_once_for_all_requests(make_queue, make_file, caplog):
-    """After a failed put the same file is looked up: both lack credentials."""
-    errors = [
-        StoreParkedError(f"{what} p/n0: Unable to locate credentials") for what in ("put", "head", "put")
-    ]
-    queue = make_queue(StoreThatFails(*errors))
-
-    handle = queue.submit(make_file(), "n0")
-
-    assert handle.result(LIMIT_SECONDS).state is UploadState.DONE
-    assert sum(" are paused: " in record.message for record in caplog.records) == 1
-
-
-def test_an_unknown_exception_is_retried_and_then_fails_only_its_entry(make_queue, make_file):
-    """An upload thread survives every exception of a store."""
-    store = StoreThatRejects({"bad"}, ZeroDivisionError("a bug in a store"))
-    queue = make_queue(store, workers=1)
-
-    bad, good = queue.submit(make_file(), "bad"), queue.submit(make_file(), "good")
-
-    assert good.result(LIMIT_SECONDS).state is UploadState.DONE
-    assert isinstance(bad.exception(LIMIT_SECONDS), RejectedByStoreError)
-    assert "ZeroDivisionError" in str(bad.exception(0))
 
 
 def test_an_exit_ends_no_upload_thread(make_queue, make_file):
@@ -657,41 +600,6 @@ def test_a_spool_deleted_under_the_queue_is_noticed_and_recreated(make_queue, ma
     assert "was deleted" in str(lost.exception(LIMIT_SECONDS))
 
 
-def test_power_durability_syncs_data_manifest_and_names_before_it_returns(make_queue, make_file):
-    """With durability="power" everything about the entry was synced when submit returns."""
-    synced = []
-    real, submitter = os.fsync, threading.get_ident()
-
-    def fsync(descriptor):
-        if threading.get_ident() == submitter:  # Others may sync what they like.
-            synced.append(pathlib.Path(f"/proc/self/fd/{descriptor}").readlink().name)
-        real(descriptor)
-
-    queue = make_queue(MemoryStore(), durability="power")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", fsync)
-        handle = queue.submit(make_file(), "a")
-
-    assert synced[:2] == ["data", "entry.json"]
-    assert synced[3] == "pending"
-    assert handle.result(LIMIT_SECONDS).state is UploadState.DONE
-
-
-def test_process_durability_syncs_soon_after(tmp_path, make_file):
-    """With durability="process" every entry is synced in the background."""
-    from uploads.spool.flush import Flusher
-
-    synced = threading.Event()
-    spool = Spool(tmp_path / "spool")
-    spool.create()
-    flusher = Flusher(spool, delay_seconds=0.01, fsync=lambda place: synced.set())
-
-    flusher.add("000000000001-0000000000000000-0000000000000000")
-
-    assert synced.wait(LIMIT_SECONDS)
-    flusher.stop(LIMIT_SECONDS)
-
-
 def test_a_burst_is_synced_in_one_pass_over_the_disk(tmp_path):
     """A thousand small files do not cost three thousand waits for the journal."""
     from uploads.spool.flush import Flusher
@@ -810,16 +718,6 @@ def test_the_queue_is_closed_for_a_forked_child(make_queue, make_file, gate):
     assert store.puts == {"parent": 1}
 
 
-def test_a_network_file_system_needs_no_memory_map_and_no_database():
-    """Nothing in the package maps memory or opens a database, so that NFS and Lustre are fine as spools."""
-    import uploads
-
-    sources = "".join(path.read_text() for path in pathlib.Path(uploads.__file__).parent.rglob("*.py"))
-
-    assert "import mmap" not in sources
-    assert "import sqlite3" not in sources
-
-
 def test_importing_loads_no_client_and_starts_nothing():
     """The package is cheap to import, and silent."""
     import subprocess
@@ -832,19 +730,6 @@ def test_importing_loads_no_client_and_starts_nothing():
     )
 
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
-
-
-def test_the_checksum_in_the_manifest_is_of_the_bytes_that_were_taken(make_queue, make_file, gate):
-    """A reader of the spool can detect damage."""
-    queue = make_queue(StoreThatWaits(gate), workers=1)
-    queue.submit(make_file("blocker"), "blocker")
-    queue._store.started.acquire()
-    queue.submit(make_file(content=b"bytes"), "a")
-    [folder] = queue.spool.list_pending()
-
-    entry = Entry.read(queue.spool.pending / folder)
-
-    assert (entry.size, entry.crc32 in {zlib.crc32(b"bytes"), None}, entry.remote_name) == (5, True, "a")
 
 
 def test_a_thread_that_outlives_stop_gives_the_spool_back(make_queue, make_file, gate):

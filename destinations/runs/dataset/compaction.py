@@ -34,7 +34,7 @@ from .tables import (
     json_of,
     load,
 )
-from .writing import DatasetWriter, condition, delete_runs, writer_properties
+from .writing import DatasetWriter, condition, delete_runs, with_edits, writer_properties
 
 __all__ = ["CompactReport", "compact"]
 
@@ -361,7 +361,7 @@ class _Compaction:
 
     def _known(self) -> dict[str, dict[str, Any]]:
         """Returns the columns to compare with, by run id."""
-        columns = ["run_id", "path", "updated_at", "state", "stamp", "record_state", "points"]
+        columns = ["run_id", "path", "updated_at", "state", "stamp", "record_state", "edits", "points"]
         columns += ["size", "part", "shelf"]
         rows = self.writer.snapshot.arrow("runs").to_table(columns=columns).to_pylist()
         return {row["run_id"]: row for row in rows}
@@ -483,6 +483,7 @@ class _Compaction:
             found["summary"] = ({"metric": name, **summary_row(one)} for name, one in summary.items())
             found["hparams"] = ({"name": name, **json_of(value)} for name, value in record.hparams.items())
             fields = attrs.asdict(record, recurse=False)
+            fields = with_edits(fields, item.before["edits"] if item.before else None)
             content = {"state": item.content.state, "stamp": item.content.stamp, "size": item.content.size}
             about = {"path": item.place, "points": points, "record_state": item.record_state}
             found["runs"] = [{**fields, **content, **about, **self._wide.cells(record.hparams, summary)}]

@@ -37,7 +37,6 @@ from destinations.run_directory.layout import column_of
 from destinations.runs.content.records import RecordCount, Records, chosen, count_records
 from destinations.runs.errors import (
     DatasetError,
-    EditError,
     MetricNotFoundError,
     RunNotFoundError,
     RunsError,
@@ -51,7 +50,7 @@ from destinations.runs.run import MetricSummary, RecordedRun
 from destinations.runs.runs import Result, RunLike, Runs
 
 from .tables import COLUMNS, PARTITIONS, Location, TableVersions, delta_errors, load, scalar_of
-from .writing import DatasetWriter, delete_runs
+from .writing import DatasetWriter, condition, delete_runs, edited_row
 
 if TYPE_CHECKING:
     from destinations.run_directory.blocks import Block
@@ -451,10 +450,44 @@ class Dataset(Runs):
             pieces.setdefault(ids[start], []).append((writers[start], one))
         return {run_id: merged_by_step(every) for run_id, every in pieces.items()}
 
-    def edit(self, run: RunLike, **changes: Any) -> RecordedRun:
-        """Raises `EditError`: edit the run in its folder, and compact again."""
-        del run, changes
-        raise EditError("a dataset is not edited. Edit the run in its folder, and compact again.")
+    def edit(self, run: RunLike, *, based_on: Mapping[str, Any] | None = None, **changes: Any) -> RecordedRun:
+        """Edits a run in the dataset, and returns it; see `Runs.edit`.
+
+        The folder of the run is not changed, and may be gone. Added and removed tags survive later
+        compactions; a text is kept until the run itself changes it. Afterwards, the dataset shows the newest
+        version.
+
+        Args:
+            run: the run.
+            based_on: as in `Runs.edit`.
+            changes: `tags`, `notes`, `display_name` and `archived`, as in `Runs.edit`.
+
+        Raises:
+            EditError: a text was changed meanwhile.
+            DatasetError: the dataset can't be written.
+        """
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        if isinstance(changes.get("tags"), str):
+            raise TypeError(f"tags must be a list of strings, got {changes['tags']!r}.")
+        run_id = self._find(run).run_id
+
+        def write(writer: DatasetWriter) -> None:
+            table = writer.snapshot.arrow("runs").to_table(filter=pc.field("run_id") == run_id)
+            if not table:
+                raise RunNotFoundError(run_id)
+            (row,) = table.to_pylist()
+            edits = edited_row(row, based_on=based_on, **changes)
+            for name, value in edits.items():
+                field = table.schema.field(name)
+                table = table.set_column(
+                    table.schema.get_field_index(name), field, pa.array([value], field.type)
+                )
+            writer.write("runs", table, condition("runs", [row]))
+
+        self._change(write)
+        return self[run_id]
 
     def delete(self, runs: Iterable[RunLike]) -> None:
         """Deletes runs from the dataset; their folders are kept.

@@ -73,7 +73,7 @@ _TABLES = {
     "deleted": "run_id string",
     "runs": "run_id string, path string, "
     + "".join(f"{name} {kind}, " for name, kind in _FIELDS.items())
-    + "points int64, size int64, state string, stamp string, record_state string, "
+    + "points int64, size int64, state string, stamp string, record_state string, edits string, "
     "part int32, shelf int32",
 }
 COLUMNS: Mapping[str, Mapping[str, str]] = {

@@ -1,23 +1,26 @@
-"""`DatasetWriter`: transactions over all tables of a dataset, for `compact` and for deletions.
+"""`DatasetWriter`: transactions over all tables of a dataset, for `compact` and for edits.
 
 A change commits to each table it touches, and to `runs` last. All commits name the same application: if
 another process commits first, the change starts over from the newest version.
 """
 
+import json
 import random
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from destinations.runs.errors import DatasetError
+from destinations.runs.index.edits import apply_edits, edited
 
 from .tables import APPLICATION, COLUMNS, PARTITIONS, Location, TableVersions, arrow_schema, load
 
-__all__ = ["DatasetWriter", "condition", "delete_runs"]
+__all__ = ["DatasetWriter", "condition", "delete_runs", "edited_row", "with_edits"]
 
 _TRIES = 20
 # The files of one large run overlap in their metrics until `optimize` sorts them.
 _FILE_BYTES = 32 << 20
+_EDITED = ("tags", "notes", "display_name", "archived")
 
 
 class DatasetWriter:
@@ -145,3 +148,39 @@ def delete_runs(writer: DatasetWriter, rows: Iterable[Mapping[str, Any]], *, is_
     for name in COLUMNS:
         ids = [{"run_id": row["run_id"]} for row in rows if is_forever and name == "deleted"]
         writer.write(name, pa.Table.from_pylist(ids, arrow_schema(name)), condition(name, rows))
+
+
+def edited_row(row: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
+    """Returns the columns of a run that an edit changes.
+
+    Args:
+        row: the row of the run in the table `runs`.
+        changes: as for `destinations.runs.index.edits.edited`.
+    """
+    before = json.loads(row["edits"] or "{}")
+    source = {key: row[key] for key in _EDITED} | before.get("source", {})
+    found = edited(before, source["tags"], **changes) | {"source": source}
+    fields = {key: row[key] for key in _EDITED if key == "tags" or key not in found} | {
+        "tags": source["tags"]
+    }
+    text = json.dumps(found)
+    return {**apply_edits(fields, text.encode()), "edits": text}
+
+
+def with_edits(fields: Mapping[str, Any], edits: str | None) -> dict[str, Any]:
+    """Returns the fields of a run with the edits made in the dataset, and the column `edits`.
+
+    Tags stay added or removed. An edited text, or archived state, is kept until the run itself changes it.
+
+    Args:
+        fields: the fields from the run.
+        edits: the column `edits`.
+    """
+    if not edits:
+        return {**fields, "edits": None}
+    data: dict[str, Any] = json.loads(edits)
+    then = data["source"]
+    kept = {key: one for key, one in data.items() if key not in then or then[key] == fields[key]}
+    kept["source"] = {key: fields[key] for key in _EDITED}
+    text = json.dumps(kept)
+    return {**apply_edits(dict(fields), text.encode()), "edits": text}

@@ -18,6 +18,7 @@ from destinations.runs.move.stream import MoveReport, Progress, move
 from destinations.trackers.tracker import require_package
 
 from .aim import AIM
+from .comet import COMET
 from .loggers import LOGGERS
 from .mlflow import MLFLOW
 from .neptune import NEPTUNE
@@ -38,7 +39,7 @@ __all__ = [
     "import_runs",
 ]
 
-SOURCES = (TENSORBOARD, WANDB, CHART, MLFLOW, TRACKIO, AIM, NEPTUNE, TABLE, LOGGERS)
+SOURCES = (TENSORBOARD, WANDB, CHART, MLFLOW, TRACKIO, COMET, AIM, NEPTUNE, TABLE, LOGGERS)
 """Every source, in the order of the help."""
 
 

@@ -2,7 +2,7 @@
 
 import { showCharts } from "./charts.js";
 import { showCompare } from "./compare.js";
-import { follow, isExported, serverInfo, watchChanges } from "./data.js";
+import { firstView, follow, isExported, serverInfo, watchChanges } from "./data.js";
 import { byId, el, fill, iconButton, isDark, remember, remembered, shorten, svg } from "./dom.js";
 import { showExplore } from "./explore.js";
 import { showMedia } from "./media.js";
@@ -89,7 +89,7 @@ function drawHeader() {
           : (problem ?? "New rows appear automatically."),
       },
       el("i", {}),
-      isExported ? "exported" : problem ? "offline" : "live",
+      el("span", {}, isExported ? "exported" : problem ? "offline" : "live"),
     ),
     iconButton(isDark() ? "sun" : "moon", isDark() ? "Light" : "Dark", switchTheme, { id: "theme" }),
     iconButton("help", "Keys", showKeys, { id: "help" }),
@@ -179,6 +179,7 @@ function arrived() {
 async function begin() {
   const theme = remembered("destinations-theme");
   if (theme === "dark" || theme === "light") document.documentElement.dataset.theme = theme;
+  if (!location.hash && firstView) history.replaceState(null, "", firstView);
   readUrl();
   onChange((changed) => {
     if (changed.has("page") || changed.has("id")) showPage();

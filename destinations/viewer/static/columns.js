@@ -10,8 +10,6 @@ const MOST_SHOWN = 1000;
 const MOST_AXES_SHOWN = 12;
 const MOST_COLUMNS = 300;
 export const MOST_TICKS = 12;
-/** Stops of a scale. */
-export const STOPS = [0, 0.25, 0.5, 0.75, 1];
 
 /** Whether an axis is logarithmic: as chosen ("0" or "1"), or else if positive values span two decades. */
 export function isLog(chosen, values) {
@@ -90,14 +88,19 @@ function axisOfWords(words) {
   return { place, ticks: words.slice(0, 20).map((word) => [place(word), shorten(labels.get(word), 14)]) };
 }
 
+/** Returns the runs of the view with one column, in its order. */
+export async function inOrderOf(name) {
+  return (await listRuns({ ...viewQuery(), columns: [name], sort: name, limit: MOST_SHOWN })).rows;
+}
+
 /** The data of the plots. Requests go through the view; `told` hears of new data. */
 export class RunColumns {
   /**
    * @param {View} view of the page.
-   * @param {{arrived: () => void, complain: (error: Error | null) => void}} told `arrived` is called when
+   * @param {{arrived: () => void, complain: (error: Error | null) => void}} [told] `arrived` is called when
    *   runs have come, `complain` with an error, or null.
    */
-  constructor(view, told) {
+  constructor(view, told = { arrived: () => {}, complain: () => {} }) {
     this.view = view;
     this.told = told;
     this.fields = [];
@@ -138,19 +141,16 @@ export class RunColumns {
     const names = [...new Set([this.chosen().sx, state.sc, ...this.axes()])].filter(
       (name) => this.isOfWords(name) && !this.orders.has(name),
     );
-    const sorted = await Promise.all(
-      names.map((name) =>
-        listRuns({ ...viewQuery(), columns: [name], sort: name, limit: MOST_SHOWN }).then(
-          (answer) => answer.rows,
-          // If that fails, words come in the order of the runs.
-          () => rows,
-        ),
-      ),
-    );
+    // If that fails, words come in the order of the runs.
+    const sorted = await Promise.all(names.map((name) => inOrderOf(name).catch(() => rows)));
     if (this.view.isGone || rows !== this.rows) return;
-    for (const [at, name] of names.entries())
-      this.orders.set(name, [...new Set([...sorted[at], ...rows].map((row) => valueIn(row, name)))]);
+    for (const [at, name] of names.entries()) this.setOrder(name, sorted[at]);
     this.told.arrived();
+  }
+
+  /** Sets the order of the words of a column, from rows in that order. */
+  setOrder(name, sorted) {
+    this.orders.set(name, [...new Set([...sorted, ...this.rows].map((row) => valueIn(row, name)))]);
   }
 
   /** Whether the rows have the columns of the link. */

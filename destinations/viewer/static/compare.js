@@ -1,5 +1,6 @@
 /** The comparison of runs: which fields differ, by how much, and at which step the runs diverge. */
 
+import { Curves } from "./chart.js";
 import {
   compareRuns,
   isExported,
@@ -12,15 +13,19 @@ import {
 } from "./data.js";
 import {
   breakable,
+  checkbox,
   debounce,
   el,
   fill,
   formatApart,
   formatNumber,
   menu,
+  nothing,
   searchField,
+  setMenu,
   shorten,
 } from "./dom.js";
+import { colorLegend } from "./legend.js";
 import { chartRank, isTiming, runLabels } from "./names.js";
 import { showBesideRuns, swatch } from "./sidebar.js";
 import { linkTo, state, update, visibleRuns, whenViewed } from "./state.js";
@@ -29,6 +34,7 @@ import { View } from "./view.js";
 import { unfoldButton } from "./viewbar.js";
 
 const MOST_RUNS_COMPARED = 20;
+const MOST_CURVES = 3;
 const PARTS = [
   ["summary.", "Metrics"],
   ["hparams.", "Hyperparameters"],
@@ -48,15 +54,19 @@ const VALUES = [
 const MOST_METRICS = 300;
 /** Each metric at a step takes a request. */
 const MOST_METRICS_AT_STEP = 60;
-const MOST_ROWS = 1000;
+const MOST_ROWS = 200;
 
 /** Shows the comparison in an element until the returned function is called. */
 export function showCompare(root) {
   const content = el("div", { style: { display: "contents" } });
   const view = new View("compare");
-  view.until(showBesideRuns(root, content));
+  const colors = colorLegend();
+  view.until(showBesideRuns(root, colors, content));
+  const curves = new Curves(view, visibleRuns);
   /** The better direction of each metric, "min" or "max". */
   let best = new Map();
+  /** @type {any} The last answer. */
+  let last = null;
   let word = "",
     withTimes = false,
     withSame = false;
@@ -71,7 +81,11 @@ export function showCompare(root) {
         const [{ fields, parts }, rows] = await Promise.all([compareRuns(ids), selectedRows(ids)]);
         return { ids, fields: await withValues(ids, fields), same: sameIn(rows, fields), parts };
       },
-      (found) => (found ? draw(found) : drawTooFew()),
+      (found) => {
+        last = found;
+        if (found) draw(found);
+        else fill(content, nothing("Select two runs or more.", linkTo({ page: "runs" })));
+      },
       (error) => fill(content, el("p", { class: "empty" }, error.message)),
     );
   }
@@ -131,17 +145,16 @@ export function showCompare(root) {
     return (name) => found.get(name) ?? {};
   }
 
-  function drawTooFew() {
-    fill(
-      content,
-      el(
-        "div",
-        { class: "empty" },
-        "Select two runs or more.",
-        el("br", {}),
-        el("a", { class: "button", ...linkTo({ page: "runs" }) }, "Choose runs"),
-      ),
-    );
+  /** Shows the curves of the goal, and of the first metrics that differ. */
+  function showCurves(fields) {
+    const metrics = fields
+      .map(({ name }) => name)
+      .filter((name) => name.startsWith("summary."))
+      .map((name) => name.slice("summary.".length));
+    const goal = state.goal.slice("min.".length);
+    const rank = (name) => (name === goal ? -1 : chartRank(name));
+    const order = metrics.sort((one, other) => rank(one) - rank(other));
+    curves.show(order.slice(0, MOST_CURVES));
   }
 
   /** Says at which step two runs first differ in a metric; times and speeds count only if the reader asks for them. */
@@ -176,11 +189,6 @@ export function showCompare(root) {
     );
   }
 
-  function switchOf(id, label, title, checked, turn) {
-    const box = el("input", { type: "checkbox", id, checked, onchange: () => turn(box.checked) });
-    return el("label", { class: "check", title }, box, label);
-  }
-
   function draw({ ids, fields, same, parts }) {
     const labels = new Map(runLabels(ids.map(runInfo)).map((label, at) => [ids[at], label]));
     const named = (id) =>
@@ -201,11 +209,7 @@ export function showCompare(root) {
     const parting = el("div", { class: "parting" });
     const table = el("table", { class: "compared" });
     const values = menu("compared", "Values of metrics", (of) => update({ of }));
-    fill(
-      values,
-      VALUES.map(([value, text]) => el("option", { value }, text)),
-    );
-    values.value = state.of;
+    setMenu(values, VALUES, state.of);
     const step = el("input", {
       type: "number",
       class: "button",
@@ -222,29 +226,26 @@ export function showCompare(root) {
         { class: "toolbar" },
         values,
         step,
-        switchOf(
-          "same",
-          "Same in all",
-          "Also show hyperparameters that are the same in all runs",
-          withSame,
-          (isOn) => {
-            withSame = isOn;
-            drawTable();
-          },
-        ),
-        switchOf("timed", "Times and speeds", "They differ between any two runs", withTimes, (isOn) => {
+        checkbox("Same in all", withSame, (isOn) => {
+          withSame = isOn;
+          drawTable();
+        }),
+        checkbox("Times and speeds", withTimes, (isOn) => {
           withTimes = isOn;
           drawTable();
         }),
         find.field,
+        colors,
         unfoldButton(),
       ),
+      curves.element,
       visibleRuns().length > MOST_RUNS_COMPARED &&
         el("p", { class: "muted" }, `The first ${MOST_RUNS_COMPARED} runs.`),
       el("div", { class: "panel scroll", tabIndex: 0 }, table),
       el("section", { class: "panel", "data-panel": "Parting" }, el("h2", {}, "Where they diverge"), parting),
     );
     drawTable();
+    showCurves(fields);
 
     function drawTable() {
       fill(
@@ -312,6 +313,12 @@ export function showCompare(root) {
             ),
           ),
         ),
+        own.length > MOST_ROWS &&
+          el(
+            "tr",
+            {},
+            el("td", { colSpan: ids.length + 1 }, `${own.length - MOST_ROWS} more: search for them.`),
+          ),
       );
     }
   }
@@ -348,6 +355,7 @@ export function showCompare(root) {
   view.onState((changed) => {
     const isOther = ["run", "off", "of", "goal"].some((name) => changed.has(name));
     if (isOther || (changed.has("step") && state.of === "step")) load();
+    else if (changed.has("hues") && last) draw(last);
   });
   view.onData((changed) => {
     if (changed.all && view.isFailed) load();

@@ -111,10 +111,40 @@ export function iconButton(name, label, onclick, props = {}) {
   );
 }
 
-/** Makes an empty menu that passes each choice to `chosen`; `fill` adds its options. */
+/** Makes a button with a text. */
+export function button(label, onclick, props = {}) {
+  return el("button", { type: "button", class: "button", onclick, ...props }, label);
+}
+
+/** Makes a checkbox with a label, which passes each change to `turned`. */
+export function checkbox(label, checked, turned, props = {}) {
+  const box = el("input", { type: "checkbox", checked, onchange: () => turned(box.checked), ...props });
+  return el("label", { class: "check" }, box, label);
+}
+
+/** Makes an empty menu that passes each choice to `chosen`; `setMenu` gives it its options. */
 export function menu(id, label, chosen) {
   const node = el("select", { id, "aria-label": label, onchange: () => chosen(node.value) });
   return node;
+}
+
+/** Sets the options of a menu, pairs of value and text, under headings if there are groups, and the chosen value. */
+export function setMenu(node, options, value, groups = {}) {
+  const made = (pairs) => pairs.map(([value, text]) => el("option", { value }, text));
+  const parts = Object.entries(groups).map(([label, pairs]) => el("optgroup", { label }, made(pairs)));
+  fill(node, parts, made(options));
+  node.value = value;
+}
+
+/**
+ * Returns what a page says if it has nothing to show.
+ *
+ * @param {string} text
+ * @param {Object<string, any>} [link] the properties of a link to the table, where the reader can choose runs.
+ */
+export function nothing(text, link) {
+  const help = link && [el("br", {}), el("a", { class: "button", ...link }, "Choose runs")];
+  return el("div", { class: "empty" }, text, help);
 }
 
 /**
@@ -255,7 +285,7 @@ export function formatNumber(value) {
   if (!Number.isFinite(value)) return Number.isNaN(value) ? "NaN" : value > 0 ? "∞" : "−∞";
   const size = Math.abs(value);
   if (Number.isSafeInteger(value))
-    return value.toLocaleString("en-US").replaceAll(",", "\u2009").replace("-", "−");
+    return value.toLocaleString("en-US").replaceAll(",", "\u202f").replace("-", "−");
   if (size >= 1e6 || (size < 1e-3 && size > 0))
     return value
       .toExponential(3)

@@ -1,14 +1,28 @@
 /** The view of media: records of all kinds that the server knows, drawn by `RENDERERS`. */
 
-import { drawPlot, savePlot, talking } from "./plot.js";
+import { shade } from "./colors.js";
+import { drawPlot, talking } from "./plot.js";
 import { fileUrl, listMedia, readTable, runDetail, runInfo, serverInfo } from "./data.js";
-import { debounce, el, fill, formatNumber, iconButton, inTurn, isDark, searchField, shorten } from "./dom.js";
+import {
+  button,
+  debounce,
+  el,
+  fill,
+  nothing,
+  formatNumber,
+  iconButton,
+  inTurn,
+  isDark,
+  searchField,
+  shorten,
+} from "./dom.js";
+import { colorLegend } from "./legend.js";
 import { runLabels } from "./names.js";
 import { CLASSES, picture } from "./pictures.js";
-import { pointCloud, ramp, sound } from "./points.js";
+import { pointCloud } from "./points.js";
 import { showBesideRuns, swatch, visibleDetails } from "./sidebar.js";
 import { dataTable, flatten, pairTable } from "./table.js";
-import { colorOf, linkTo, state, toggle, update, visibleRuns, whenViewed } from "./state.js";
+import { linkTo, state, toggle, update, visibleRuns, whenViewed } from "./state.js";
 import { View } from "./view.js";
 import { unfoldButton } from "./viewbar.js";
 
@@ -48,9 +62,11 @@ export function showMedia(root) {
   });
   const said = el("output", {});
   const bar = el("label", { class: "slider button" }, "Step", master, said);
+  const colors = colorLegend();
   const leaveSidebar = showBesideRuns(
     root,
-    el("div", { class: "toolbar" }, find.field, unfoldButton(), kinds, bar),
+    colors,
+    el("div", { class: "toolbar" }, find.field, unfoldButton(), kinds, bar, colors),
     none,
     list,
   );
@@ -74,16 +90,7 @@ export function showMedia(root) {
       kinds,
       there.length > 1 &&
         [{ name: "", title: "All" }, ...there].map(({ name, title }) =>
-          el(
-            "button",
-            {
-              type: "button",
-              class: "button",
-              "aria-pressed": String(state.kind === name),
-              onclick: () => update({ kind: name }),
-            },
-            title,
-          ),
+          button(title, () => update({ kind: name }), { "aria-pressed": String(state.kind === name) }),
         ),
     );
     const steps = allSteps();
@@ -181,26 +188,15 @@ export function showMedia(root) {
         ),
       );
     }
-    fill(
-      list,
-      nodes.length
-        ? nodes
-        : el(
-            "div",
-            { class: "empty" },
-            visibleRuns().length
-              ? index.length
-                ? "No media have this name."
-                : problem ||
-                  `No media were logged by ${visibleRuns().length === 1 ? "this run" : "these runs"}.`
-              : [
-                  "No run is selected.",
-                  el("br", {}),
-                  el("a", { class: "button", ...linkTo({ page: "runs" }) }, "Choose runs"),
-                ],
-          ),
-    );
+    fill(list, nodes.length ? nodes : whyNothing());
     for (const panel of panels.values()) inView.observe(panel.element);
+  }
+
+  function whyNothing() {
+    const count = visibleRuns().length;
+    if (!count) return nothing("No run is selected.", linkTo({ page: "runs" }));
+    if (index.length) return nothing("No media have this name.");
+    return nothing(problem || `No media were logged by ${count === 1 ? "this run" : "these runs"}.`);
   }
 
   async function begin() {
@@ -305,13 +301,6 @@ class Panel {
     });
     this.said = el("output", {});
     this.bar = el("div", { class: "step-bar" }, this.slider, this.said);
-    this.save = RENDERERS[about.shows].isOverTime
-      ? iconButton("download", "Save as SVG", () =>
-          this.content.querySelectorAll(".js-plotly-plot").forEach((plot) => {
-            savePlot(plot, about.name, "svg");
-          }),
-        )
-      : null;
     this.element = el(
       "section",
       {
@@ -323,7 +312,6 @@ class Panel {
         "div",
         { class: "card-head" },
         el("h3", { dir: "auto", title: shorten(about.name, 300) }, shorten(about.name || "Traces", 120)),
-        this.save,
       ),
       this.bar,
       this.classes,
@@ -485,42 +473,25 @@ class Panel {
     const masks = Object.entries(this.labels ?? {});
     this.classes.hidden = !masks.length;
     if (!masks.length) return;
-    const buttons = masks.flatMap(([mask, labels]) => [
-      el("span", { class: "muted" }, shorten(mask, 40)),
-      ...Object.entries(labels)
-        .filter(([at]) => Number(at) > 0)
-        .slice(0, 64)
-        .map(([at, label]) => {
-          const key = `${mask}/${at}`;
-          return el(
-            "button",
-            {
-              type: "button",
-              class: "class-button",
-              "aria-pressed": String(!state.class.includes(key)),
-              "data-class": key,
-              onclick: () => toggle("class", key),
-            },
-            el("i", { style: { background: `rgb(${CLASSES[Number(at) % 256]})` } }),
-            shorten(label, 40),
-          );
+    const switchOf = (key, ...label) =>
+      button(label, () => toggle("class", key), {
+        class: "class-button",
+        "aria-pressed": String(!state.class.includes(key)),
+      });
+    const buttons = masks.flatMap(([mask, labels]) => {
+      const classes = Object.entries(labels).filter(([at]) => Number(at) > 0);
+      return [
+        el("span", { class: "muted" }, shorten(mask, 40)),
+        ...classes.slice(0, 64).map(([at, label]) => {
+          const color = `rgb(${CLASSES[Number(at) % 256]})`;
+          return switchOf(`${mask}/${at}`, el("i", { style: { background: color } }), shorten(label, 40));
         }),
-      !Object.keys(labels).length &&
-        el(
-          "button",
-          {
-            type: "button",
-            class: "class-button",
-            "aria-pressed": String(!state.class.includes(mask)),
-            "data-class": mask,
-            onclick: () => toggle("class", mask),
-          },
-          "all classes",
-        ),
-    ]);
-    const active = this.classes.contains(document.activeElement) ? document.activeElement : null;
-    if (active?.getAttribute("type") === "range") return;
-    const focused = active?.getAttribute("data-class") ?? null;
+        !Object.keys(labels).length && switchOf(mask, "all classes"),
+      ];
+    });
+    // A slider that is being moved stays.
+    if (this.classes.contains(document.activeElement) && document.activeElement?.matches("[type=range]"))
+      return;
     fill(
       this.classes,
       buttons,
@@ -539,7 +510,6 @@ class Panel {
         }),
       ),
     );
-    if (focused) [...this.classes.children].find((node) => node.dataset.class === focused)?.focus();
   }
 }
 
@@ -560,8 +530,7 @@ const RENDERERS = {
         : el("figure", WIDE, video(id, item), captionOf(item)),
   },
   audio: {
-    figure: (id, item) =>
-      el("div", WIDE, sound(id, item.file, fileUrl(id, item.file), colorOf(id, isDark())), captionOf(item)),
+    figure: (id, item) => el("figure", WIDE, sound(id, item), captionOf(item)),
   },
   points: {
     figure: (id, item) => el("div", WIDE, pointCloud(id, item.file), captionOf(item)),
@@ -614,6 +583,10 @@ function video(id, item) {
   });
 }
 
+function sound(id, item) {
+  return el("audio", { controls: true, preload: "metadata", src: fileUrl(id, item.file) });
+}
+
 function captionOf(item) {
   return item.caption ? el("figcaption", { dir: "auto" }, shorten(item.caption, 500)) : null;
 }
@@ -639,7 +612,6 @@ function ridges(id, items) {
     const ground = isDark() ? "#17181b" : "#ffffff";
     const traces = kept.map((item, at) => {
       const base = kept.length - 1 - at;
-      const shade = `rgb(${ramp(isDark() ? 0.25 + (0.7 * at) / Math.max(1, kept.length - 1) : (0.8 * at) / Math.max(1, kept.length - 1))})`;
       const x = [item.edges[0]],
         y = [base];
       densities[at].forEach((density, bin) => {
@@ -653,7 +625,7 @@ function ridges(id, items) {
         x,
         y,
         fillcolor: ground,
-        line: { color: shade, width: 1.3 },
+        line: { color: shade(at / Math.max(1, kept.length - 1)), width: 1.3 },
         text: x.map((value) => `step ${item.step}: ${formatNumber(value)}`),
         meta: { run: id, step: item.step },
       };

@@ -9,7 +9,7 @@ const LEAST_DRAG = 6;
 const MOST_LETTERS = 17;
 const MOST_SPIKES = 3;
 const CHARACTER = 6.4;
-const DASHES = { dash: "6 4", dot: "2 3", longdash: "10 4", dashdot: "8 3 2 3", longdashdot: "12 3 2 3" };
+const DASHES = { dash: "6 4", dot: "2 3", longdash: "10 4" };
 let clips = 0;
 
 /** @type {Promise<unknown>} */
@@ -26,16 +26,6 @@ export function turnToDraw() {
       }),
   );
   return lastTurn;
-}
-
-/** Returns a colour of the palette with some opacity. */
-export function faded(color, opacity) {
-  return (
-    color +
-    Math.round(opacity * 255)
-      .toString(16)
-      .padStart(2, "0")
-  );
 }
 
 /** The colours of axes, texts and the background. */
@@ -541,8 +531,9 @@ export function talking(node, chosen = (_) => {}) {
   };
 }
 
-/** Saves a plot as PNG or SVG with a title and a legend, with its own traces or others. */
-export async function savePlot(node, name, kind, traces = node.data) {
+/** Saves a plot as PNG or SVG, with a title and a legend. */
+export async function savePlot(node, name, kind) {
+  const traces = node.data;
   const named = traces.filter((trace) => ["line", "median"].includes(trace.meta?.part));
   const rows = Math.ceil(named.length / 3);
   const [width, height] = [900, 470 + 18 * rows];

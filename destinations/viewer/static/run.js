@@ -1,6 +1,6 @@
 /** The page of one run: facts, curves, panels and the log. */
 
-import { MetricChart } from "./chart.js";
+import { Curves } from "./chart.js";
 import { editRun, isExported, readLog, runDetail, selectedRows } from "./data.js";
 import {
   attempt,
@@ -74,13 +74,11 @@ class RunPage {
     this.isDrawn = false;
     this.element = el("section", { class: "page run-page" }, el("p", { class: "empty" }, "Loading…"));
     this.top = el("div", { style: { display: "contents" } });
-    this.curves = el("section", { class: "cards run-curves", "aria-label": "Curves" });
+    this.curves = new Curves(view, () => [id]);
     this.time = el("div", { style: { display: "contents" } });
     this.alarms = el("div", { class: "panels" });
     this.panels = el("div", { class: "panels" });
     this.side = el("div", { class: "run-side" });
-    /** @type {Map<string, MetricChart>} */
-    this.charts = new Map();
     /** The drawn panels, by title. */
     this.shown = new Map();
     /** @type {ReturnType<typeof dataTable> | null} */
@@ -123,7 +121,7 @@ class RunPage {
   draw(detail) {
     const { element, top, alarms, curves, time, panels, side } = this;
     if (!element.contains(panels)) {
-      const parts = el("div", { class: "run-parts" }, curves, time, panels);
+      const parts = el("div", { class: "run-parts" }, curves.element, time, panels);
       fill(element, top, alarms, el("div", { class: "run-body" }, parts, side));
     }
     fill(
@@ -218,31 +216,17 @@ class RunPage {
     await this.load();
   }
 
-  /** Draws the most telling curves, in the order of the charts; existing charts stay. */
+  /** Draws the most telling curves, in the order of the charts. */
   drawCurves({ metrics, constant }) {
-    const { charts, curves, id } = this;
     const constants = new Set(constant);
     const rankOf = (name) => chartRank(name, constants);
     const order = metrics.toSorted((one, other) => rankOf(one) - rankOf(other) || one.localeCompare(other));
-    const shown = order.slice(0, MOST_CURVES);
-    const content = JSON.stringify([shown, order.length]);
-    if (curves.dataset.content === content) return;
-    curves.dataset.content = content;
-    for (const [name, chart] of charts)
-      if (!shown.includes(name)) {
-        chart.remove();
-        charts.delete(name);
-      }
-    for (const name of shown)
-      if (!charts.has(name)) charts.set(name, new MetricChart(name, { runs: () => [id] }));
-    fill(
-      curves,
-      el("h2", { class: "unseen" }, "Curves"),
-      shown.map((name) => charts.get(name)?.element),
-      order.length > shown.length &&
-        el("a", { class: "button quiet", ...this.linkToRuns("charts") }, `All ${order.length} charts`),
+    const all = el(
+      "a",
+      { class: "button quiet", ...this.linkToRuns("charts") },
+      `All ${order.length} charts`,
     );
-    for (const chart of charts.values()) chart.setVisible(true);
+    this.curves.show(order.slice(0, MOST_CURVES), ...(order.length > MOST_CURVES ? [all] : []));
   }
 
   drawPanels(detail) {
@@ -298,23 +282,9 @@ export function showRun(root) {
   const { id } = state;
   const view = new View();
   const page = new RunPage(view, id);
-  const { charts } = page;
   fill(root, page.element);
-  view.onState((changed) => {
-    for (const chart of charts.values()) {
-      if (changed.has("zoom")) chart.followZoom();
-      if (changed.has("open")) chart.mark();
-    }
-  });
-  view.onTheme(() => {
-    for (const chart of charts.values()) chart.draw();
-  });
   view.onData((changed) => {
     if (changed.all || changed.runs[id]?.record || changed.runs[id]?.gone) page.load();
-    if (changed.all || changed.runs[id]) for (const chart of charts.values()) chart.grow([id]);
-  });
-  view.until(() => {
-    for (const chart of charts.values()) chart.remove();
   });
   page.load();
   return () => view.leave();

@@ -1,18 +1,8 @@
 /** Logged tables, which the reader sorts by a column and filters by a word. */
 
-import {
-  breakable,
-  download,
-  el,
-  fill,
-  formatNumber,
-  iconButton,
-  searchField,
-  shorten,
-  toCsv,
-} from "./dom.js";
+import { breakable, el, fill, formatNumber, searchField, shorten } from "./dom.js";
 
-const MOST_ROWS = 500;
+const MOST_ROWS = 200;
 
 /**
  * Makes a table. Its `show` replaces the rows and keeps filter and order.
@@ -124,19 +114,7 @@ export function dataTable(columns, rows, orders, about = {}) {
   const table = el(
     "div",
     { class: "logged-table" },
-    el(
-      "div",
-      { class: "table-tools" },
-      find.field,
-      count,
-      iconButton("download", "Save as CSV", () =>
-        download(
-          `${about.name ?? "table"}.csv`,
-          toCsv([columns.map(({ name }) => name), ...rows]),
-          "text/csv",
-        ),
-      ),
-    ),
+    el("div", { class: "table-tools" }, find.field, count),
     el(
       "div",
       {
@@ -175,29 +153,31 @@ export function pairTable(pairs) {
 /**
  * Returns a table of the given cells.
  *
- * @param {any[][]} rows the cells of each row, as elements.
- * @param {any[]} [head] the titles of columns, as texts or elements.
+ * @param {any[][]} rows the cells of each row: `td` and `th` elements, or their contents.
+ * @param {string[]} [head] the titles of columns.
  */
 export function plainTable(rows, head = []) {
+  const isCell = (content) => content instanceof HTMLTableCellElement;
+  const cell = (content) => (isCell(content) ? content : el("td", { dir: "auto" }, content));
   return el(
     "table",
     {},
-    head.length > 0 &&
-      el(
-        "thead",
-        {},
-        el(
-          "tr",
-          {},
-          head.map((one) => (one instanceof Node ? one : el("th", {}, one))),
-        ),
-      ),
+    head.length > 0 && el("thead", {}, row(head.map((title) => el("th", {}, title)))),
     el(
       "tbody",
       {},
-      rows.map((cells) => el("tr", {}, cells)),
+      rows.map((cells) => row(cells.map(cell))),
     ),
   );
+}
+
+function row(cells) {
+  return el("tr", {}, cells);
+}
+
+/** Returns a cell of a class, such as "number". */
+export function cell(kind, ...content) {
+  return el("td", { class: kind, dir: "auto" }, content);
 }
 
 /** Returns the leaves of a nested mapping with dotted names, up to 5,000. */

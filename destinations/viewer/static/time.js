@@ -1,7 +1,7 @@
 /** How a run spent its time: a band of parts, and the cost of each fault. */
 
 import { el, formatDuration, formatNumber, formatTime } from "./dom.js";
-import { plainTable } from "./table.js";
+import { cell, plainTable } from "./table.js";
 
 /** The buckets of each part of the band; further buckets are "other". */
 const PARTS = {
@@ -71,19 +71,13 @@ export function timeBand(time) {
 
 /** Returns the table of faults with their costs. */
 export function faultTable(faults) {
-  return el(
-    "div",
-    { class: "scroll", tabIndex: 0 },
-    plainTable(
-      faults.map((one) => [
-        el("td", {}, one.status || "ended"),
-        el("td", {}, formatTime(one.at)),
-        el("td", { class: "number" }, formatNumber(one.step)),
-        ...["cost", "gone", "start", "restore", "repeated"].map((name) =>
-          el("td", { class: "number" }, formatDuration(one[name])),
-        ),
-      ]),
-      ["Ended", "When", "At step", "Lost", "Gone", "Start", "Restore", "Repeated"],
-    ),
-  );
+  const costs = ["cost", "gone", "start", "restore", "repeated"];
+  const rows = faults.map((one) => [
+    one.status || "ended",
+    formatTime(one.at),
+    cell("number", formatNumber(one.step)),
+    ...costs.map((name) => cell("number", formatDuration(one[name]))),
+  ]);
+  const head = ["Ended", "When", "At step", "Lost", "Gone", "Start", "Restore", "Repeated"];
+  return el("div", { class: "scroll", tabIndex: 0 }, plainTable(rows, head));
 }

@@ -194,6 +194,22 @@ def test_a_second_train_is_its_own_run(tmp_path, sidecar, caplog):
         assert not (tmp_path / name / "abandoned").exists()
 
 
+def test_a_second_train_may_continue_the_first(tmp_path, sidecar, listener):
+    """Its steps follow the first one's, and no row of the first is abandoned."""
+    with make_callback(
+        RunDirectory(tmp_path / "run"), callbacks=listener, second_train="continue", raise_errors=True
+    ) as ours:
+        make_trainer(ours, tmp_path).train()
+        make_trainer(ours, tmp_path).train()
+    with pytest.raises(ValueError, match='"new" or "continue"'):
+        make_callback(second_train="again")
+
+    assert steps_and_losses(tmp_path / "run") == ["1", "2", "3", "4"]
+    assert [batch for name, batch, _ in listener.heard if name == "fit_start"] == [0, 2]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "run"]
+    assert not list((tmp_path / "run").glob("abandoned/*"))
+
+
 def test_each_trial_of_a_search_is_a_run(tmp_path, sidecar):
     """Three trials are three runs of one group, each with its parameters; a second search adds more."""
     pytest.importorskip("optuna", reason="the search of Hugging Face needs a backend")

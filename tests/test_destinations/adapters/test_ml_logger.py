@@ -1,14 +1,17 @@
 """Programs written for `ml.loggers` keep their names, argument order and clocks."""
 
+import dataclasses
 import subprocess
 import sys
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 import torch
 
-from destinations import InMemory
-from destinations.adapters.ml_logger import MlLogger
+from destinations import InMemory, RunDirectory
+from destinations.adapters.ml_logger import BaseLogger, BaseLoggerConfig, FromMl, MlLogger
+from events import Run
 
 
 class Clock:
@@ -91,11 +94,71 @@ def test_each_label_has_its_own_clock_and_its_last_value_waits():
     ]
 
 
+class Collecting:
+    """Behaves like a subclass of ml's BaseLogger: it keeps functions by phase and key until it writes."""
+
+    def __init__(self, every=1):
+        self.every = every
+        self.asked = 0
+        self.config = None
+        self.values = {}
+        self.lines = []
+
+    def _keep(self, key, value, state, namespace):
+        self.values.setdefault(state.phase, {})[f"{namespace}/{key}"] = value
+
+    log_scalar = log_string = log_image = log_audio = log_video = log_histogram = log_point_cloud = _keep
+
+    def log_config(self, config):
+        self.config = config
+
+    def should_write(self, state):
+        self.asked += 1
+        return self.asked % self.every == 0
+
+    def write(self, state):
+        kept = {name: value() for name, value in self.values.pop(state.phase, {}).items()}
+        self.lines.append((state.phase, state.num_steps, kept))
+
+
+def test_a_logger_of_ml_is_a_destination():
+    """It gets each step once, in ml's shapes, writes when due, and writes the rest at the end."""
+    logger = Collecting(every=2)
+    with Run(loggers=[FromMl(logger)], raise_errors=True) as run:
+        run.log_hyperparameters({"lr": 0.1})
+        for loss in (3.0, 2.0, 1.0):
+            run.batch_start()
+            run.log_metrics({"loss/total": loss})
+            run.log_metrics({"speed": 2 * loss})
+            run.batch_end()
+        run.eval_start("test")
+        run.log_metrics({"accuracy": 0.5})
+        run.eval_end()
+        run.log_images(np.full((4, 6, 3), 255, np.uint8), "a/view", channels_last=True)
+        run.log_audio(np.zeros((1, 8)), 8000, "sound")
+        run.log_point_cloud(np.zeros((5, 3)), "points")
+
+    assert logger.config == {"lr": 0.1}
+    scalars = [
+        (phase, step, {name: one for name, one in kept.items() if isinstance(one, float)})
+        for phase, step, kept in logger.lines
+    ]
+    assert scalars == [
+        ("train", 1, {"loss/total": 2.0, "value/speed": 4.0}),
+        ("test", 3, {"value/accuracy": 0.5}),
+        ("train", 3, {"loss/total": 1.0, "value/speed": 2.0}),
+    ]
+    media = logger.lines[-1][2]
+    assert (tuple(media["a/view"].shape), float(media["a/view"].min())) == ((3, 4, 6), 1.0)
+    assert (tuple(media["value/sound"][0].shape), media["value/sound"][1]) == ((1, 8), 8000)
+    assert tuple(media["value/points"].shape) == (1, 5, 3)
+
+
 def test_loggers_on_the_same_destinations_share_a_run():
-    """Records of model and task are written together; close ends the run once."""
-    memory = InMemory()
+    """Records of model and task are written together, also to a logger of ml; close ends the run once."""
+    memory, theirs = InMemory(), Collecting()
     model, task = (
-        MlLogger(memory, default_namespace=name, write_every_n_seconds=0, raise_errors=True)
+        MlLogger(memory, theirs, default_namespace=name, write_every_n_seconds=0, raise_errors=True)
         for name in ("model", "task")
     )
     for step in range(2):
@@ -105,11 +168,12 @@ def test_loggers_on_the_same_destinations_share_a_run():
             logger.write(step)
     task.close()
     model.close()
-    again = MlLogger(memory, raise_errors=True)
+    again = MlLogger(memory, theirs, raise_errors=True)
     again.close()
 
     expected = [{"model/loss": float(step), "task/loss": 10.0 + step} for step in range(2)]
     assert [(step, value) for _, step, value in of_kind(memory, "metrics")] == list(enumerate(expected))
+    assert theirs.lines == [("train", step, values) for step, values in enumerate(expected)]
 
 
 def test_it_has_the_calls_of_a_logger_of_ml():
@@ -185,3 +249,66 @@ logger.write(1)
     header, *rows = (tmp_path / "run" / "metrics.csv").read_text().splitlines()
     assert header == "step,epoch,time,value/loss"
     assert [line.split(",")[::3] for line in rows] == [["0", "1.0"], ["1", "2.0"]]
+
+
+@dataclasses.dataclass
+class LinesConfig(BaseLoggerConfig):
+    """A dataclass with a field of its own, as in a program for ml."""
+
+    precision: int = 4
+
+
+class Lines(BaseLogger[LinesConfig]):
+    """Written for ml: it keeps functions, and appends their results to a file in its folder."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.values = {}
+
+    def log_scalar(self, key, value, state, namespace):
+        self.values[f"{namespace}/{key}"] = value
+
+    def write(self, state):
+        with (self.log_directory / "lines.txt").open("a") as file:
+            for name, value in self.values.items():
+                file.write(f"{state.phase} {state.num_steps} {name} {value():.{self.config.precision}f}\n")
+
+    def clear(self, state):
+        self.values.clear()
+
+
+def test_a_logger_written_for_ml_needs_only_another_import(tmp_path):
+    """It has a configuration with ml's intervals, and a folder inside the run's."""
+    logger = Lines(LinesConfig(name="lines", write_every_n_seconds=3600, precision=1))
+    run_directory = RunDirectory(tmp_path / "run")
+    with Run(loggers=[run_directory, FromMl(logger)], run_name="mine", raise_errors=True) as run:
+        for loss in (3.0, 2.0):
+            run.batch_start()
+            run.log_metrics({"loss/total": loss})
+            run.log_text("ignored, as it has no method for it")
+            run.batch_end()
+
+    assert (tmp_path / "run/logs/lines.txt").read_text() == (
+        "train 0 loss/total 3.0\ntrain 1 loss/total 2.0\n"
+    )
+    assert logger.config.name == "lines"
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, {"train": 1.0, "valid": 1.0}),
+        ({"write_every_n_seconds": 5.0}, {"train": 5.0, "valid": 5.0}),
+        ({"write_every_n_seconds": 5.0, "write_train_every_n_seconds": 2.0}, {"train": 2.0, "valid": 5.0}),
+        ({"write_val_every_n_seconds": 0.0}, {"train": 1.0, "valid": 0.0, "test": 0.0}),
+    ],
+)
+def test_the_most_specific_interval_applies(options, expected):
+    """The phase's interval applies, then the one of all phases, then the default."""
+    logger = Lines(LinesConfig(**options))
+
+    found = {
+        phase: logger.write_every_n_seconds(SimpleNamespace(phase=phase, num_steps=0)) for phase in expected
+    }
+
+    assert found == expected

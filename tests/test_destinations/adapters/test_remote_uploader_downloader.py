@@ -27,6 +27,8 @@ def test_every_argument_reaches_the_store(moto, tmp_path, monkeypatch):
             "region_name": "us-east-1",
             "endpoint_url": moto.endpoint_url,
             "addressing_style": "path",
+            "transfer_config": {"multipart_chunksize": 8 << 20, "max_concurrency": 2},
+            "client_config": {"connect_timeout": 5},
         },
         file_path_format_string="/{run_name}/rank_{rank}/{remote_file_name}",
         num_concurrent_uploads=2,
@@ -101,7 +103,8 @@ def test_the_number_of_attempts_limits_unknown_failures(tmp_path, caplog):
     [
         ("s3://bucket", {"regoin": "x"}, "unknown options regoin: an S3 store takes"),
         ("s3://bucket", {"bucket": "other"}, r"backend_kwargs\['bucket'\] must be that of the URI, 'bucket'"),
-        ("s3://bucket", {"transfer_config": object()}, "unknown options transfer_config: an S3 store takes"),
+        ("s3://bucket", {"transfer_config": {"max_io_queue": 1}}, r"\['transfer_config'\] must be among"),
+        ("s3://bucket", {"client_config": object()}, r"\['client_config'\] must be a dict, got object"),
         ("gs://bucket", {"key": "x"}, "'key' is not valid for store 'GCS'"),
         ("sftp://host", {"key": "x"}, "unexpected keyword argument 'key'"),
         ("libcloud://bucket", {}, "must be one of s3://, gs://, sftp://, got 'libcloud://bucket'"),

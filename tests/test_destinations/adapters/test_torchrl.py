@@ -1,6 +1,7 @@
 """Our logger in torchrl's place."""
 
 import contextlib
+import csv
 
 import numpy as np
 import pytest
@@ -9,11 +10,13 @@ from tensordict import NonTensorData, TensorDict
 
 from destinations import InMemory, RunDirectory
 from destinations.adapters.torchrl_logger import (
+    HostMetrics,
     TorchRLLogger,
+    from_torchrl,
     generate_exp_name,
     get_logger,
 )
-from events import RecordError, host_metrics
+from events import BinnedValues, RecordError, Run, host_metrics
 
 pytestmark = [
     pytest.mark.xdist_group("torchrl"),
@@ -164,6 +167,30 @@ def test_plain_dicts_may_be_nested_and_bad_values_are_dropped():
     assert [one.name for one in memory.records if one.kind == "histogram"] == ["v"]
 
 
+def test_values_on_a_device_are_converted_when_read():
+    """They aren't converted earlier, because reading waits for the device."""
+
+    class OnDevice:
+        shape = ()
+        is_cpu = False
+        reads = 0
+
+        def item(self):
+            self.reads += 1
+            return 2.5
+
+        tolist = item
+
+    value = OnDevice()
+
+    returned = HostMetrics({"a": value, "b": "x"})
+    before = (list(returned), value.reads)
+
+    assert before == (["a", "b"], 0)
+    assert dict(returned) == {"a": 2.5, "b": "x"}
+    assert value.reads == 1
+
+
 def test_host_metrics_use_the_separator():
     """It joins the names of nested dicts and of TensorDicts."""
     nested = TensorDict({"n": {"b": torch.tensor(2.0)}}, [])
@@ -225,6 +252,29 @@ def test_the_programs_end_determines_the_runs_status(
     assert sidecar(tmp_path / "run")["status"] == status
     rows = (tmp_path / "run" / "metrics.csv").read_text().splitlines()
     assert len(rows) == 3
+
+
+def test_their_loggers_are_destinations(tmp_path, caplog):
+    """Metrics, hyperparameters and videos arrive in torchrl's own files; unsupported records warn once."""
+    from torchrl.record.loggers import CSVLogger
+
+    theirs = CSVLogger("run", str(tmp_path))
+
+    with Run(loggers=[from_torchrl(theirs)], run_name="mine") as run:
+        run.logger.log_hyperparameters({"lr": 0.1})
+        for step in range(2):
+            run.logger.log_metrics({"loss": 0.5}, step)
+            run.logger.log_histogram([1.0, 2.0], "h", step)
+            run.logger.log_histogram(BinnedValues([1.0], [0.0, 1.0]), "h", step)
+        run.logger.log_video(torch.zeros(2, 3, 4, 4, dtype=torch.uint8), 5, "clip", 3)
+    with pytest.raises(TypeError, match="CSVLogger"):
+        from_torchrl(InMemory())
+
+    with (tmp_path / "run" / "scalars" / "loss.csv").open() as file:
+        assert list(csv.reader(file)) == [["0", "0.5"], ["1", "0.5"]]
+    assert tuple(torch.load(tmp_path / "run" / "videos" / "clip_3.pt").shape) == (1, 2, 3, 4, 4)
+    assert not theirs.is_alive
+    assert caplog.text.count("CSVLogger has no log_histogram") == 1
 
 
 def test_an_overridden_log_scalar_gets_each_value_of_log_metrics():

@@ -37,13 +37,20 @@ def write_run(root, name, steps=5, **hparams):
     return Run.open(root / name)
 
 
-@pytest.fixture
-def root(tmp_path):
+@pytest.fixture(scope="module")
+def template(tmp_path_factory):
     """Three runs; only the last one has a certain hyperparameter."""
+    root = tmp_path_factory.mktemp("template")
     for name in ("a", "b"):
-        write_run(tmp_path / "runs", name)
-    write_run(tmp_path / "runs", "c", optim="adam", seed=(1 << 60) + 1)
-    return tmp_path / "runs"
+        write_run(root, name)
+    write_run(root, "c", optim="adam", seed=(1 << 60) + 1)
+    return root
+
+
+@pytest.fixture
+def root(template, tmp_path):
+    """A copy of the runs."""
+    return shutil.copytree(template, tmp_path / "runs")
 
 
 def runs_of(root):
@@ -167,18 +174,50 @@ def test_records_of_named_writers_and_deleted_files(tmp_path):
         assert dataset[run.run_id].artifacts() == run.artifacts()
 
 
-# Deletions.
+# Edits and deletions.
 
 
-def test_dataset_is_not_edited(root, tmp_path):
-    """The message says where to edit a run."""
+def test_run_is_edited_in_the_dataset(root, tmp_path):
+    """Its folder is not changed and may be gone; the next compaction keeps the edit."""
+    compact(runs_of(root), tmp_path / "data")
+    shutil.rmtree(root / "c")
+    before = (root / "a" / "sidecar.json").read_bytes()
+
+    with open_dataset(tmp_path / "data") as dataset:
+        for name in ("a", "c"):
+            run = dataset.edit(name, tags=["mine"], notes="good", archived=True)
+            assert (run.tags, run.notes, run.archived) == (("mine",), "good", True)
+        dataset.edit("a", notes="better")
+        assert [
+            run.run_id for run in dataset.query(tag="mine", archived=None, where="notes == 'better'")
+        ] == ["a"]
+    change_sidecar(root / "a", tags=["own", "late"])
+    report = compact(runs_of(root), tmp_path / "data")
+
+    assert (report.updated, report.unchanged) == (1, 1)
+    assert not (root / "a" / "edits.json").exists()
+    assert before != (root / "a" / "sidecar.json").read_bytes()
+    query = "SELECT run_id, tags, notes, archived FROM runs ORDER BY run_id"
+    assert sql(tmp_path / "data", query).rows == (
+        ("a", ["late", "mine"], "better", True),
+        ("b", ["own"], "", False),
+        ("c", ["mine"], "good", True),
+    )
+
+
+def test_later_text_of_the_run_replaces_an_edit(root, tmp_path):
+    """The newer one counts, without comparing clocks."""
+    compact(runs_of(root), tmp_path / "data")
+    with open_dataset(tmp_path / "data") as dataset:
+        dataset.edit("a", notes="of the dataset", display_name="nice")
+        with pytest.raises(EditError, match="changed meanwhile"):
+            dataset.edit("a", notes="other", based_on={"notes": ""})
+    change_sidecar(root / "a", notes="of the run")
+
     compact(runs_of(root), tmp_path / "data")
 
-    with (
-        open_dataset(tmp_path / "data") as dataset,
-        pytest.raises(EditError, match="Edit the run in its folder, and compact again"),
-    ):
-        dataset.edit("a", tags=["mine"])
+    query = "SELECT notes, display_name FROM runs WHERE run_id = 'a'"
+    assert sql(tmp_path / "data", query).rows == (("of the run", "nice"),)
 
 
 def test_deleted_run_stays_deleted(root, tmp_path):

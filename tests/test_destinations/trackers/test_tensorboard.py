@@ -670,37 +670,6 @@ def test_monitor_events_arrive_as_scalars(tmp_path):
 
 
 # torch warns if this process may use only one processor.
-@pytest.mark.filterwarnings("ignore:This DataLoader will create 2 worker processes:UserWarning")
-def test_forked_dataloader_workers_write_nothing(tmp_path):
-    """The parent's file is complete afterwards."""
-    import torch.utils.data
-
-    destination = TensorBoard(tmp_path, flush_seconds=0.01)
-
-    class Items(torch.utils.data.Dataset):
-        def __len__(self):
-            return 4
-
-        def __getitem__(self, index):
-            destination.log_metrics({"from a worker": 1.0}, index)
-            destination.flush()
-            return index
-
-    run = DryRun(destination)
-    run.init()
-    run.logger.log_metrics({"loss": 1.0}, 0)
-
-    loader = torch.utils.data.DataLoader(
-        Items(), num_workers=2, multiprocessing_context="fork", timeout=SECONDS
-    )
-    seen = [int(batch) for batch in loader]
-    run.logger.log_metrics({"loss": 2.0}, 1)
-    run.close()
-
-    assert seen == [0, 1, 2, 3]
-    assert rows(tmp_path) == [(0, {"loss": 1.0}), (1, {"loss": 2.0})]
-
-
 def test_an_impossible_folder_raises_at_init(tmp_path):
     """The error names the obstacle, and the run continues without this destination."""
     (tmp_path / "file").write_text("")
@@ -760,43 +729,6 @@ print([name for name in ("tensorflow", "torch") if name in sys.modules])
     )
 
     assert (finished.stdout, finished.stderr) == ("[]\n", "")
-
-
-def test_the_error_names_the_missing_package(tmp_path):
-    """The constructor raises, not `init`."""
-    code = """
-import sys
-sys.modules["tensorboard"] = None
-import destinations
-destinations.TensorBoard()
-"""
-
-    finished = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=500
-    )
-
-    assert "pip install tensorboard" in finished.stderr.splitlines()[-1]
-
-
-def test_the_file_is_the_same_without_fast_checksums(tmp_path):
-    """`google_crc32c` affects only speed."""
-    code = f"""
-import sys
-sys.modules["google_crc32c"] = None
-from destinations import TensorBoard
-from destinations.testing import DryRun
-run = DryRun(TensorBoard({str(tmp_path)!r}, clock=lambda: 5.0, close_seconds={SECONDS}))
-run.init(), run.fit(), run.close()
-"""
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=500)
-    (path,) = tmp_path.iterdir()
-    run = DryRun(TensorBoard(tmp_path / "quick", clock=lambda: 5.0))
-    run.init()
-    run.fit()
-    run.close()
-
-    (quick,) = (tmp_path / "quick").iterdir()
-    assert path.read_bytes() == quick.read_bytes()
 
 
 @pytest.mark.parametrize("restored", [6, 0])

@@ -335,20 +335,13 @@ def test_many_records_are_thinned_evenly(page, digits):
     assert [item["step"] for item in late["items"]] == [100]
 
 
-def test_a_point_cloud_and_a_sound_are_decoded(page, digits):
-    """The server thins arrays evenly to the limit."""
+def test_a_point_cloud_is_decoded(page, digits):
+    """The server thins its points evenly to the limit."""
     cloud = page.get(f"/api/runs/{digits}/media", {"kind": "point_clouds", "name": "cloud"})["items"][0]
     points = page.get(f"/api/runs/{digits}/points", {"file": cloud["file"], "limit": 20})
-    tone = page.get(f"/api/runs/{digits}/media", {"kind": "audio", "name": "tone"})["items"][0]
-    wave = page.get(f"/api/runs/{digits}/wave", {"file": tone["file"], "points": 16})
 
     assert points["total"] == 50
     assert [len(points[axis]) for axis in "xyz"] == [20, 20, 20]
-    assert (wave["sample_rate"], wave["seconds"], len(wave["channels"])) == (16000, 0.1, 1)
-    low, high = wave["channels"][0]["low"], wave["channels"][0]["high"]
-    assert len(low) == len(high) == 16
-    assert -1 <= min(low) < -0.9
-    assert 0.9 < max(high) <= 1
 
 
 def test_a_part_of_a_file_is_served(page, digits, demo):
@@ -779,7 +772,6 @@ def test_a_file_of_the_wrong_kind_is_a_bad_request(page, digits):
     image = page.get(f"/api/runs/{digits}/media", {"kind": "images", "name": "Inputs"})["items"][0]["file"]
 
     assert "PLY" in page.get(f"/api/runs/{digits}/points", {"file": image}, status=400)["error"]
-    assert "WAV" in page.get(f"/api/runs/{digits}/wave", {"file": image}, status=400)["error"]
 
 
 def test_a_thousand_requests_at_once_are_answered(page, digits):

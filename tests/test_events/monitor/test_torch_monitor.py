@@ -1,7 +1,7 @@
-"""`torch.monitor`, in processes of their own, for torch may freeze or crash the one it is in."""
+"""`torch.monitor`, both ways: in processes of their own, for torch may freeze or crash the one it is in."""
 
 PRELUDE = """
-import atexit, sys, threading, time
+import atexit, queue, sys, threading, time
 from datetime import UTC, datetime, timedelta
 import torch.monitor
 from destinations import LoggerDestination
@@ -59,17 +59,22 @@ def test_stats_and_events_of_torch_become_metrics(in_torch_child):
 
 
 def test_the_events_of_a_run_do_the_draining(in_torch_child):
-    """A running run receives torch's events until it is closed."""
+    """A running run receives torch's events, and torch receives the run's, until the run is closed."""
     in_torch_child(
         with_prelude(
             """
+            heard = queue.SimpleQueue()
+            handle = torch.monitor.register_event_handler(heard.put)
             with Run(rows, run_name="mine") as run:
-                bridge = monitor.from_torch(run.logger)
+                coming, going = monitor.from_torch(run.logger), monitor.to_torch(run.logger)
                 torch_event("from_torch", x=1)
+                monitor.log_event(MonitorEvent("to_torch", datetime.now(UTC), {"x": 2}))
                 run.batch_end()
                 assert rows.metrics == [(0, {"from_torch/x": 1.0})], rows.metrics
+                assert [heard.get_nowait().name for _ in range(2)] == ["from_torch", "to_torch"]
             torch_event("from_torch", x=3)
-            assert bridge._handles == []
+            torch.monitor.unregister_event_handler(handle)
+            assert (coming._handles, going._handle) == ([], None)
             assert len(rows.metrics) == 1
             """
         )
@@ -162,12 +167,50 @@ def test_a_bridge_without_a_run_ends_well_too(in_torch_child):
     )
 
 
+def test_our_events_reach_handlers_of_torch(in_torch_child):
+    """Stats as torch's own; booleans and large integers as what torch can hold; instants kept."""
+    in_torch_child(
+        with_prelude(
+            """
+            import os
+            os.environ["TZ"] = "America/New_York"
+            time.tzset()
+            heard = []
+            handle = torch.monitor.register_event_handler(
+                lambda event: heard.append(
+                    (event.name, event.timestamp, dict(event.data), threading.get_ident())
+                )
+            )
+            moment = datetime(2026, 3, 1, 12, tzinfo=UTC)
+            with Run(rows, monitor.ToTorchMonitor(), "mine") as run:
+                stat = Stat("x", [Aggregation.SUM, Aggregation.COUNT], HOUR, 2)
+                thread = threading.Thread(target=lambda: (stat.add(1.0), stat.add(2.0)))
+                thread.start()
+                thread.join()
+                monitor.log_event(MonitorEvent("a", moment, {"flag": True, "big": 2**70, "host": "b"}))
+                assert heard == []
+                run.batch_end()
+                stat.flush()
+                stat.add(5.0)
+            torch.monitor.unregister_event_handler(handle)
+            assert [(name, data) for name, _, data, _ in heard] == [
+                ("torch.monitor.Stat", {"x.sum": 3.0, "x.count": 2}),
+                ("a", {"flag": 1, "big": float(2**70), "host": "b"}),
+                ("torch.monitor.Stat", {"x.sum": 5.0, "x.count": 1}),
+            ], heard
+            assert heard[1][1].timestamp() == moment.timestamp()
+            assert {thread for *_, thread in heard} == {threading.get_ident()}
+            """
+        )
+    )
+
+
 def test_events_do_not_loop(in_torch_child):
     """With everything attached, one event of ours, and one of torch's, is logged once."""
     in_torch_child(
         with_prelude(
             """
-            callbacks = [monitor.ForwardMonitor(), monitor.FromTorchMonitor()]
+            callbacks = [monitor.ForwardMonitor(), monitor.ToTorchMonitor(), monitor.FromTorchMonitor()]
             with Run(rows, callbacks, "mine") as run:
                 monitor.log_event(MonitorEvent("ours", datetime.now(UTC), {"x": 1}))
                 torch_event("torchs", x=2)
@@ -177,6 +220,80 @@ def test_events_do_not_loop(in_torch_child):
                     run.batch_end()
             names = sorted(name for _, metrics in rows.metrics for name in metrics)
             assert names == ["ours/x", "s.sum", "torchs/x"]
+            """
+        )
+    )
+
+
+def test_a_handler_of_torch_that_raises_does_not_stop_training(in_torch_child):
+    """It is counted and reported once; the others of our events arrive."""
+    in_torch_child(
+        with_prelude(
+            """
+            heard = []
+            def broken(event):
+                heard.append(event.name)
+                raise ValueError("no disk")
+            handle = torch.monitor.register_event_handler(broken)
+            with monitor.to_torch() as bridge:
+                for name in "abc":
+                    monitor.log_event(MonitorEvent(name, datetime.now(UTC), {}))
+                bridge.drain()
+                assert (heard, bridge.failures) == (["a", "b", "c"], 3)
+            torch.monitor.unregister_event_handler(handle)
+            """
+        )
+    )
+
+
+def test_a_handler_of_torch_may_log_an_event_of_ours(in_torch_child):
+    """Torch holds its lock meanwhile, so the event is passed to torch later, without a deadlock."""
+    in_torch_child(
+        with_prelude(
+            """
+            heard = []
+            def answers(event):
+                heard.append(event.name)
+                if event.name == "question":
+                    monitor.log_event(MonitorEvent("answer", datetime.now(UTC), {}))
+            handle = torch.monitor.register_event_handler(answers)
+            with monitor.to_torch() as bridge:
+                torch_event("question")
+                assert heard == ["question"]
+                bridge.drain()
+            torch.monitor.unregister_event_handler(handle)
+            assert heard == ["question", "answer"]
+            """
+        )
+    )
+
+
+def test_torchs_tensorboard_handler_sees_our_windows(in_torch_child):
+    """It takes what is called as torch's own Stats are."""
+    in_torch_child(
+        with_prelude(
+            """
+            class Writer:
+                rows = []
+                def add_scalar(self, name, value, walltime=None, **others):
+                    self.rows.append((name, value, walltime))
+
+            # What torch.utils.tensorboard's handler does, for which tensorboard need not be installed.
+            def handler(event):
+                if event.name == "torch.monitor.Stat":
+                    for name, value in event.data.items():
+                        Writer().add_scalar(name, value, walltime=event.timestamp.timestamp())
+
+            handle = torch.monitor.register_event_handler(handler)
+            before = time.time()
+            with monitor.to_torch():
+                stat = Stat("x", [Aggregation.MEAN], HOUR)
+                stat.add(4.0)
+            torch.monitor.unregister_event_handler(handle)
+            (name, value, walltime), = Writer.rows
+            assert (name, value) == ("x.mean", 4.0)
+            # Clocks are set now and then; a wrong zone is off by more.
+            assert before - 60 <= walltime <= time.time() + 60
             """
         )
     )

@@ -6,7 +6,7 @@ import torch
 import torchmetrics
 from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix
 
-from events import PlateauScheduler
+from events import PlateauScheduler, Trainer
 
 from .conftest import network
 
@@ -196,6 +196,68 @@ def test_torchmetrics_within_an_epoch_are_resumed(make_trainer, metric_list, tmp
                 path.unlink()
             (folder / "latest.symlink").write_text("ep0-ba5.pt")
         assert epoch_values(max_duration="1ep", save_folder=folder, autoresume=True) == expected
+
+
+def lbfgs(model):
+    """Returns an optimizer that computes the loss several times in a step."""
+    return torch.optim.LBFGS(model.parameters(), lr=0.5, max_iter=4, line_search_fn="strong_wolfe")
+
+
+def trained_by_lbfgs(make_trainer, metric_list, duration, **arguments):
+    """Trains a network without random layers; returns its weights and what was logged."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 2)
+    trainer = make_trainer(max_duration=duration)
+    data = trainer.state.train_dataloader
+    trainer.close()
+    listed = type(metric_list)()
+    trainer = Trainer(
+        model,
+        data,
+        max_duration=duration,
+        loss_fn=cross_entropy,
+        metrics={"accuracy": lambda outputs, targets: (outputs.argmax(1) == targets).float().mean()},
+        optimizers=lbfgs(model),
+        loggers=listed,
+        device="cpu",
+        seed=1,
+        run_name="lbfgs",
+        **arguments,
+    )
+    with trainer:
+        trainer.fit()
+    return model.weight.tolist(), listed
+
+
+def test_lbfgs_steps_by_a_closure(make_trainer, metric_list):
+    """Each batch is one step, logged with the loss and the metrics before it, and counted once."""
+    _, listed = trained_by_lbfgs(make_trainer, metric_list, "2ep")
+
+    losses = listed.series("loss/train/total")
+    assert [step for step, _ in losses] == list(range(10))
+    assert losses[-1][1] < losses[0][1] / 2
+    batches = [value for _, value in listed.series("metrics/train/accuracy")]
+    assert listed.series("metrics/train_epoch/accuracy")[0] == (5, pytest.approx(sum(batches[:5]) / 5))
+
+
+def test_lbfgs_is_resumed_to_the_last_bit(make_trainer, metric_list, tmp_path):
+    """Its history is in the checkpoint."""
+    whole, _ = trained_by_lbfgs(make_trainer, metric_list, "2ep")
+    trained_by_lbfgs(make_trainer, metric_list, "7ba", save_folder=tmp_path)
+
+    resumed, _ = trained_by_lbfgs(make_trainer, metric_list, "2ep", save_folder=tmp_path, autoresume=True)
+
+    assert resumed == whole
+
+
+@pytest.mark.parametrize("arguments", [{"precision": "fp16"}, {"others": 1}])
+def test_lbfgs_beside_another_optimizer_or_with_fp16_raises(make_trainer, arguments):
+    """Its closure computes the gradients of all, several times."""
+    model = network()
+    others = [torch.optim.SGD(model.parameters(), lr=0.1)] * arguments.pop("others", 0)
+
+    with pytest.raises(ValueError, match="LBFGS must be the only optimizer, without fp16"):
+        make_trainer(optimizers=[lbfgs(model), *others], schedulers=(), **arguments)
 
 
 def with_plateau(make_trainer, monitor="loss/eval/total", **arguments):

@@ -318,6 +318,13 @@ class OwnOrder(NumpyOrder):
     """A sampler without a state."""
 
 
+def out_of_order():
+    """Returns a loader that gives batches as they come, which torch has an argument for from 2.6 on."""
+    loader = DataLoader(Counted(), num_workers=1, multiprocessing_context="fork")
+    loader.in_order = False
+    return loader
+
+
 @pytest.mark.parametrize(
     ("make_loader", "arguments", "words"),
     [
@@ -328,6 +335,17 @@ class OwnOrder(NumpyOrder):
             "the IterableDataset Stream is iterated by workers",
         ),
         (lambda: iter([(torch.zeros(4, 3), torch.zeros(4).long())] * 9), {}, "list_iterator is an iterator"),
+        (Loader, {}, "the Loader has no length, and may start over"),
+        (
+            lambda: DataLoader(Stream(), batch_size=4),
+            {"train_subset_num_batches": 2},
+            "ends an epoch where the dataset may want to continue",
+        ),
+        (
+            out_of_order,
+            {},
+            "in_order=False gives batches in the order in which workers read them",
+        ),
         (lambda: DataLoader(Counted(), sampler=OwnOrder()), {}, "the sampler OwnOrder has neither"),
         (
             lambda: DataLoader(Counted(), num_workers=1, multiprocessing_context="fork"),

@@ -21,6 +21,7 @@ _MODES = (
     "stop-init",
     "stop-epoch",
     "losses",
+    "lbfgs",
     "whole",
     "half",
     "resumed",
@@ -116,6 +117,14 @@ def test_losses_that_one_rank_alone_has_are_logged_on_all(seen):
         "metrics/train/accuracy",
         "metrics/train_epoch/accuracy",
     }
+
+
+def test_lbfgs_takes_the_same_steps_on_all_ranks(seen):
+    """Its line search decides by the loss of all; the loss falls."""
+    losses = [row["loss/train/total"] for _, row in seen["lbfgs"]["rows"] if "loss/train/total" in row]
+
+    assert position(seen["lbfgs"])[:2] == (0, 4)
+    assert losses[-1] < losses[0]
 
 
 def test_metrics_within_an_epoch_are_resumed_on_each_rank(seen):

@@ -147,6 +147,7 @@ def arguments(mode, rank, folder):
         "stop-init": {"train_dataloader": uneven, "callbacks": Stops("init")},
         "stop-epoch": {"train_dataloader": uneven, "callbacks": Stops("epoch_start")},
         "losses": {"train_dataloader": uneven, "max_duration": "1ep", "loss_fn": parts},
+        "lbfgs": {"train_dataloader": uneven, "max_duration": "4ba"},
         "whole": {"train_dataloader": uneven, "max_duration": "1ep"},
         "half": {
             "train_dataloader": uneven,
@@ -169,13 +170,14 @@ def main(folder, mode):
     """Trains in one mode, and writes what this rank saw."""
     model = Network()
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    lbfgs = torch.optim.LBFGS(model.parameters(), lr=0.5, max_iter=6, line_search_fn="strong_wolfe")
     rows = Rows()
     trainer = Trainer(
         model,
         **{
             "loss_fn": cross_entropy,
             "metrics": {"accuracy": accuracy},
-            "optimizers": sgd,
+            "optimizers": lbfgs if mode == "lbfgs" else sgd,
             "loggers": rows,
             "device": "cpu",
             "max_duration": "2ep",

@@ -10,11 +10,11 @@ import signal
 
 import pytest
 
-from tests.servers.stores import MemoryStore, StoreThatWaits
+from tests.servers.stores import MemoryStore
 from tests.test_uploads.conftest import SOON
 from uploads import UploadQueue, UploadState
 from uploads import command_line as commands
-from uploads.errors import BytesCorruptError, SpoolUnusableError
+from uploads.errors import SpoolUnusableError
 from uploads.handle import Outcome
 from uploads.spool.entry import Entry
 from uploads.spool.spool import Spool
@@ -175,38 +175,6 @@ def test_a_damaged_file_affects_only_itself(tmp_path, damage):
             assert CONTENTS["victim"] in left or path.name in {"data", names["VICTIM"]}, about
 
 
-def test_a_log_torn_within_a_letter_does_not_stop_the_spool(make_queue, make_file, tmp_path, caplog):
-    """The queue opens and reads the other lines, although a full disk cut a line inside a non-ASCII letter."""
-    spool = Spool(tmp_path / "spool")
-    spool.create()
-    line = json.dumps(
-        Outcome(f"{1:016x}", "é", UploadState.DONE, size=1).to_json(), ensure_ascii=False
-    ).encode()
-    (spool.path / "delivered.jsonl").write_bytes(line[: line.index(b"\xc3") + 1] + b"\n" + line + b"\n")
-
-    queue = make_queue(MemoryStore())
-
-    queue.submit(make_file(), "a").result(LIMIT_SECONDS)
-    assert [outcome.remote_name for outcome in queue.spool.delivered()] == ["é", "a"]
-    assert "1 lines of" in caplog.text
-
-
-def test_an_empty_manifest_of_a_delivered_entry_is_quarantined(make_queue, make_file, tmp_path, caplog):
-    """A full disk left an empty manifest of a delivered entry; the spool stays usable, and `status` shows it."""
-    spool = Spool(tmp_path / "spool")
-    spool.create()
-    folder = _entry(1, "a", 1).folder
-    (spool.done / folder).mkdir()
-    (spool.done / folder / "entry.json").touch()
-
-    make_queue(MemoryStore()).submit(make_file(), "b").result(LIMIT_SECONDS)
-
-    [name] = commands.status(spool.path)["quarantined"]
-    assert name.startswith(folder)
-    assert (spool.path / "quarantine" / name / "entry.json").exists()
-    assert f"{folder} is damaged" in caplog.text
-
-
 def test_a_second_folder_of_an_entry_is_quarantined(make_queue, tmp_path):
     """An entry that exists twice, as in a copied spool, is delivered once and doesn't stop the others."""
     spool, names = _spool_with_everything(tmp_path / "spool")
@@ -219,17 +187,6 @@ def test_a_second_folder_of_an_entry_is_quarantined(make_queue, tmp_path):
     assert [name.partition(".")[0] for name in spool.list_quarantined()] == [names["VICTIM"]]
 
 
-@pytest.mark.parametrize("place", PLACES)
-def test_a_symlinked_state_folder_is_refused(tmp_path, place):
-    """Files behind the link are neither read nor hidden."""
-    (tmp_path / "spool" / place).parent.mkdir(parents=True)
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "spool" / place).symlink_to(tmp_path / "elsewhere")
-
-    with pytest.raises(SpoolUnusableError, match="got a symlink"):
-        Spool(tmp_path / "spool").create()
-
-
 def test_the_last_number_is_refused_and_not_lost(make_queue, make_file, tmp_path):
     """An entry whose number is too large for the format would never be found, so it is refused."""
     spool = Spool(tmp_path / "spool")
@@ -240,25 +197,6 @@ def test_the_last_number_is_refused_and_not_lost(make_queue, make_file, tmp_path
     handle = make_queue(MemoryStore()).submit(make_file(), "b")
 
     assert handle.state is UploadState.REFUSED
-
-
-@pytest.mark.parametrize("size", [10, 3 << 20], ids=["small", "large"])
-def test_a_moved_file_that_rots_is_corrupt(make_queue, make_file, gate, size):
-    """A file that was renamed into the spool isn't sent if one byte changes there."""
-    store = StoreThatWaits(gate)
-    queue = make_queue(store, workers=1)
-    queue.submit(make_file("blocker"), "blocker")
-    store.started.acquire()
-    handle = queue.submit(make_file(content=bytes(size)), "a", move=True)
-    queue._flusher.stop(LIMIT_SECONDS)
-    [folder] = queue.spool.list_pending()
-    with (queue.spool.pending / folder / "data").open("r+b") as data:
-        data.write(b"1")
-
-    gate.set()
-
-    assert isinstance(handle.exception(LIMIT_SECONDS), BytesCorruptError)
-    assert set(store.objects) == {"blocker"}
 
 
 @pytest.mark.parametrize("staging", ["linked", "copied", "reflinked"])

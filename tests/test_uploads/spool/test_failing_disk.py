@@ -16,7 +16,6 @@ from uploads.command_line import gc
 from uploads.errors import (
     RemoteConflictError,
     SpoolError,
-    SpoolFullError,
     SpoolOwnedError,
     SpoolUnusableError,
     TransientStoreError,
@@ -83,18 +82,6 @@ def test_each_call_of_submit_pointer_may_fail(make_queue, make_file, gate, monke
     assert UploadState.REFUSED in states
     assert not states[-1].is_failure
     assert queue.drain(LIMIT_SECONDS).remaining == ()
-
-
-def test_a_refusal_raises_on_request(make_queue, make_file, monkeypatch):
-    """With `raise_errors` you get SpoolFullError with the error of the disk."""
-    queue = make_queue(MemoryStore(), raise_errors=True)
-    target = queue.submit(make_file(), "target")
-    disk = FailingDisk(queue.spool.path, errno.EMFILE, is_ours=_of_main_thread, only=("open",))
-
-    with disk.failing(monkeypatch, 1), pytest.raises(SpoolFullError):
-        queue.submit_pointer("latest", target)
-    with disk.failing(monkeypatch, 1), pytest.raises(SpoolFullError):
-        queue.submit(make_file(), "a")
 
 
 @pytest.mark.parametrize("short", [False, True], ids=["whole", "short"])
@@ -243,19 +230,6 @@ def test_a_folder_that_is_no_spool_is_not_made_one(tmp_path):
         gc(tmp_path)
 
     assert [path.name for path in tmp_path.rglob("*")] == ["tmp", "notes.txt"]
-
-
-def test_a_spool_that_was_deleted_is_recreated_for_a_pointer(make_queue, make_file, tmp_path):
-    """`submit_pointer` creates a missing spool, as `submit` does."""
-    store = MemoryStore()
-    queue = make_queue(store)
-    target = queue.submit(make_file(), "target")
-    target.result(LIMIT_SECONDS)
-    shutil.rmtree(queue.spool.path)
-
-    queue.submit_pointer("latest", target).result(LIMIT_SECONDS)
-
-    assert store.objects["latest.symlink"] == b"target"
 
 
 def test_a_move_that_cannot_remove_its_source_is_not_refused(make_queue, other_disk, monkeypatch):

@@ -103,19 +103,6 @@ def test_a_folder_is_refused_whole(make_queue, make_file, gate, tmp_path, bad):
     assert {path.name for path in (tmp_path / "folder").iterdir()} >= {"a", "b", "z"}
 
 
-def test_linked_folders_of_a_folder_are_delivered(make_queue, make_file, tmp_path):
-    """When a folder is `done`, everything visible in it has arrived."""
-    store = MemoryStore()
-    make_file("run/checkpoints/ep1.pt", b"weights")
-    (tmp_path / "run/best").symlink_to("checkpoints")
-    (tmp_path / "run/latest.pt").symlink_to("best/ep1.pt")
-
-    make_queue(store).submit(tmp_path / "run").result(LIMIT_SECONDS)
-
-    names = ["run/best/ep1.pt", "run/checkpoints/ep1.pt", "run/latest.pt"]
-    assert store.objects == dict.fromkeys(names, b"weights")
-
-
 def test_a_folder_that_holds_the_spool_is_refused(make_queue, make_file, tmp_path):
     """The spool's own files would be submitted with it."""
     queue = make_queue(MemoryStore(), spool=tmp_path / "run/spool")

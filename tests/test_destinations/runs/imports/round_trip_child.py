@@ -1,4 +1,4 @@
-"""Logs the runs of `runs.json` to four trackers, offline, and writes the ids that the trackers give them."""
+"""Logs the runs of `runs.json` to five trackers, offline, and writes the ids that the trackers give them."""
 
 import contextlib
 import json
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from destinations import MLflow, TensorBoard, Trackio, WandB
+from destinations import Comet, MLflow, TensorBoard, Trackio, WandB
 from events import Run, RunStatus
 
 SECONDS = 600.0
@@ -29,7 +29,8 @@ def log(folder, one):
         artifact_location=(folder / "artifacts").as_uri(),
         close_seconds=SECONDS,
     )
-    trackers = [TensorBoard(folder / "tensorboard" / name), wandb, mlflow, Trackio("p", **about)]
+    comet = Comet("p", offline_dir=folder / "comet", tags=tags, **about)
+    trackers = [TensorBoard(folder / "tensorboard" / name), wandb, mlflow, Trackio("p", **about), comet]
     run = Run(trackers, run_name=name)
     error = {"failed": ValueError("diverged"), "interrupted": KeyboardInterrupt()}.get(one["status"])
     if one["hyperparameters"]:
@@ -43,7 +44,7 @@ def log(folder, one):
     if one["status"] == "stopped":
         run.state.status = RunStatus.STOPPED
     assert all(tracker._feed.flush(SECONDS) for tracker in trackers)
-    ids = {"wandb": wandb.run.id, "mlflow": mlflow.run_id}
+    ids = {"wandb": wandb.run.id, "mlflow": mlflow.run_id, "comet": comet.experiment.id}
     with contextlib.suppress(ValueError, KeyboardInterrupt):
         run.close(error)
     for tracker in trackers:

@@ -1,7 +1,9 @@
 """Damages every source in every way: the imported values are correct, or the report names what is missing."""
 
+import json
 import random
 import struct
+import zipfile
 
 import attrs
 import numpy as np
@@ -62,6 +64,20 @@ def write_parquet(path, rows):
     pq.write_table(table, path, write_page_checksum=True, data_page_size=64)
 
 
+def write_archive(path, rows):
+    """Writes an offline experiment of Comet."""
+    messages = [
+        {
+            "type": "metric_msg",
+            "payload": {"metric": {"metricName": name, "metricValue": value, "step": step}},
+        }
+        for step, name, value in rows
+    ]
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("experiment.json", json.dumps({"offline_id": "one", "start_time": 1e12}))
+        archive.writestr("messages.json", "".join(json.dumps(one) + "\n" for one in messages))
+
+
 def write_export(path, rows):
     """Writes a part as Neptune's exporter does."""
     table = pa.table(
@@ -101,6 +117,7 @@ FORMATS = {
     "tsv": Format("table", "t.tsv", write_text("\t"), has_checksums=False),
     "chart": Format("wandb-export", "t.csv", write_text(",", **CHART), has_checksums=False),
     "parquet": Format("table", "t.parquet", write_parquet),
+    "comet": Format("comet", "one.zip", write_archive),
     "neptune": Format("neptune", "one_part_0.parquet", write_export),
 }
 
@@ -283,7 +300,7 @@ HOSTILE = [
 ]
 
 
-@pytest.mark.parametrize("name", ["tensorboard", "wandb", "csv", "neptune"])
+@pytest.mark.parametrize("name", ["tensorboard", "wandb", "csv", "comet", "neptune"])
 def test_hostile_names_stay_inside_the_folder(tmp_path, name):
     """Each value is imported under its name or reported, and nothing is written elsewhere."""
     form, folder = FORMATS[name], tmp_path / "top/source"

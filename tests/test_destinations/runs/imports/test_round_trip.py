@@ -18,7 +18,7 @@ from destinations.runs import open_runs
 from destinations.runs.imports import import_runs
 from tests.effort import IS_EXHAUSTIVE, times
 
-PACKAGES = ("tensorboard", "wandb", "mlflow", "trackio")
+PACKAGES = ("tensorboard", "wandb", "mlflow", "trackio", "comet_ml")
 # One process for all of them.
 pytestmark = [
     pytest.mark.xdist_group("round-trip"),
@@ -89,6 +89,7 @@ TRIPS = {
     "wandb": Trip("wandb", SAME, has_several_pictures=True),
     "mlflow": Trip("mlflow.db", SAME, has_infinity=False),
     "trackio": Trip("trackio", dict.fromkeys(SAME, "preempted"), has_tags=False),
+    "comet": Trip("comet", {**SAME, "stopped": "stopped"}),
 }
 
 
