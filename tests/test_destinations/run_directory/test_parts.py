@@ -23,6 +23,7 @@ from destinations.history.sealed import Part
 from destinations.history.snapshot import last_rows, metric_columns, take_snapshot
 from destinations.run_directory import read_rows
 from destinations.run_directory.blocks import block_of_rows, indexed_files
+from destinations.run_directory.conversion import convert_parts
 from destinations.run_directory.drain import JournalDrain
 from destinations.run_directory.journal import Journal
 from destinations.run_directory.layout import journal_path, part_numbers, part_path, parts_path
@@ -330,6 +331,32 @@ def test_a_part_in_both_formats_counts_once(tmp_path):
     part_path(parts_path(tmp_path / "metrics.csv"), 1).write_bytes(b"no Parquet")
 
     assert [row.step for row in read_rows(tmp_path)] == list(range(100))
+
+
+def test_parts_of_earlier_versions_are_converted(tmp_path, written):
+    """`pack` replaces CSV and old Parquet, keeps the rows, and leaves damaged parts alone."""
+    run_dir = shutil.copytree(written / "csv", tmp_path / "run")
+    folder = parts_path(run_dir / "metrics.csv")
+    (folder / "00000001.npy").touch()
+    expected = rows_now(run_dir)
+    first, second, *_ = numbers(run_dir)
+
+    found = [(part.number, reason) for part, reason in convert_parts(run_dir, 0)]
+
+    assert found == [(number, "") for number in numbers(run_dir)]
+    assert {path.suffix for path in folder.iterdir()} == {".parquet"}
+    np.testing.assert_equal(rows_now(run_dir), expected)
+    assert list(convert_parts(run_dir, 0)) == []
+    # An earlier version's Parquet has no checksum of its footer.
+    path = part_path(folder, first)
+    data = path.read_bytes().replace(b'{"version": 2', b'{"version": 1')
+    at = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
+    path.write_bytes(data[: at - 8] + data[at:])
+    part_path(folder, second).write_bytes(b"")
+    ((_, why_first), (_, why_second)) = convert_parts(run_dir, 0)
+    assert (why_first, "is damaged" in why_second) == ("", True)
+    with contextlib.closing(ParquetRows(os.open(path, os.O_RDONLY))) as rows:
+        assert rows.version == 2
 
 
 def test_unused_names_are_not_columns_of_the_next_part(tmp_path):

@@ -7,6 +7,7 @@ import shutil
 import numpy as np
 import pytest
 
+from destinations.run_directory.conversion import convert_parts
 from destinations.run_directory.drain import JournalDrain
 from destinations.run_directory.journal import Journal
 from destinations.run_directory.layout import journal_path, part_numbers, parts_path
@@ -189,6 +190,30 @@ def test_only_rows_of_the_last_file_are_held(written, name):
 
     assert frame.known == NAMES
     assert parts.nbytes < whole.nbytes / 4
+
+
+@pytest.mark.usefixtures("small_limit")
+def test_a_chart_keeps_working_while_parts_are_converted(tmp_path):
+    """The answer is the same before, in between and afterwards."""
+    write(tmp_path / "run", range(20_000), part_bytes=100_000)
+    as_csv(tmp_path / "run")
+    reader = ChartReader()
+    with open_runs(tmp_path / "run", cache=tmp_path / "cache") as runs:
+        (run,) = runs.query()
+        conversions = convert_parts(tmp_path / "run", 0)
+        found = []
+        for _ in range(3):
+            found += reader.series([("x", run)], ["loss"], Axis("step", "", 500, 900), points=60)
+            found += reader.series([("x", run)], ["loss"], Axis(), points=60)
+            next(conversions)
+        list(conversions)
+        found += reader.series([("x", run)], ["loss"], Axis("step", "", 500, 900), points=60)
+        found += reader.series([("x", run)], ["loss"], Axis(), points=60)
+    reader.close()
+
+    for number, one in enumerate(found):
+        del one["cursor"]
+        np.testing.assert_equal(one, found[number % 2])
 
 
 @pytest.mark.usefixtures("small_limit")
