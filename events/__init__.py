@@ -68,7 +68,6 @@ if TYPE_CHECKING:
         StragglerDetector,
         SystemMonitor,
         ThresholdStopper,
-        Throughput,
         TimeLedger,
         Timer,
     )
@@ -151,7 +150,6 @@ __all__ = [
     "StragglerDetector",
     "SystemMonitor",
     "ThresholdStopper",
-    "Throughput",
     "Time",
     "TimeLedger",
     "TimeStringError",

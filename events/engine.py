@@ -114,7 +114,7 @@ class Engine:
             self._hooks = ledger.follow(hooks, logger.destinations)
         # The last step that may fail: a failed constructor must claim nothing.
         _claim(ordered)
-        state.callbacks = _Callbacks(ordered)
+        state.callbacks = ordered
         if ledger is not None:
             logger.charge_time(ledger)
         # Refers to what closing needs, not to the engine itself, which can therefore be garbage-collected.
@@ -183,18 +183,6 @@ class Engine:
         raised = _close_all(state, logger, callbacks)
         if raised is not None and (exception is None or not isinstance(raised, Exception)):
             raise raised
-
-
-class _Callbacks(tuple[Any, ...]):
-    """The callbacks of an engine, in `state.callbacks`; code for Composer takes them for a list."""
-
-    __slots__ = ()
-
-    def __getattr__(self, name: str) -> Any:
-        hint = ""
-        if name in {"append", "extend", "insert"}:
-            hint = " There is an engine already: call logger.attach(callback)."
-        raise AttributeError(f"state.callbacks has no {name!r}.{hint}", name=name, obj=self)
 
 
 # Pending records are delivered at these events, after the callbacks that log them and before the

@@ -156,17 +156,6 @@ def _accessors(key: Any) -> tuple[Callable[..., Any], Callable[..., Any]] | None
     return None
 
 
-# Attributes of Composer's state, and what to use instead.
-_ELSEWHERE = {
-    "state_dict": "Save with a CheckpointSaver, or torch.save(state.model.state_dict(), path).",
-    "load_state_dict": "Load with Trainer(load_path=...), or state.model.load_state_dict(...).",
-    "previous_timestamp": 'Make an Interval("10ba"), and ask interval.passed(state).',
-    "device_train_microbatch_size": "It is known to the Trainer alone.",
-    "algorithms": "There are none: write a Callback.",
-    "profiler": "Pass a callback that starts torch.profiler.",
-}
-
-
 def as_tuple(one_or_more: Any) -> tuple[Any, ...]:
     """Returns one value or a sequence of values as a tuple; none for None."""
     if one_or_more is None:
@@ -406,13 +395,6 @@ class State:
         from .trainer.distributed import is_sharded
 
         return self.model is not None and is_sharded(self.model)
-
-    if not TYPE_CHECKING:  # which would then take any name
-
-        def __getattr__(self, name: str) -> Any:
-            """Raises AttributeError, with the counterpart of an attribute of Composer's state."""
-            hint = _ELSEWHERE.get(name, "")
-            raise AttributeError(f"State has no {name!r}. {hint}".rstrip(), name=name, obj=self)
 
     def __repr__(self) -> str:
         """Shows the run and its progress, not the model, which would fill the screen."""

@@ -13,7 +13,7 @@ from decimal import Decimal, InvalidOperation
 from enum import StrEnum
 from numbers import Integral, Real
 from types import GenericAlias
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 
@@ -495,17 +495,6 @@ class Timestamp:
             if _is_duration(name) and not isinstance(value, timedelta):
                 known[name] = timedelta(seconds=value)
         return cls(**known)
-
-    if not TYPE_CHECKING:  # which would then take any name
-
-        def __getattr__(self, name: str) -> Any:
-            """Says how a timestamp is restored, which does not change."""
-            hint = (
-                " Write state.timestamp = Timestamp.from_state_dict(...)."
-                if name == "load_state_dict"
-                else ""
-            )
-            raise AttributeError(f"a Timestamp has no {name!r}.{hint}", name=name, obj=self)
 
 
 def _is_duration(field: str) -> bool:

@@ -109,14 +109,26 @@ def caplog(caplog):
 
 
 @pytest.fixture(scope="session")
-def torch_server():
-    """Runs programs that need torch, in processes that don't have to import it."""
+def torch_server(request, testrun_uid):
+    """Runs programs that need torch, in processes that don't have to import it. All test processes share one."""
     # The first optimizer of a process imports torch._dynamo, which is half of torch.
     of_torch = ("torch", "torch.monitor", "torch.distributed.launcher.api", "torch._dynamo")
     # What our packages import.
     others = ("attrs", "boto3", "orjson", "PIL.Image", "pyarrow.csv", "pyarrow.parquet", "tqdm", "yaml")
-    with ForkServer(*of_torch, *others) as server:
-        yield server
+    is_worker = hasattr(request.config, "workerinput")
+    until = os.getppid() if is_worker else os.getpid()
+    server = ForkServer(*of_torch, *others, name=f"torch-{testrun_uid}", until=until)
+    # Some tests measure the time of a program: it begins when the server has imported everything.
+    server.run("", env={})
+    return server
+
+
+@pytest.fixture(scope="session")
+def torch_python(torch_server, tmp_path_factory):
+    """A `python` that has imported torch already, with a `torchrun` beside it."""
+    folder = tmp_path_factory.mktemp("bin")
+    torch_server.write_commands(folder)
+    return folder / "python"
 
 
 @pytest.fixture(scope="session", autouse=True)

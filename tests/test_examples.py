@@ -18,8 +18,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.xdist_group("examples")
-
 ROOT = Path(__file__).parents[1]
 LIMIT_SECONDS = 240
 _LIMIT_OF_ONE = 60
@@ -66,14 +64,10 @@ def examples_of(found):
     return _BLOCK.findall(inspect.getdoc(found) or "")
 
 
-NAMES = dict(public_names())
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_public_name_has_an_example_that_runs(name, outcomes):
+def test_every_public_name_has_an_example_that_runs(outcomes):
     """Its docstring shows how to use it, and a comment after a `print` shows the output."""
-    assert examples_of(NAMES[name])
-    assert outcomes[name] == ""
+    assert [name for name, found in public_names() if not examples_of(found)] == []
+    assert {name: failure for name, failure in outcomes.items() if failure} == {}
 
 
 @pytest.mark.parametrize(
@@ -105,11 +99,11 @@ def test_a_public_name_of_an_adapter_has_an_example(path):
 
 
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory):
+def outcomes(torch_python, tmp_path_factory):
     """Runs all examples in one process; returns the traceback of each, or ""."""
     folder = tmp_path_factory.mktemp("examples")
     finished = subprocess.run(
-        [sys.executable, "-X", "utf8", __file__],
+        [torch_python, __file__],
         cwd=folder,
         env=os.environ | {"PYTHONPATH": str(ROOT), "HOME": str(folder)},
         capture_output=True,

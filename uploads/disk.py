@@ -55,7 +55,6 @@ __all__ = [
     "IrregularFileError",
     "UnreadableError",
     "Wakeup",
-    "acquire",
     "append_line",
     "boot_id",
     "call_in_forked_children",
@@ -65,7 +64,6 @@ __all__ = [
     "crc32_of_both",
     "duplicate_above",
     "end_of_last_line",
-    "exists",
     "file_system_of",
     "fsync_path",
     "give_way",
@@ -74,11 +72,9 @@ __all__ = [
     "is_network_file_system",
     "is_open_file",
     "link_open",
-    "list_names",
     "lock",
     "look_twice",
     "mark_unreadable",
-    "mkdir",
     "open_regular",
     "open_temporary",
     "process_identity",
@@ -87,23 +83,18 @@ __all__ = [
     "read_regular",
     "read_with_status",
     "reflink",
-    "release_record_lock",
     "remove_if",
-    "rename",
     "rename_new",
     "rename_without_replacing",
     "replace_file",
     "replace_json",
     "replacement",
     "require_readable",
-    "rmdir",
     "stamp_of",
     "stop_calling_in_forked_children",
     "sync_disk_of",
     "to_utf8",
     "try_lock",
-    "try_record_lock",
-    "unlink",
     "unlock",
     "write_all",
     "write_at",
@@ -132,7 +123,6 @@ _CHUNK_BYTES = 1 << 16
 _UNREADABLE = ".unreadable/"
 _MAX_REASON_BYTES = 1000
 _STRIDE_BYTES = 1 << 30
-_LOCK_RETRY_SECONDS = 0.001
 _HANDOVER_SECONDS = 1.0
 _HANDOVER_RETRY_SECONDS = 0.01
 _MAX_LOCK_TRIES = 10
@@ -272,7 +262,7 @@ def mark_unreadable(path: Path, reason: str) -> None:
 def require_readable(path: str | Path) -> None:
     """Raises `UnreadableError` if `mark_unreadable` has left a reason at this path."""
     try:
-        target = os.readlink(path)  # noqa: PTH115  # a Path would shorten it
+        target = os.readlink(path)  # a Path would shorten it
     except OSError:
         return
     if target.startswith(_UNREADABLE):
@@ -297,17 +287,16 @@ def read_with_status(path: str | Path, max_bytes: int = MAX_DOCUMENT_BYTES) -> t
         OSError: The file could not be read.
     """
     descriptor, status = _opened(path, os.O_RDONLY | os.O_NOFOLLOW)
-    try:
+    with closing(descriptor):
         size = status.st_size
-        data = os.read(descriptor, size + 1) if size <= max_bytes else b""
-        # A read returns less above 2 GiB or on a network disk, and more if the file has grown.
-        while size != len(data) <= max_bytes and (more := os.read(descriptor, _CHUNK_BYTES)):
-            data += more
-    finally:
-        os.close(descriptor)
-    if size > max_bytes or len(data) > max_bytes:
-        raise IrregularFileError(errno.EFBIG, f"it is larger than {max_bytes >> 20} MiB", str(path))
-    return data, status
+        if size <= max_bytes:
+            data = os.read(descriptor, size + 1)
+            # A read returns less above 2 GiB or on a network disk, and more if the file has grown.
+            while size != len(data) <= max_bytes and (more := os.read(descriptor, _CHUNK_BYTES)):
+                data += more
+            if len(data) <= max_bytes:
+                return data, status
+    raise IrregularFileError(errno.EFBIG, f"it is larger than {max_bytes >> 20} MiB", str(path))
 
 
 def read_json(path: str | Path) -> dict[str, Any]:
@@ -426,7 +415,7 @@ def _replacing(path: Path, descriptor: int, name: str, disk: Disk = DISK) -> Ite
         disk.replace(name, path)
     except BaseException:
         with contextlib.suppress(OSError):
-            unlink(name)
+            os.unlink(name)
         raise
 
 
@@ -528,39 +517,6 @@ def stamp_of(path: Path) -> tuple[int, int, int] | None:
     return (found.st_ino, found.st_mtime_ns, found.st_size)
 
 
-# Paths as strings: a `Path` costs more than each of these system calls, and every upload makes them.
-
-
-def exists(path: str) -> bool:
-    """Returns whether a file or folder exists."""
-    return os.path.exists(path)  # noqa: PTH110  # see above
-
-
-def list_names(path: str) -> list[str]:
-    """Returns the names in a folder."""
-    return os.listdir(path)  # noqa: PTH208
-
-
-def mkdir(path: str) -> None:
-    """Creates a folder that only its owner may use."""
-    os.mkdir(path, 0o700)  # noqa: PTH102
-
-
-def rename(source: str, target: str) -> None:
-    """Renames in one step."""
-    os.rename(source, target)  # noqa: PTH104
-
-
-def unlink(path: str) -> None:
-    """Removes a file."""
-    os.unlink(path)  # noqa: PTH108
-
-
-def rmdir(path: str) -> None:
-    """Removes an empty folder."""
-    os.rmdir(path)  # noqa: PTH106
-
-
 # Removing and renaming with a check: a path only says where something was.
 
 
@@ -589,9 +545,9 @@ def remove_if(path: str | Path, is_meant: Callable[[str], bool]) -> bool:
         return False
     folder, leaf = os.path.split(name.rstrip("/"))
     number = os.urandom(6).hex()
-    aside = os.path.join(folder, f".{leaf[:_MAX_LEAF_CHARACTERS]}.{number}.removed")  # noqa: PTH118
+    aside = os.path.join(folder, f".{leaf[:_MAX_LEAF_CHARACTERS]}.{number}.removed")
     try:
-        rename(name, aside)
+        os.rename(name, aside)
     except FileNotFoundError:
         return False
     try:
@@ -606,7 +562,7 @@ def remove_if(path: str | Path, is_meant: Callable[[str], bool]) -> bool:
         shutil.rmtree(aside)
         return True
     try:
-        unlink(aside)
+        os.unlink(aside)
     except OSError:
         rename_new(aside, name)
         raise
@@ -662,12 +618,12 @@ def rename_new(source: str, target: str) -> None:
         if error.errno not in NO_LINKS:
             raise
     else:
-        unlink(source)
+        os.unlink(source)
         return
     # A folder, which can replace only an empty one, or FUSE without links.
     if os.path.lexists(target):
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), source, None, target)
-    rename(source, target)
+    os.rename(source, target)
 
 
 def rename_without_replacing(source: str, target: str, folder: int = _AT_FDCWD) -> bool:
@@ -833,38 +789,6 @@ def unlock(descriptor: int) -> None:
     """Releases a flock(2), also for those who share the open file."""
     calls = _lock_calls()
     calls.flock(descriptor, calls.LOCK_UN)
-
-
-def acquire(try_once: Callable[[], bool], timeout_seconds: float) -> bool:
-    """Repeats `try_once`, for a lock that is held only for instants; returns whether it was taken in time."""
-    deadline = time.monotonic() + timeout_seconds
-    while not try_once():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(_LOCK_RETRY_SECONDS)
-    return True
-
-
-def try_record_lock(descriptor: int) -> bool:
-    """Takes a POSIX record lock without waiting; returns False if another process holds it.
-
-    A forked child doesn't share it, unlike `try_lock`.
-
-    Raises:
-        OSError: The system or the file system has no locks.
-    """
-    calls = _lock_calls()
-    try:
-        calls.lockf(descriptor, calls.LOCK_EX | calls.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def release_record_lock(descriptor: int) -> None:
-    """Releases a POSIX record lock."""
-    calls = _lock_calls()
-    calls.lockf(descriptor, calls.LOCK_UN)
 
 
 def duplicate_above(descriptor: int, lowest: int) -> int:

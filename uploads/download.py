@@ -22,7 +22,6 @@ from .disk import (
     is_open_file,
     open_regular,
     remove_if,
-    rename,
     rename_new,
     try_lock,
     write_at,
@@ -172,7 +171,7 @@ def _new_file(destination: Path, *, overwrite: bool) -> Iterator[int]:
             os.ftruncate(descriptor, 0)
             yield descriptor
             if overwrite:
-                rename(partial, str(destination))
+                os.rename(partial, str(destination))
             else:
                 rename_new(partial, str(destination))
         except BaseException as error:

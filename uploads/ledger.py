@@ -40,8 +40,6 @@ class Ledger:
         self._failures: list[Outcome] = []
         self._settling: set[str] = set()
         self._missing: set[str] = set()
-        # Entries of other processes; their bytes are not counted in the quota.
-        self._adopted: set[str] = set()
 
     def add_existing(self, folders: Iterable[str]) -> None:
         """Adds entries that earlier processes left."""
@@ -55,26 +53,6 @@ class Ledger:
             self._add(folder)
             self._handles[folder] = handle
             self._staging = folder
-
-    def adopt(self) -> list[str]:
-        """Adds entries that other processes, such as a forked child, submitted; returns their folders.
-
-        Raises:
-            OSError: The spool cannot be listed.
-        """
-        adopted = []
-        for folder in itertools.chain(self._spool.pending_folders(), self._spool.inflight_folders()):
-            with self._changed:
-                if folder in self._folders:
-                    continue
-                self._add(folder)
-                self._adopted.add(folder)
-            # Looked up after it was added: if it ended before, its outcome would never arrive.
-            if self._spool.state_of(folder) in {UploadState.PENDING, UploadState.INFLIGHT}:
-                adopted.append(folder)
-            else:
-                self.discard(folder)
-        return adopted
 
     def knows(self, folder: str) -> bool:
         """Returns whether the entry has not ended."""
@@ -111,7 +89,7 @@ class Ledger:
             if folder not in self._folders or folder in self._settling:
                 return
             self._settling.add(folder)
-            is_freed = folder not in self._adopted and not outcome.state.is_failure
+            is_freed = not outcome.state.is_failure
         # Without the lock: a signal handler in a thread that waits for room may need it.
         try:
             if is_freed:
@@ -212,7 +190,6 @@ class Ledger:
     def _remove(self, folder: str) -> bool:
         """Forgets an entry; returns whether it was known."""
         self._handles.pop(folder, None)
-        self._adopted.discard(folder)
         if folder not in self._folders:
             return False
         self._folders.remove(folder)

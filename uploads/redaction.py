@@ -51,15 +51,10 @@ _SECRET_ENDS = (
     *("password", "passwd", "passphrase", "clientsecret", "apikey", "apikeys", "secretkey", "accesskey"),
     *("privatekey", "accountkey", "authkey", "authtoken", "accesstoken", "apitoken", "connectionstring"),
 )
-_SECRET_PAIRS = frozenset(
-    {
-        ("connection", "string"),
-        ("conn", "str"),
-        ("seed", "phrase"),
-        ("recovery", "phrase"),
-        ("recovery", "code"),
-    }
-)
+_SECRET_PAIRS = {
+    *(("connection", "string"), ("conn", "str"), ("seed", "phrase"), ("recovery", "phrase")),
+    ("recovery", "code"),
+}
 _SECRET_NAMES = frozenset({"cookie", "set-cookie", "pgpass"})
 # Words that make a key a secret if they stand right before "key".
 _KEYS_OF = _words(
@@ -315,16 +310,7 @@ _USER_KEY = re.compile(
     r"[\"']key[\"']\s{0,8}+:\s{0,8}+[\"'])(?P<secret>[^\"'\s]++)"
 )
 _COMMANDS = ("sshpass", "docker", "mysql", "mariadb", "redis-cli", "curl", "wget", "7z", "rar")
-# Programs whose option is a password, also without a space: `mysql -psecret`.
-_PASSWORD_OPTIONS = {
-    **dict.fromkeys(_words("mysql mysqldump mysqladmin mysqlimport mariadb mariadb-dump"), "-p"),
-    **dict.fromkeys(_words("sshpass 7z 7za 7zr rar unrar"), "-p"),
-    "redis-cli": "-a",
-}
 _MIXED = re.compile(r"(?=\D{0,200}+\d)(?=[^A-Za-z]{0,200}+[A-Za-z])[^\s/:=.,]{6,200}+")
-# Programs whose `-p` is no password.
-_PLAIN_PROGRAMS = _words("mkdir cp ssh scp sftp rsync")
-_USER_AND_PASSWORD = re.compile(r"(?P<before>(?:-u)?[\w.@-]{1,100}:)(?P<secret>\S++)")
 _COMMAND = re.compile(
     r"(?P<before>\b(?:(?:sshpass|docker[ \t]{1,4}login)\b[^\n|;&]{0,200}?[ \t]-p[ \t]{0,4}"
     r"|(?:mysql|mysqldump|mysqladmin|mariadb|7za?|rar)\b[^\n|;&]{0,200}?[ \t]-p"
@@ -363,22 +349,11 @@ _QUOTED = {
 }
 _QUOTED_ESCAPED = re.compile(r"(?:[^\\\n]++|\\(?![\"'`])[^\n]?)*+")
 # Every assigned name of a secret contains one of these.
-_HINTS = (
-    *(
-        "pass",
-        "pwd",
-        "pw",
-        "secret",
-        "token",
-        "key",
-        "cred",
-        "authorization",
-        "kennwort",
-        "contrase",
-        "jwt",
-        "cookie",
-    ),
-    *("auth", "string", "connstr", "conn_str", "phrase", "recovery", "_pat", "-pat"),
+_HINTS = tuple(
+    _words(
+        "pass pwd pw secret token key cred authorization kennwort contrase jwt cookie auth string connstr"
+        " conn_str phrase recovery _pat -pat"
+    )
 )
 
 # Replacements.
@@ -503,54 +478,29 @@ def redact_arguments(arguments: Sequence[str]) -> list[str]:
     print(redact_arguments(["train.py", "--api-key", "abc123", "--lr=0.1"]))
     ```
 
-    `-pVALUE` is a password after a program that takes it so (`mysql`, `sshpass`, `7z`). After other programs
-    it is one only if the value has at least six characters, with letters and digits, unlike `-p8080` and
-    `-patience`.
+    The value of `-p`, also without a space, is a password if it has at least six characters, with letters and
+    digits, unlike `-p 8080` and `-patience`.
     """
     redacted: list[str] = []
     hide_next = False
-    program = ""
     for argument in arguments:
-        leaf, before = argument.rpartition("/")[2], redacted[-1] if redacted else ""
-        if leaf in _PASSWORD_OPTIONS or leaf in _PLAIN_PROGRAMS or leaf == "curl":
-            program = leaf
+        before = redacted[-1] if redacted else ""
         name, assigns, value = argument.partition("=")
         name = name.removeprefix("-D")  # A property, as of Java: `-DapiKey=…`.
         if hide_next and not argument.startswith("--"):
-            is_port_or_path = before == "-p" and ("/" in argument or _NUMBER.fullmatch(argument))
-            is_shown = is_port_or_path or _is_harmless(before, argument)
-            redacted.append(argument if is_shown else REDACTED)
-        elif attached := _attached_password(program, argument):
-            redacted.append(f"{attached}{REDACTED}")
-        elif program == "curl" and (before in {"-u", "--user"} or argument.startswith("-u")):
-            redacted.append(_USER_AND_PASSWORD.sub(_hidden, argument))
+            redacted.append(argument if _is_harmless(before, argument) else REDACTED)
+        elif before == "-p" and _MIXED.fullmatch(argument):
+            redacted.append(REDACTED)
+        elif argument.startswith("-p") and _MIXED.fullmatch(argument.removeprefix("-p")):
+            redacted.append(f"-p{REDACTED}")
         elif assigns and is_secret_name(name) and not _is_harmless(name, value):
             # The whole value: the shell has removed the quotes that marked its end.
             redacted.append(f"{argument.partition('=')[0]}={REDACTED}")
         else:
             redacted.append(redact_text(argument))
-        hide_next = (
-            (argument == "-p" and program not in _PLAIN_PROGRAMS)
-            or argument == _PASSWORD_OPTIONS.get(program)
-            or (
-                argument.startswith("-")
-                and not assigns
-                and redacted[-1] == argument
-                and is_secret_name(argument)
-            )
-        )
+        is_option = argument.startswith("-") and not assigns and redacted[-1] == argument
+        hide_next = is_option and is_secret_name(argument)
     return redacted
-
-
-def _attached_password(program: str, argument: str) -> str:
-    """Returns the option of an argument that combines option and password, else an empty text."""
-    option = _PASSWORD_OPTIONS.get(program, "-p")
-    value = argument.removeprefix(option)
-    if not argument.startswith(option) or not value or program in _PLAIN_PROGRAMS:
-        return ""
-    if program in _PASSWORD_OPTIONS:
-        return "" if value.startswith("=") else option
-    return option if _MIXED.fullmatch(value) else ""
 
 
 # Implementation.

@@ -273,8 +273,7 @@ class UploadQueue:
     in which they became pending, the last step of `submit`; if two threads submit one name at once, the one
     whose copy is ready later wins. `submit` blocks for as long as staging takes, never for the network.
 
-    **Fork.** A forked child may submit, which only stages; the parent's drain finds it within seconds. Its
-    `close` does nothing.
+    **Fork.** For a forked child the queue is closed: it submits and deletes nothing.
 
     **Exit.** At interpreter exit (`sys.exit`, an exception, Ctrl-C) the queue drains for up to
     `timeouts.exit_seconds`. The log names files that remain in the spool, and the command that finishes them.
@@ -344,7 +343,6 @@ class UploadQueue:
         self._deletions: Deletions | None = None
         self._policy = policy or RetryPolicy()
         self._has_ended = False
-        self._is_child = False
         self._left_behind: list[Spool] = []
         self._droppable: tuple[
             tuple[str, ...], ...
@@ -353,7 +351,7 @@ class UploadQueue:
         self.spool, self._owner = take_spool(spool, store, options)
         self._earlier_status = self.spool.read_status()
         try:
-            self.spool.sweep_tmp()
+            self.spool.sweep_tmp(is_owner=True)
             if spool is None:
                 self._left_behind = take_over_leftovers(self.spool)
             self._quota = DiskQuota(
@@ -437,12 +435,13 @@ class UploadQueue:
             remote_name: Its name in the store; by default the name of the source.
             overwrite: Whether an existing object may be replaced. A pending older version of the name is
                 superseded.
-            move: Whether to move the file into the spool: instant, and the source is gone. Files of a folder
-                are moved one by one.
-            link: Whether to take the file by hard link: instant but for one reading, or at once if `crc32` is
-                given. **Dangerous** if the file is later rewritten in place (as `torch.save` to the same path
-                does): the upload then fails as corrupt, and an object in a folder on the same file system
-                changes too, because it is the same file. Safe for writers that replace by rename.
+            move: Whether to move the file into the spool: instant on the same file system, and the source is
+                gone afterwards. Files of a folder are moved one by one.
+            link: Whether to take the file by hard link, where the system can: instant but for one reading, or
+                at once if `crc32` is given. **Dangerous** if the file is later rewritten in place (as
+                `torch.save` to the same path does): the upload then fails as corrupt, and an object in a
+                folder on the same file system changes too, because it is the same file. Safe for writers that
+                replace by rename.
             crc32: The CRC-32 of a file to move or to link, if you computed it while writing, which saves
                 reading the file. If it is wrong, the upload fails as corrupt. Ignored for copies.
             after: Handles of uploads of this queue that must be in the store first. If one was refused, so is
@@ -457,8 +456,8 @@ class UploadQueue:
             InvalidSourceError: Neither a readable regular file nor a folder; or a folder with something else
                 in it, such as a FIFO, a symlink out of it or, with `move`, any symlink.
             RemoteNameTakenError: `overwrite=False`, and this name is on its way already.
-            UnstableSourceError: The file changed while it was copied, twice, or was replaced again and again.
-                Earlier files of a folder are on their way.
+            UnstableSourceError: The file changed while it was copied, twice. Earlier files of a folder are on
+                their way.
             QueueClosedError: After `close`.
             ValueError: `move` and `link` together, or `after` names an upload of another queue that has not
                 ended.
@@ -540,7 +539,7 @@ class UploadQueue:
         """Withdraws uploads of a name that haven't begun: they leave the spool, and are not uploaded.
 
         Their handles end in state `withdrawn`, which is also in `delivered.jsonl`. Uploads that are in flight
-        or partly sent continue. A forked child withdraws nothing.
+        or partly sent continue. A closed queue withdraws nothing.
 
         Returns:
             The number of withdrawn uploads.
@@ -555,7 +554,7 @@ class UploadQueue:
 
         With enough room they are uploaded like all others. Without, they are withdrawn in the order of these
         calls, with the uploads that wait for them (`after=`), even if an attempt is under way: the object may
-        still arrive. An upload in parts that has begun stays. A forked child drops nothing.
+        still arrive. An upload in parts that has begun stays.
 
         Raises:
             InvalidRemoteNameError: A name is invalid.
@@ -582,7 +581,7 @@ class UploadQueue:
 
     def _waiting(self, name: str, *, from_drain: bool = False) -> Iterator[Entry]:
         """Yields the entries of a name that aren't even partly sent, oldest first."""
-        for folder in () if self._is_child else self._ledger.folders_of(name):
+        for folder in () if self._closed is not None else self._ledger.folders_of(name):
             pending = self.spool.pending / folder
             place = self.spool.place_of(folder) or pending if from_drain else pending
             entry = None
@@ -660,7 +659,7 @@ class UploadQueue:
 
         The object stays if one of `after` fails, or if a pointer in its folder leads to it; the log says so.
         `drain` and `close` wait for deletions as for uploads. A deletion that remains when the process ends
-        is forgotten: request it again. A forked child deletes nothing.
+        is forgotten: request it again.
 
         Args:
             remote_name: Its name in the store. Uploads of this name, and of names in `then`, are withdrawn,
@@ -674,8 +673,6 @@ class UploadQueue:
             QueueClosedError: After `close`.
         """
         name, *others = map(check_remote_name, (remote_name, *then))
-        if self._is_child:
-            return
         with self._closing:
             if self._closed is not None:
                 raise QueueClosedError(f"cannot delete {name!r}: the queue is closed")
@@ -742,14 +739,8 @@ class UploadQueue:
         return self.backlog()
 
     def _wait(self, timeout_seconds: float) -> None:
-        """Waits until no entry is left, including entries that other processes submit to this spool."""
         deadline = time.monotonic() + timeout_seconds
-        while self._ledger.wait_empty(max(0.0, deadline - time.monotonic())):
-            with contextlib.suppress(OSError):
-                if adopted := self._ledger.adopt():
-                    self._drainer.add(adopted)
-                    continue
-            break
+        self._ledger.wait_empty(timeout_seconds)
         if self._deletions is not None:
             self._deletions.wait(max(0.0, deadline - time.monotonic()))
 
@@ -765,8 +756,8 @@ class UploadQueue:
         """
         timeout_seconds = check_seconds("timeout_seconds", timeout_seconds)
         with self._closing:
-            if self._closed is not None or self._is_child:
-                return self._closed or self.backlog()
+            if self._closed is not None:
+                return self._closed
             self._closed = self.backlog()  # From here on submit refuses; replaced below.
         give_back_seconds = 0.0
         try:
@@ -786,9 +777,8 @@ class UploadQueue:
             self._drainer.stop(give_back_seconds)
             self._flusher.stop(give_back_seconds)
         finally:  # Also when Ctrl-C ends that wait.
-            with contextlib.suppress(OSError):  # Deliveries and submissions of other processes.
+            with contextlib.suppress(OSError):  # Deliveries of other processes.
                 self._ledger.reconcile()
-                self._ledger.adopt()
             self._owner.release()
             self._closed = self.backlog()
             self._has_ended = True
@@ -815,7 +805,7 @@ class UploadQueue:
             raise
         except OSError as error:
             return self._refused(file.name, size, _spool_full_error(error, self.spool.path, size))
-        if not self._is_child and not file.to_disk:
+        if not file.to_disk:
             self._flusher.add(entry.folder, unchecked=entry.crc32 is None)
         return handle
 
@@ -835,8 +825,7 @@ class UploadQueue:
 
     def _announce(self, entry: Entry) -> None:
         self._ledger.confirm(entry.folder)
-        if not self._is_child:
-            self._drainer.add([entry.folder])
+        self._drainer.add([entry.folder])
 
     def _recreate_spool(self) -> None:
         if not self.spool.can_stage():
@@ -934,12 +923,11 @@ class UploadQueue:
                 self._end(0.0)
 
     def _forget_after_fork(self) -> None:
-        self._is_child = True
-        self._left_behind, self._deletions = [], None  # The parent's.
+        """Closes the queue in a forked child: its threads, files and locks belong to the parent."""
         self._closing = threading.Lock()
+        self._closed = Backlog(self.spool.path, (), ())
+        self._left_behind, self._deletions = [], None
         self._ledger.forget_after_fork()
-        self._quota.forget_after_fork()
-        self._stager.forget_after_fork()
         self._owner.forget_in_child()
         self._drainer.forget_after_fork()
         atexit.unregister(self._close_at_exit)

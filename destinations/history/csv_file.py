@@ -97,8 +97,16 @@ class CsvSnapshot:
         return at
 
     def count(self, start: int) -> int:
-        """Returns the number of rows from an offset on."""
-        return sum(chunk.count(b"\n") for chunk in self.chunks(start))
+        """Returns the number of rows from an offset on; reads no block that has a checksum."""
+        rows, at = 0, start
+        for block in self.checks.blocks if self.checks is not None else ():
+            if at <= block.start and block.end <= self.end:
+                rows += self._count(at, block.start) + block.rows
+                at = block.end
+        return rows + self._count(at, self.end)
+
+    def _count(self, start: int, end: int) -> int:
+        return sum(chunk.count(b"\n") for chunk in self.chunks(start, end=end))
 
     def fileno(self) -> int:
         """Returns the descriptor; -1 if there is no CSV."""
@@ -118,7 +126,11 @@ class CsvSnapshot:
         end = self.end if end is None else end
         length = chunk_bytes
         while at < end:
-            piece = self._piece(at, min(length, end - at))
+            until = min(at + length, end)
+            if self.checks is not None:
+                # A block in two pieces would be read again to compare it.
+                until = self.checks.last_end(at, until)
+            piece = self._piece(at, until - at)
             if not piece:
                 return
             whole = len(piece) if at + len(piece) >= end else piece.rfind(b"\n") + 1

@@ -5,7 +5,7 @@ import errno
 import functools
 import logging
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -14,18 +14,16 @@ import attrs
 from destinations.run_directory.layout import OWN_COLUMNS, header_line, parse_header, part_path
 from uploads.disk import closing, crc32_of, open_regular
 
-from .csv_file import CsvSnapshot, last_rows_of_file, open_existing
+from .csv_file import CsvSnapshot, open_existing
 from .row_chain import ALL, Keep, SealedPart
 from .rows import MetricRow, row_of_cells
 
 if TYPE_CHECKING:
     from destinations.run_directory.parquet import ParquetRows
 
-__all__ = ["HeldPart", "ParquetSnapshot", "Part", "part_begun_by"]
+__all__ = ["HeldPart", "ParquetSnapshot", "Part"]
 
 _TAIL_ROWS = 1000
-# Times are rounded to microseconds.
-_SAME_SECONDS = 1e-5
 _log = logging.getLogger("destinations")
 
 
@@ -64,25 +62,8 @@ class ParquetSnapshot(CsvSnapshot):
                 {name: cell for name, cell in zip(columns, cells, strict=True) if cell is not None}
             )
 
-    def begins_with(self, csv: CsvSnapshot) -> bool:
-        """Returns whether this begins with the rows of a CSV."""
-        if self.header != csv.header or not 0 < csv.size <= self.size:
-            return False
-        if _numbers_of(csv.rows()) != _numbers_of(self.rows()):
-            return False
-        count = sum(chunk.count(b"\n") for chunk in csv.chunks())
-        return _numbers_of(last_rows_of_file(csv, 1, ())) == _numbers_of(self.rows(count - 1))
-
     def close(self) -> None:
         self.packed.close()
-
-
-def _numbers_of(rows: "Iterable[MetricRow]") -> str:
-    """Returns the numbers of the first row as text, so that NaN equals NaN; empty if there is none."""
-    for row in rows:
-        # A part stores the integers of a float column as floats.
-        return repr((row.step, row.time, {name: float(value) for name, value in row.metrics.items()}))
-    return ""
 
 
 @attrs.frozen
@@ -256,27 +237,3 @@ class HeldPart(Part):
         if self.keep != ALL:
             found.packed.keep(self.keep)
         return found
-
-
-def part_begun_by(parts: Sequence[Part], csv: CsvSnapshot) -> Part | None:
-    """Returns the part that begins with the rows of the CSV; None if there is none.
-
-    Opens no part whose history line records another size. In format 2, it opens the last part, and earlier
-    ones until one has older rows.
-
-    Raises:
-        OSError: see `Part.open`.
-    """
-    known = ((part, part.sealed) for part in parts)
-    parts = [part for part, line in known if not (line and line.crc32) or line.csv_bytes == csv.size]
-    first = next(csv.rows(), None) if parts and csv.size else None
-    if first is None:
-        return None
-    for part in reversed(parts):
-        with contextlib.closing(part.open()) as piece:
-            later = piece.packed.first_time - (float("nan") if first.time is None else first.time)
-            if later < -_SAME_SECONDS:
-                return None
-            if not later > _SAME_SECONDS and piece.begins_with(csv):
-                return part
-    return None

@@ -32,7 +32,6 @@ from destinations.run_directory.layout import (
     header_line,
     journal_path,
     metrics_name,
-    missing_parts,
     parse_header,
     part_numbers,
     parts_path,
@@ -47,14 +46,13 @@ from .csv_file import CsvSnapshot, last_rows_of_file, open_existing
 from .fork import parents_of
 from .row_chain import Keep, Kept, Limit, RowChain, RowPlace, history_path, tighter
 from .rows import MetricRow, has_any_metric, is_sound, keeps, merge_journal
-from .sealed import HeldPart, Part, part_begun_by
+from .sealed import HeldPart, Part
 from .settled import End, Settled, settled
 from .sums import CheckedBlocks, Sums, read_sums
 
 __all__ = [
     "MetricsSnapshot",
-    "damage_of_csvs",
-    "damage_of_parts",
+    "damage_of_rows",
     "last_rows",
     "last_rows_of",
     "metric_columns",
@@ -70,7 +68,7 @@ _SUFFIXES = (".csv", ".parquet")
 _chains: dict[Path, RowChain] = {}
 _MOST_CHAINS = 64
 _MAX_CACHED_BYTES = 64 << 20
-# When an ended run is scanned, so many of its last parts are read whole.
+# So many of the last parts are read to find damage; `verify` reads all.
 _MOST_VERIFIED = 16
 _RANK = re.compile(r"metrics(?:\.rank([0-9]{1,9}))?")
 _log = logging.getLogger("destinations")
@@ -172,13 +170,13 @@ class MetricsSnapshot(Settled):
         found = list(dict.fromkeys([*self._problems(), *([] if damage is None else [damage])]))
         return found or self._rows_of_summary()
 
-    def damage(self, *, pages: bool = False) -> list[str]:
-        """Returns which rows are missing; with `pages`, reads the CSV and the last sixteen parts."""
+    def damage(self, *, is_whole: bool) -> list[str]:
+        """Returns which rows are missing; if `is_whole`, reads the CSV and the last sixteen parts."""
         found = [part.absence for part in self.missing]
-        verified = frozenset(self.parts[-_MOST_VERIFIED:] if pages else ())
-        damages = [part.check(is_whole=part in verified) for part in self.parts]
+        read = frozenset(self.parts[-_MOST_VERIFIED:] if is_whole else ())
+        damages = [part.check(is_whole=part in read) for part in self.parts]
         found += [damage for damage in damages if damage is not None]
-        return found + (self.damage_of_csv() if pages else self._problems())
+        return found + (self.damage_of_csv() if is_whole else self._problems())
 
     def rows(self) -> "Iterator[MetricRow]":
         """Yields all rows outside damaged blocks; holds no file open."""
@@ -207,45 +205,25 @@ class MetricsSnapshot(Settled):
         self.csv.close()
 
 
-def damage_of_parts(run_dir: Path, count: int, *, pages: bool = False) -> list[str]:
-    """Returns the damage of the closed parts of all ranks, file by file.
+def damage_of_rows(run_dir: Path, parts: int = 0, *, is_whole: bool = False) -> list[str]:
+    """Returns the damage of the rows of all ranks, file by file.
 
     Args:
         run_dir: the folder of the run.
-        count: how many parts rank 0 had when it ended; ignored while there is a position.
-        pages: whether to read parts whole, see `MetricsSnapshot.damage`.
+        parts: how many closed parts rank 0 had when it ended; if not 0, their folder must exist.
+        is_whole: whether to compare checksums, see `MetricsSnapshot.damage`.
 
     Raises:
-        OSError: as for `take_snapshot`.
+        OSError: as for `take_snapshot`, or there are no parts although rank 0 had some.
     """
-
-    def damage(rank: int) -> list[str]:
-        with take_snapshot(run_dir, rank, with_records=False, with_parents=False) as snapshot:
-            found = snapshot.damage(pages=pages)
-            if not found and rank == 0 and snapshot.place is None and snapshot.closed < count:
-                *_, gap = missing_parts([snapshot.closed], count)
-                found.append(f"the last {len(gap)} parts are missing: their rows are lost")
-            return found
-
-    with os.scandir(run_dir / PARTS_FOLDER) as entries:
-        found = [match for entry in entries if (match := _RANK.fullmatch(entry.name))]
-    ranks = sorted({0, *(int(match[1] or 0) for match in found)})
-    return [one for rank in ranks for one in damage(rank)]
-
-
-def damage_of_csvs(run_dir: Path) -> list[str]:
-    """Returns the damage of the CSVs of all ranks; reads them whole.
-
-    Raises:
-        OSError: as for `take_snapshot`.
-    """
+    folder = run_dir / PARTS_FOLDER
+    names = [path.stem for path in run_dir.glob("metrics*.csv")]
+    names += [path.name for path in folder.iterdir()] if parts or folder.is_dir() else []
+    ranks = {int(match[1] or 0) for name in names if (match := _RANK.fullmatch(name))}
     found = []
-    for path in sorted(run_dir.glob("metrics*.csv")):
-        if match := _RANK.fullmatch(path.stem):
-            with take_snapshot(
-                run_dir, int(match[1] or 0), with_records=False, with_parents=False
-            ) as snapshot:
-                found += snapshot.damage_of_csv()
+    for rank in sorted(ranks | {0} if parts else ranks):
+        with take_snapshot(run_dir, rank, with_records=False, with_parents=False) as snapshot:
+            found += snapshot.damage(is_whole=is_whole)
     return found
 
 
@@ -426,9 +404,6 @@ def _read(  # noqa: C901  # one look, step by step
         # brought other rows with other checksums.
         if _size(path) != size or _chain(path, None) != chain or read_sums(path) != sums:
             return None
-        found = (Part.find(parts_path(path), one.number, keep, one) for one, keep in chain.preceding())
-        if part_begun_by([part for part in found if part is not None], csv) is not None:
-            csv.end = len(header)  # Its rows were being closed when the position was lost.
         return _snapshot(path, chain, csv, records, None, to)
     if after is None or position is None or after.generation != position.generation:
         return None

@@ -280,6 +280,11 @@ class CheckedBlocks:
         else:
             self.blocks = [block for block in found if block.end <= end]
 
+    def last_end(self, start: int, end: int) -> int:
+        """Returns where the last block that ends between two places ends; the second place if none does."""
+        place = bisect.bisect_right(self.blocks, end, key=lambda block: block.end) - 1
+        return self.blocks[place].end if place >= 0 and self.blocks[place].end > start else end
+
     def damage(self) -> str | None:
         """Returns the damage found so far; None if there is none."""
         if not self.damaged:

@@ -1,9 +1,7 @@
 """Audio: WAV files below `media/`, or the files that were logged."""
 
-import contextlib
-import itertools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,59 +15,11 @@ from .line import Line, whole_of
 from .media import MAX_MEDIUM_BYTES, MEDIA_INDEX, Medium, copy_medium, medium_fields, open_file
 
 if TYPE_CHECKING:
-    import wave
-
     import numpy as np
 
-__all__ = ["AUDIO", "Audio", "Sound", "open_sound", "read_sound"]
+__all__ = ["AUDIO", "Audio", "read_sound"]
 
 _DEFAULT_RATE = 44100
-
-
-class Sound:
-    """An open WAV file of 16 bits.
-
-    Attributes:
-        rate: sample rate in Hz.
-        channels: number of channels.
-        frame_bytes: bytes of one sample of all channels.
-        frames: number of samples per channel that the file really has.
-    """
-
-    def __init__(self, file: "wave.Wave_read", size: int) -> None:
-        self._file = file
-        self.rate = file.getframerate()
-        self.channels = file.getnchannels()
-        self.frame_bytes = self.channels * file.getsampwidth()
-        self.frames = min(file.getnframes(), size // max(1, self.frame_bytes))
-
-    def pieces(self, count: int) -> "Iterator[np.ndarray[Any, np.dtype[np.int16]]]":
-        """Yields all samples in at most `count` pieces of equal length, int16 `(frames, channels)`."""
-        import numpy as np
-
-        ends = [self.frames * place // count for place in range(1, count + 1)]
-        for start, end in itertools.pairwise([0, *ends]):
-            data = self._file.readframes(end - start)
-            if whole := len(data) // self.frame_bytes:
-                yield np.frombuffer(data, "<i2", whole * self.channels).reshape(-1, self.channels)
-
-
-@contextlib.contextmanager
-def open_sound(path: Path) -> "Iterator[Sound]":
-    """Opens a WAV file.
-
-    Raises:
-        ValueError: the file is not a WAV of 16 bits; the message has its path.
-    """
-    import wave
-
-    try:
-        with open_file(path) as raw, wave.open(raw) as file:
-            if file.getsampwidth() != 2:  # noqa: PLR2004  # bytes
-                raise ValueError(f"audio {path} has {8 * file.getsampwidth()} bits, not 16. Open its path.")
-            yield Sound(file, min(MAX_MEDIUM_BYTES, os.fstat(raw.fileno()).st_size))
-    except (wave.Error, EOFError, RuntimeError) as error:
-        raise ValueError(f"audio {path} is not a WAV file ({error}). Open its path.") from error
 
 
 def read_sound(path: Path) -> "tuple[np.ndarray[Any, np.dtype[np.int16]], int]":
@@ -78,10 +28,21 @@ def read_sound(path: Path) -> "tuple[np.ndarray[Any, np.dtype[np.int16]], int]":
     Raises:
         ValueError: the file is not a WAV of 16 bits; the message has its path.
     """
+    import wave
+
     import numpy as np
 
-    with open_sound(path) as sound:
-        return next(sound.pieces(1), np.empty((0, sound.channels), np.int16)), sound.rate
+    try:
+        with open_file(path) as raw, wave.open(raw) as file:
+            if file.getsampwidth() != 2:  # noqa: PLR2004  # bytes
+                raise ValueError(f"audio {path} has {8 * file.getsampwidth()} bits, not 16. Open its path.")
+            channels = file.getnchannels()
+            size = min(MAX_MEDIUM_BYTES, os.fstat(raw.fileno()).st_size)
+            data = file.readframes(min(file.getnframes(), size // max(1, 2 * channels)))
+            whole = len(data) // (2 * channels)
+            return np.frombuffer(data, "<i2", whole * channels).reshape(-1, channels), file.getframerate()
+    except (wave.Error, EOFError, RuntimeError) as error:
+        raise ValueError(f"audio {path} is not a WAV file ({error}). Open its path.") from error
 
 
 @attrs.frozen

@@ -74,14 +74,6 @@ class ClosedParts:
         found = (Part.find(self.folder, part.number, keep, part) for part, keep in self.chain.preceding())
         return [part for part in found if part is not None]
 
-    def rows_missing(self, part: SealedPart) -> int:
-        """Returns how many rows of a closed part are gone."""
-        try:
-            is_there = part_path(self.folder, part.number).stat().st_size == part.size
-        except OSError:
-            is_there = False
-        return 0 if is_there else part.rows
-
     def close(self, rows: CsvSnapshot, count: int, between: Callable[[], None]) -> SealedPart:
         """Writes rows of the newest session as a part, which counts once the history lists it.
 

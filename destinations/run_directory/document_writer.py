@@ -96,13 +96,6 @@ class DocumentWriter:
                 pass
         return True
 
-    def write_again(self) -> None:
-        """Schedules all documents to be written at once, because the folder was replaced."""
-        self._environment_due = self._documents is not None
-        self.are_due, self._written_at = True, -math.inf
-        if self._documents is not None:
-            self._documents.rewrite_files()
-
     def write(self, *, is_last: bool, is_urgent: bool) -> None:
         """Writes the documents that are due.
 
@@ -110,7 +103,7 @@ class DocumentWriter:
             is_last: whether the run ends.
             is_urgent: whether to write them without waiting for the interval.
         """
-        self._write_environment(is_last=is_last)
+        self._write_environment()
         if self._documents is not None and self._documents.follow(self._state):
             self.are_due, is_urgent = True, True
         if is_last:
@@ -141,10 +134,8 @@ class DocumentWriter:
         with contextlib.suppress(OSError):
             self._reserve.unlink()
 
-    def _write_environment(self, *, is_last: bool) -> None:
-        """Starts writing `environment.json`, once, and again at the end if it was deleted."""
-        if is_last and self.environment is not None and not self.environment.is_alive():
-            self._environment_due |= not (self._root / ENVIRONMENT).exists()
+    def _write_environment(self) -> None:
+        """Starts writing `environment.json`, once."""
         if self._environment_due:
             self._environment_due = False
             paths = [self._root / ENVIRONMENT]

@@ -266,10 +266,6 @@ class Documents:
             self.live_status, has_new = (status, None if status == "running" else time.time()), True
         return has_new
 
-    def rewrite_files(self) -> None:
-        """Schedules every file to be rewritten after the folder was recreated."""
-        self._hparams_written = None
-
     def write_hparams(self, *, durable: bool = True) -> None:
         """Writes `hparams.yaml` if it changed or isn't synced yet. Thread-safe.
 

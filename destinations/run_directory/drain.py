@@ -263,11 +263,8 @@ class JournalDrain:
 
     def lost_rows(self) -> int:
         """Returns how many rows are gone or exist only in deleted files; for use after logging has ended."""
-        if self._csv.exists and not self._csv.is_in_place():
-            lost = self.rows
-        else:
-            lost = sum(map(self._csv.parts.rows_missing, self.file.closed))
-        return self.missing + self.source.missing + lost + self.source.rows_of_deleted()
+        lost = self.rows if self._csv.exists and not self._csv.is_in_place() else 0
+        return self.missing + lost + self.source.rows_of_deleted()
 
     # One pass.
 
@@ -399,12 +396,8 @@ class JournalDrain:
     # Changes by other programs.
 
     def _restore_if_changed(self) -> None:
-        """Recreates a deleted folder and its CSV from the open descriptor, and repairs a changed CSV."""
-        csv, journal = self._csv, self._journal
-        is_in_place = csv.is_in_place() and self._folder.is_dir()
-        if not is_in_place:
-            self._folder.mkdir(parents=True, exist_ok=True)
-        self.file.has_position &= os.path.lexists(self._folder / POSITION)
+        """Restores a deleted CSV and history, and repairs a changed CSV."""
+        csv = self._csv
         csv.parts.restore_history()
         if csv.exists and not csv.is_as_left():
             csv.look_again()
@@ -414,8 +407,6 @@ class JournalDrain:
             self._keep_aside()
             csv.restore()
             self.file.write_position()
-        if journal is not None and not (is_in_place and journal.files.are_in_place()):
-            journal.start_new_segment()
 
     def _mend(self, damage: str) -> int:
         """Rewrites the CSV without damaged rows, and returns how many are lost."""

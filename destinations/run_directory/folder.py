@@ -12,9 +12,7 @@ All are also `events.RecordError`: they report a mistake in the program, so they
 counted.
 
 **The lock.** One process writes per rank. The lock is flock(2), which ends with the process that holds it.
-If the file system has no flock, the file itself is the lock: it is created exclusively, and is stale once its
-process on this host is gone, or once the run's heartbeat is more than three minutes away from the file
-system's current time. The start time of a process distinguishes it from a later one with the same id.
+On a file system without flock, nothing keeps two processes apart, and a warning says so.
 """
 
 import contextlib
@@ -24,16 +22,13 @@ import os
 import re
 import socket
 import weakref
-from collections.abc import Callable
 from pathlib import Path
 
 from destinations.base import check_folder
 from events import RecordError
-from uploads.disk import DISK, NO_FLOCK, Disk, FileLock, open_temporary, rename_new
+from uploads.disk import DISK, NO_FLOCK, Disk, FileLock, rename_new
 
 from .layout import (
-    HEARTBEAT,
-    HEARTBEAT_SECONDS,
     SIDECAR,
     WRITERS_FOLDER,
     NewerFormatError,
@@ -191,42 +186,17 @@ class HeldFolder:
         through = Path(f"/proc/self/fd/{self._fd}")
         self.path = through if through.is_dir() else path
 
-    @property
-    def is_deleted(self) -> bool:
-        """Whether the folder was deleted."""
-        return os.fstat(self._fd).st_nlink == 0
-
-    def hold(self, lock: "WriterLock", rank: int) -> bool:
-        """Follows a moved folder, recreates a deleted one, and takes a lost lock again.
-
-        Args:
-            lock: the lock of the folder.
-            rank: the rank that the lock belongs to.
-
-        Returns:
-            Whether the folder or lock was lost, so that documents may be gone.
+    def hold(self, lock: "WriterLock") -> None:
+        """Reports a moved folder, and takes a lock again whose file was deleted.
 
         Raises:
-            RunInUseError: the folder was deleted, and another run has its path.
+            RunPathError: the folder was deleted.
+            RunInUseError: another process has taken the lock.
         """
-        if lock.is_in_place():
-            self._report_move()
-            return False
-        if not self.is_deleted and self.path.is_dir():
-            lock.renew()
-            return True
-        if holds_run(self.where, rank):
-            raise RunInUseError(
-                f"run folder {str(self.where)!r} was deleted, and another run has taken its place."
-            )
-        self.where.mkdir(parents=True, exist_ok=True)
-        self.renew(lock.renew)
-        _log.warning(
-            "run folder %s was deleted; recreated with the metrics that this process still has. "
-            "Media and other files are lost.",
-            self.where,
-        )
-        return True
+        if os.fstat(self._fd).st_nlink == 0 or not self.path.is_dir():
+            raise RunPathError(f"run folder {str(self.where)!r} was deleted.")
+        self._report_move()
+        lock.renew()
 
     def _report_move(self) -> None:
         if self._is_moved:
@@ -240,35 +210,18 @@ class HeldFolder:
                 "run folder %s was moved to %s; continuing there.", self.where, os.path.realpath(self.path)
             )
 
-    def renew(self, claim: Callable[[Path], object]) -> None:
-        """Reopens the folder that is now at the original path; `path` stays valid.
-
-        Args:
-            claim: called with a path of the new folder, through its descriptor, before the switch; if it
-                raises, the old folder stays.
-        """
-        fd = os.open(self.where, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            through = Path(f"/proc/self/fd/{fd}")
-            claim(through if through.is_dir() else self.where)
-            os.dup2(fd, self._fd, inheritable=False)
-        finally:
-            os.close(fd)
-
 
 class WriterLock(FileLock):
     """The exclusive lock of the writer of a run folder.
 
     Args:
         path: the lock file.
-        use_flock: whether to try flock(2) at all.
         writer: the name of the writer that the folder belongs to; "" for the trainer.
     """
 
-    def __init__(self, path: Path, *, use_flock: bool = True, writer: str = "") -> None:
+    def __init__(self, path: Path, *, writer: str = "") -> None:
         super().__init__(path)
         self._run_dir = path.parent
-        self._use_flock = use_flock
         self._writer = writer
 
     def follow(self, folder: Path) -> None:
@@ -287,49 +240,23 @@ class WriterLock(FileLock):
         path = self._path if run_dir is None else run_dir / self._path.name
         if self._fd >= 0 and self._is_at(path, self._fd):
             return
-        renewed = WriterLock(path, use_flock=self._use_flock, writer=self._writer)
+        renewed = WriterLock(path, writer=self._writer)
         renewed.acquire()
         before, self._fd = self._fd, renewed._fd
         if before >= 0:
             os.close(before)
 
     def _open(self) -> int | None:
-        if not self._use_flock:
-            return self._create()
         try:
             return super()._open()
         except OSError as error:
             if error.errno not in NO_FLOCK:
                 raise
-        self._use_flock = False
-        return None if self.owner() else os.open(self._path, os.O_RDWR)
-
-    def _create(self) -> int | None:
-        try:
-            return os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
-        except FileExistsError:
-            if not self._is_stale():
-                raise self.refusal() from None
-            with contextlib.suppress(OSError):
-                self._path.unlink()
-            return None
-
-    def _is_stale(self) -> bool:
-        if (has_ended := self.has_owner_ended()) is not None:
-            return has_ended
-        with contextlib.suppress(OSError):
-            age = self._file_system_time() - (self._path.parent / HEARTBEAT).stat().st_mtime
-            return abs(age) > HEARTBEAT_SECONDS
-        return False
-
-    def _file_system_time(self) -> float:
-        """Returns the time of the clock that sets modification times, which may be a server's."""
-        fd, name = open_temporary(self._path)
-        try:
-            return os.fstat(fd).st_mtime
-        finally:
-            os.close(fd)
-            Path(name).unlink()
+        _log.warning(
+            "run folder %s is on a file system without locks: let only one process write to it.",
+            self._run_dir,
+        )
+        return os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
 
     def refusal(self) -> RunInUseError:
         """Returns the error for a run folder that another process is writing to."""

@@ -25,7 +25,7 @@ from destinations.history.sums import Block
 from uploads.disk import append_line, is_locked, look_twice, read_at, read_json, read_regular
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
     from pathlib import Path
 
     import numpy as np
@@ -134,8 +134,7 @@ MAX_LINE_BYTES = 64 << 20
 HEARTBEAT_SECONDS = 180.0
 """A heartbeat older than this is stale.
 
-`RunDirectory` touches the heartbeat every second, and considers its own lock stale after the same three
-minutes, as does the scanner of stable-pretraining.
+`RunDirectory` touches the heartbeat every second. The scanner of stable-pretraining waits as long.
 """
 
 MARKED_TAIL_BYTES = 256
@@ -218,25 +217,6 @@ def part_numbers(parts: Path, suffixes: Collection[str] = (".csv", ".parquet")) 
             )
     except (FileNotFoundError, NotADirectoryError):
         return []
-
-
-def missing_parts(found: Sequence[int], last: int) -> Iterator[range]:
-    """Yields the numbers of missing parts in ascending ranges.
-
-    Args:
-        found: the existing numbers, ascending, none above `last`.
-        last: the number of the last part that should exist; 0 if there is none.
-    """
-    before = 0
-    for number in found:
-        yield range(max(before, _before_session_of(number)) + 1, number)
-        before = number
-    if before < last:
-        yield range(max(before, _before_session_of(last)) + 1, last + 1)
-
-
-def _before_session_of(number: int) -> int:
-    return (number - 1) // PARTS_OF_A_SESSION * PARTS_OF_A_SESSION
 
 
 def summary_name(rank: int) -> str:

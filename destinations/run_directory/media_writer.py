@@ -4,7 +4,6 @@
 """
 
 import contextlib
-import errno
 import hashlib
 import os
 import shutil
@@ -18,12 +17,12 @@ import attrs
 # Kinds import this module in the call that needs it. A signal handler that logs may interrupt that import and
 # would see half of the module. Importing it here completes it before a run can be open.
 import destinations.media  # noqa: F401
-from destinations.background import Lane, RetryLaterError
+from destinations.background import Lane
 from destinations.kinds.artifacts import ARTIFACTS_INDEX
 from destinations.kinds.kind import Kind
 from destinations.kinds.media import MEDIA_INDEX, check_name
 from events import RecordError
-from uploads.disk import open_temporary, read_regular, replace_file
+from uploads.disk import open_temporary, replace_file
 
 from .folder import HeldFolder, with_user_paths
 from .layout import ARTIFACTS_FOLDER, append_record, label_name
@@ -33,42 +32,6 @@ __all__ = ["FileKeeping", "MediaWriter"]
 FileKeeping = Literal["auto", "copy", "link", "off"]
 
 _INDICES_KEPT = 1000
-
-
-@attrs.define
-class _Index:
-    """The lines that this session has appended to an index; it notices those that another program removes.
-
-    Args:
-        path: the path of the index.
-    """
-
-    _path: Path
-    _start: int = attrs.field(default=0, init=False)
-    _end: int = attrs.field(default=0, init=False)
-    _lines: int = attrs.field(default=0, init=False)
-
-    def append(self, record: dict[str, Any]) -> None:
-        """Appends a line."""
-        if not self._lines:
-            self._start = self._size()
-        append_record(self._path, record)
-        self._end = self._size()
-        self._lines += 1
-
-    def forget_gone(self) -> int:
-        """Returns how many of the lines are gone, as when the folder was deleted, and forgets them."""
-        if (size := self._size()) >= self._end:
-            return 0
-        left = read_regular(self._path)[self._start :].count(b"\n") if size else 0
-        gone, self._lines, self._end = self._lines - left, 0, 0
-        return gone
-
-    def _size(self) -> int:
-        try:
-            return self._path.stat().st_size
-        except FileNotFoundError:
-            return 0
 
 
 @attrs.frozen
@@ -87,9 +50,8 @@ class _Output:
 
     def add_line(self, fields: dict[str, Any]) -> None:
         named = {} if self.name is None else {"name": self.name}
-        self._writer.index(self._kind.index).append(
-            {"step": self.step, **named, "time": self._time, **fields, **self._place}
-        )
+        line = {"step": self.step, **named, "time": self._time, **fields, **self._place}
+        self._writer.add_line(self._kind.index, line)
 
     def add_medium(self, suffix: str, data: bytes, *, index: int = 0, **fields: Any) -> None:
         # The first fields match stable-pretraining's.
@@ -103,7 +65,7 @@ class _Output:
             "time": self._time,
             "size": len(data),
         }
-        self._writer.index(self._kind.index).append({**line, **fields, **self._place})
+        self._writer.add_line(self._kind.index, {**line, **fields, **self._place})
 
 
 @attrs.define(eq=False, slots=False, repr=False)
@@ -114,14 +76,12 @@ class MediaWriter:
         folder: the folder of the run.
         lane: the background thread.
         clock: the current time in seconds since 1970.
-        on_deleted: called to recreate the folder if it was deleted.
         taken: paths of the run's files that are only in its store.
     """
 
     _folder: HeldFolder
     _lane: Lane
     _clock: Callable[[], float]
-    _on_deleted: Callable[[], object]
     _taken: frozenset[str] = frozenset()
 
     def __attrs_post_init__(self) -> None:
@@ -134,7 +94,6 @@ class MediaWriter:
         """Counts of accepted "media" and "files" that weren't written; complete after `count_losses`."""
         # The next index by folder, step, and suffix, newest last; a cache of the folder.
         self._next_indices: dict[tuple[Path, int, str], int] = {}
-        self._indexes: dict[str, _Index] = {}
         self.bytes_written = 0
         self.files_written = 0
         self._session = ""
@@ -227,7 +186,7 @@ class MediaWriter:
             self.bytes_written += size
             path = target.relative_to(self._run_dir).as_posix()
             about = {"step": step, "name": remote_name, "time": at, "path": path, "size": size}
-            self.index(ARTIFACTS_INDEX).append({**about, "sha256": digest, **place})
+            self.add_line(ARTIFACTS_INDEX, {**about, "sha256": digest, **place})
 
         self._put(work, 0, f"artifact {remote_name!r}", "files")
 
@@ -243,7 +202,7 @@ class MediaWriter:
         path = artifact_path(Path(), remote_name).as_posix()
         record = {"step": step, "name": remote_name, "time": self._clock(), "path": path, "size": size}
         record |= self._place_of_file(is_checkpoint=is_checkpoint)
-        self._put(lambda: self.index(ARTIFACTS_INDEX).append(record), 0, f"artifact {remote_name!r}", "files")
+        self._put(lambda: self.add_line(ARTIFACTS_INDEX, record), 0, f"artifact {remote_name!r}", "files")
 
     def delete_file(self, remote_name: str, *, step: int, with_folder: bool = False) -> None:
         """Removes a file from `artifacts/` in the lane, and records it in the index.
@@ -266,7 +225,7 @@ class MediaWriter:
             except FileNotFoundError:
                 return
             record = {"step": step, "name": remote_name, "time": at, "path": path, "size": size}
-            self.index(ARTIFACTS_INDEX).append({**record, "is_deleted": True, **place})
+            self.add_line(ARTIFACTS_INDEX, {**record, "is_deleted": True, **place})
             if with_folder:
                 with contextlib.suppress(OSError):
                     target.parent.rmdir()
@@ -291,29 +250,16 @@ class MediaWriter:
 
     def count_losses(self) -> None:
         """Counts everything that wasn't written as lost, after the lane has stopped."""
-        for name in self._indexes:
-            with contextlib.suppress(OSError):
-                self.index(name)
         self.lost.update(self._accepted - self._done - self.lost)
 
     # Files.
 
-    def index(self, name: str) -> _Index:
-        """Returns an index, and counts the lines that are gone as lost."""
-        index = self._indexes.setdefault(name, _Index(self._run_dir / name))
-        if gone := index.forget_gone():
-            group = "files" if name == ARTIFACTS_INDEX else "media"
-            self._done[group] -= gone
-            self.lost[group] += gone
-        return index
+    def add_line(self, name: str, record: dict[str, Any]) -> None:
+        """Appends a line to an index."""
+        append_record(self._run_dir / name, record)
 
     def _put(self, work: Callable[[], object], size: int, kind: str, group: str = "media") -> None:
         def counted() -> None:
-            if self._folder.is_deleted:
-                self._on_deleted()
-                raise RetryLaterError("the run folder was deleted") from FileNotFoundError(
-                    errno.ENOENT, "the run folder was deleted"
-                )
             try:
                 work()
             except Exception as error:

@@ -15,7 +15,6 @@ import numpy as np
 from destinations.history.aggregate import Floats
 from destinations.history.csv_file import CsvSnapshot
 from destinations.history.row_chain import Keep, SealedPart
-from destinations.history.sealed import part_begun_by
 from destinations.history.sums import BlockSums, CheckedBlocks, Section, Sums, read_sums, sums_path
 from uploads.disk import (
     DISK,
@@ -174,10 +173,6 @@ class MetricsCsv:
             self.close()
             raise
         end = end_of_last_line(self._fd, file_size) if state is None else state.csv_bytes
-        if position is None and end > len(header) and parts.chain.view is None:
-            part = part_begun_by(parts.present(), CsvSnapshot(self._fd, header, end))
-            if part is not None:
-                end = len(header)  # The position was lost while the rows were being closed.
         if end < len(header) or not header:
             self.close()
             return None

@@ -10,6 +10,7 @@ size.
 """
 
 import contextlib
+import errno
 import functools
 import logging
 import os
@@ -373,6 +374,9 @@ class Mirror:
         """
         # A CSV comes before its checksums, so that readers never have checksums of rows that they lack.
         there = sorted(self._paths())
+        if self._sent and not there:
+            # Otherwise the store would drop its files too.
+            raise FileNotFoundError(errno.ENOENT, "the run folder was deleted")
         for path in self._sent.keys() - set(there):
             del self._sent[path]
         for path in there:

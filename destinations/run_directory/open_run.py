@@ -184,7 +184,7 @@ class OpenRun:
                 documents.add_tag(f"sweep:{array_job}")
             self._lane = Lane(f"run-directory-{self.run_dir.name}-media")
             there = frozenset() if claim is None else frozenset(claim.there)
-            self.media = MediaWriter(folder, self._lane, options.clock, self._wake_writer, there)
+            self.media = MediaWriter(folder, self._lane, options.clock, there)
             self.media.begin_session(session)
             if mirror is not None:
                 self.media.on_file = mirror.add
@@ -215,9 +215,6 @@ class OpenRun:
         undo.callback(store.queue.close, 0.0)
         mirror = Mirror(claim, folder.path, self._state.rank, options.mirror_seconds, store.queue)
         return store, mirror
-
-    def _wake_writer(self) -> None:
-        self.writer.timer.wake()
 
     # Records.
 

@@ -430,12 +430,6 @@ class ParquetRows:
         of_columns = statistics.fields(names).T.ravel()
         return np.concatenate([rows_entry(columns["step"][0], columns["time"][0]), of_columns])
 
-    @property
-    def first_time(self) -> float:
-        """The time of the first row, or NaN."""
-        times = self.index(()).of_rows("first_time")
-        return float(times[0]) if len(times) else float("nan")
-
     def place_of(self, row: int) -> int:
         """Returns how many rows before a row of the file count, see `keep`."""
         return row if self._places is None else int(np.searchsorted(self._places, row))

@@ -5,6 +5,7 @@ them. This module writes and reads them. It imports neither numpy nor torch.
 """
 
 import contextlib
+import functools
 import json
 import os
 import re
@@ -18,7 +19,7 @@ import attrs
 
 from destinations.history.sums import is_of_sums
 from destinations.kinds.line import path_inside
-from uploads.disk import mark_unreadable, read_json, replace_json, replacement
+from uploads.disk import read_json, replace_json, replacement
 
 from .layout import JOURNAL_FOLDER, PIECES_STATE, strict_json
 
@@ -43,8 +44,6 @@ _FORMAT = 1
 _FILES = "files/"
 LINES = (".csv", ".jsonl")
 """The suffixes of files that grow by whole lines."""
-# Replaces the number of skipped bytes if nothing more is appended to a file.
-_ENDED = -1
 _READ_BYTES = 1 << 20
 _MAX_MEMBERS = 10_000
 _MAX_ABOUT_BYTES = 16 << 20
@@ -282,8 +281,8 @@ class FolderState:
         last: the number of the last interval.
         has_ended: whether the last interval closed the run.
         files: the files from pieces, by path.
-        lost: the pieces and files that are lost or damaged in the store, each with the reason.
-        skipped: how many bytes of lost pieces a file lacks, by path; `_ENDED` if the file ends before them.
+        lost: what is lost or damaged in the store, each with the reason: a piece, at which reading ended, or
+            files.
         run: see `Piece`.
         version: the version of the newest piece in a listing; "" if pieces have arrived since.
     """
@@ -293,7 +292,6 @@ class FolderState:
     has_ended: bool = False
     files: dict[str, FileState] = attrs.field(factory=dict)
     lost: dict[str, str] = attrs.field(factory=dict)
-    skipped: dict[str, int] = attrs.field(factory=dict)
     run: str = ""
     version: str | None = ""
 
@@ -304,9 +302,8 @@ class FolderState:
             found = read_json(folder / PIECES_STATE)[stream]
             files = {str(path): FileState(*map(int, state)) for path, state in found["files"].items()}
             lost = {str(name): str(reason) for name, reason in found.get("lost", {}).items()}
-            skipped = {str(path): int(count) for path, count in found.get("skipped", {}).items()}
             has_ended, own = found["has_ended"] is True, (found.get("run", ""), found.get("version", ""))
-            return cls(int(found["session"]), int(found["last"]), has_ended, files, lost, skipped, *own)
+            return cls(int(found["session"]), int(found["last"]), has_ended, files, lost, *own)
         except (KeyError, TypeError, ValueError, AttributeError):
             return cls()
 
@@ -324,7 +321,6 @@ class FolderState:
             "has_ended": self.has_ended,
             "files": {path: [state.version, state.size] for path, state in self.files.items()},
             "lost": self.lost,
-            "skipped": self.skipped,
             "run": self.run,
             "version": self.version,
         }
@@ -335,8 +331,7 @@ def apply_piece(folder: Path, state: FolderState, piece: OpenPiece) -> None:
     """Brings a folder to the state of a piece; updates `state` without saving it.
 
     A piece may overlap with the folder; applying it again changes nothing. Files that are appended to keep
-    their inode. If earlier pieces are lost (`FolderState.lost`), rows end before them, an index lacks their
-    lines, and a document that they contained is unreadable.
+    their inode.
 
     Raises:
         PieceError: the piece is damaged, or doesn't continue the folder; start over with an empty state.
@@ -354,17 +349,13 @@ def apply_piece(folder: Path, state: FolderState, piece: OpenPiece) -> None:
             raise PieceError(f"piece {about.name} brings bytes of {path} that its file has not")
         target, known = place_inside(folder, path), state.files.get(path)
         if known is None or known < wanted:
-            _apply_file(target, state, wanted, start, piece.chunks, path)
+            _apply_file(target, known, wanted, start, functools.partial(piece.chunks, path))
             state.files[path] = wanted
     for path in [path for path in state.files if path not in about.files]:
         place_inside(folder, path).unlink(missing_ok=True)
         del state.files[path]
-        state.skipped.pop(path, None)
     if about.last >= state.last and not about.has_ended and dict(about.files) != state.files:
-        if not state.lost:
-            raise PieceError(f"piece {about.name} lacks bytes of files that it names")
-        for path, wanted in about.files.items():
-            _skip(place_inside(folder, path), state, wanted, wanted.size, path)
+        raise PieceError(f"piece {about.name} lacks bytes of files that it names")
     if about.last >= state.last:
         state.last, state.has_ended = about.last, about.has_ended
 
@@ -397,42 +388,18 @@ def place_inside(folder: Path, path: str) -> Path:
 
 def _apply_file(
     target: Path,
-    state: FolderState,
+    known: FileState | None,
     wanted: FileState,
     start: int,
-    chunks: Callable[[str, int], Iterator[bytes]],
-    path: str,
+    chunks: Callable[[int], Iterator[bytes]],
 ) -> None:
-    known = state.files.get(path)
-    if start == 0 and (path in state.skipped or known is None or known.version != wanted.version):
-        state.skipped.pop(path, None)
+    if start == 0 and (known is None or known.version != wanted.version):
         with replacement(target) as fd, os.fdopen(os.dup(fd), "wb") as file:
-            file.writelines(chunks(path, 0))
+            file.writelines(chunks(0))
         return
-    if state.lost:
-        _skip(target, state, wanted, start, path)
-    known = state.files.get(path)
     if known is None or known.version != wanted.version or start > known.size:
-        raise PieceError(f"the beginning of {path} is missing")
-    if (skipped := state.skipped.get(path, 0)) != _ENDED:
-        _append(target, known.size - skipped, chunks(path, known.size - start))
-
-
-def _skip(target: Path, state: FolderState, wanted: FileState, start: int, path: str) -> None:
-    """Records that the missing bytes of a file before `start` are lost."""
-    known = state.files.get(path)
-    if known is not None and known.version == wanted.version:
-        if start > known.size and state.skipped.get(path) != _ENDED:
-            # Lines of an index are independent, but rows after a gap would seem to follow those before it.
-            is_index = path.endswith(".jsonl")
-            state.skipped[path] = state.skipped.get(path, 0) + start - known.size if is_index else _ENDED
-    else:
-        state.skipped[path] = _ENDED
-        # Lines keep their content from before they were rewritten; a document has changed by now.
-        if known is None or not path.endswith(LINES):
-            mark_unreadable(target, f"it is lost: {next(iter(state.lost.values()))}")
-    if known is None or known < FileState(wanted.version, start):
-        state.files[path] = FileState(wanted.version, start)
+        raise PieceError(f"the beginning of {target.name} is missing")
+    _append(target, known.size, chunks(known.size - start))
 
 
 def _append(target: Path, at: int, chunks: Iterable[bytes]) -> None:

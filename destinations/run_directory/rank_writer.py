@@ -28,7 +28,7 @@ from .document_writer import DocumentWriter
 from .documents import Documents
 from .drain import PART_BYTES, JournalDrain
 from .environment import describe_environment
-from .folder import HeldFolder, RunInUseError, WriterLock, remove_temporaries, with_user_paths
+from .folder import HeldFolder, RunInUseError, RunPathError, WriterLock, remove_temporaries, with_user_paths
 from .journal import Journal
 from .journal_files import MakeSegment, make_journal, remove_journal, sync_journal
 from .layout import (
@@ -58,7 +58,6 @@ _APPENDED = "run folder %s %s: rows are written by system calls, some microsecon
 
 JournalKind = Literal["auto", "mapped", "appended"]
 
-_LAST_TRIES = 5
 # Timing a sample sends a row through the slow path.
 _SAMPLED_ROWS = 64
 _FLUSH_SECONDS = 10.0
@@ -267,7 +266,7 @@ class RankWriter:
         self._deadline = math.inf
         # Accepted rows that aren't in the folder; set at the end.
         self._lost_rows = 0
-        # Why writing has ended: another run has the folder.
+        # Why writing has ended before the run.
         self._disowned = ""
         self.timer = PeriodicThread(
             self._tick,
@@ -385,37 +384,22 @@ class RankWriter:
     # The writer thread.
 
     def _tick(self, is_last: bool) -> None:  # called by the timer
-        for tries_left in reversed(range(_LAST_TRIES if is_last else 1)):
-            if self._disowned:
-                if is_last:
-                    self._report_loss()
-                return
-            # Restores files that are deleted or truncated while the rest is written, a limited number of
-            # times.
-            try:
-                self._write_all(is_last, is_final=not tries_left)
-            except FileNotFoundError:
-                if not tries_left:
-                    raise
-                continue
-            if self._lock.is_in_place():
-                return
-
-    def _write_all(self, is_last: bool, *, is_final: bool) -> None:
+        if self._disowned:
+            if is_last:
+                self._report_loss()
+            return
         self._papers.touch()
         failures = self._failures.count
         self._is_well, is_well = False, True
         try:
             self._drain_journal(is_last)
-        except RunInUseError as error:
+        except (RunInUseError, RunPathError) as error:
             self._disown(error)
             if is_last:
                 self._report_loss()
             return
-        except Exception as error:
-            if is_last and not is_final and isinstance(error, FileNotFoundError):
-                raise
-            # The documents are still written, because they report the error, even one of our own.
+        except Exception as error:  # noqa: BLE001  # even one of our own
+            # The documents are still written, because they report the error.
             is_well = False
             self._failed(error)
         if is_last:
@@ -429,8 +413,7 @@ class RankWriter:
                 self._mirror.tick()
 
     def _drain_journal(self, is_last: bool) -> None:
-        if self._run_folder.hold(self._lock, self._rank):
-            self._papers.write_again()
+        self._run_folder.hold(self._lock)
         if not self._is_open:
             self._open()
         drained = self._drain.run()
@@ -453,8 +436,8 @@ class RankWriter:
             self._papers.are_due = True
             self.journal.request_sample()
 
-    def _disown(self, error: RunInUseError) -> None:
-        """Stops writing, because the folder belongs to another run now."""
+    def _disown(self, error: Exception) -> None:
+        """Stops writing, because the folder was deleted, or belongs to another process now."""
         self._disowned = str(error)
         self.journal.stop_accepting()
         _log.error("%s Writing has stopped; records logged since are lost, and counted at the end.", error)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import attrs
 
-from destinations.history.row_chain import RowPlace, SealedPart
+from destinations.history.row_chain import RowPlace
 from uploads.disk import DISK, Disk, replacement
 
 from .frames import Begin, Boundary, Resume, Rewind
@@ -40,7 +40,6 @@ class RowFile:
     Attributes:
         has_position: whether `position.json` describes only the current file.
         rewrites: how often the CSV was replaced.
-        closed: the parts that this object has closed.
         durable_step: the step of the last synced row.
     """
 
@@ -54,7 +53,6 @@ class RowFile:
     part_bytes: int = 0
     has_position: bool = attrs.field(default=False, init=False)
     rewrites: int = attrs.field(default=0, init=False)
-    closed: list[SealedPart] = attrs.field(factory=list, init=False)
     durable_step: int | None = attrs.field(default=None, init=False)
     _generation: int = attrs.field(default=0, init=False)
     # The last commit: segment and offset of the journal, bytes and rows of the CSV.
@@ -160,10 +158,7 @@ class RowFile:
 
     def _seal(self) -> list[bytes]:
         sealed = self.csv.seal(self.between)
-        if sealed is None:
-            return []
-        self.closed.append(sealed)
-        return [self.csv.parts.chain.part(sealed)]
+        return [] if sealed is None else [self.csv.parts.chain.part(sealed)]
 
     def mend(self) -> int:
         """Blanks damaged and missing rows; returns how many of them aren't in a closed part."""

@@ -152,9 +152,10 @@ class StoredRun:
         self.sessions: dict[int, StoredSession] = {}
         self.newest: Piece | None = None
         """The description of the newest piece that was read; None before the first."""
-        self._is_partial = False
-        # In the last try, the pieces that the folder goes without, with the reason; None before that.
-        self._lost: dict[str, str] | None = None
+        # Whether to go without objects that are lost, and whether this is the last try to read them.
+        self._is_partial = self._is_last_try = False
+        # The newest pieces that are damaged, with the reason.
+        self._damaged: dict[str, str] = {}
 
     # What there is.
 
@@ -252,8 +253,8 @@ class StoredRun:
         Args:
             with_plain: whether to fetch everything of a run that has ended, and not only what a table of runs
                 shows.
-            is_partial: whether to go without objects that are still lost or damaged in the store after
-                another try. `FolderState.lost` lists them.
+            is_partial: whether to go without files, and without pieces from the first one on, that are still
+                lost or damaged in the store after another try. `FolderState.lost` names them.
 
         Returns:
             The description of the newest piece, or None if there is none.
@@ -264,14 +265,12 @@ class StoredRun:
             OSError: the folder can't be written.
         """
         failure: Exception | None = None
-        late: dict[str, str] = {}
-        self._is_partial, self._lost = is_partial, None
+        self._is_partial, self._damaged = is_partial, {}
         for attempt in range(_TRIES):
             session = self.read_session
             if session is None:
                 break
-            if is_partial and attempt == _TRIES - 1:
-                self._lost = late
+            self._is_last_try = attempt == _TRIES - 1
             try:
                 self.newest = self._fetch(session, with_plain=with_plain)
             except _GoneError:
@@ -284,7 +283,7 @@ class StoredRun:
                     FolderState(session.number).save(self.folder, self.stream)
                     if not isinstance(error, _LostBytesError):
                         _log.warning("%s: the newest piece is left out: %s", redact_text(self.place), error)
-                        late[self.name_of(session.number, session.newest_piece)] = str(error)
+                        self._damaged[self.name_of(session.number, session.newest_piece)] = str(error)
                         session.pieces = [one for one in session.pieces if one[1] < session.last]
                 failure = error
             else:
@@ -323,7 +322,7 @@ class StoredRun:
             if (state.session, state.run) != (session.number, about.run) or state.lost:
                 # Lost objects may have been put again.
                 state = FolderState(session.number, run=about.run)
-            state.lost |= self._lost or {}
+            state.lost |= self._damaged
             state.version = session.versions.get(about.name)
             for name in about.needs:
                 _, end = numbers_of(name) or (0, 0)
@@ -332,15 +331,17 @@ class StoredRun:
                 try:
                     self._apply_earlier(session.number, name, state)
                 except (_GoneError, _LostBytesError) as error:
-                    if self._lost is None:
+                    if not (self._is_partial and self._is_last_try):
                         raise
-                    reason = str(error) or "it is not there any more"
-                    state.lost[self.name_of(session.number, name)] = reason
-                    state.last = end
+                    state.lost[self.name_of(session.number, name)] = str(error) or "it is not there any more"
+                    self._take_parts(state, about, with_plain=with_plain)
+                    state.save(self.folder, self.stream)
+                    break
                 if state.session == known or not before:
                     # If interrupted, the next attempt resumes here.
                     state.save(self.folder, self.stream)
-            self._apply(state, piece, with_plain=with_plain)
+            else:
+                self._apply(state, piece, with_plain=with_plain)
         self._remove(before.keys() - about.files.keys())
         return about
 
@@ -371,9 +372,7 @@ class StoredRun:
     def _apply(self, state: FolderState, piece: OpenPiece, *, with_plain: bool) -> None:
         """Fetches the parts that a piece names, then applies the piece."""
         about = piece.about
-        for path in about.parts if with_plain or not about.has_ended else ():
-            if not place_inside(self.folder, path).exists():
-                self._take(path, None, state)
+        self._take_parts(state, about, with_plain=with_plain)
         if about.has_ended and not about.needs:
             # It has everything, or names the objects that have it.
             state.last = max(state.last, about.first - 1)
@@ -382,12 +381,11 @@ class StoredRun:
             piece = attrs.evolve(piece, data=listed)
         # Fetched before the piece is applied, which may contain the checksums of these rows.
         for path, crc32 in (about.plain or {}).items():
-            if state.files.get(path) == about.files.get(path) and path not in state.skipped:
+            if state.files.get(path) == about.files.get(path):
                 continue
             if with_plain:
                 self._take(path, crc32, state)
                 state.files[path] = about.files[path]
-                state.skipped.pop(path, None)
             else:
                 # Earlier rows would be mistaken for all of them.
                 state.files.pop(path, None)
@@ -396,6 +394,11 @@ class StoredRun:
                     place_inside(self.folder, path).unlink(missing_ok=True)
         apply_piece(self.folder, state, piece)
         state.save(self.folder, self.stream)
+
+    def _take_parts(self, state: FolderState, about: Piece, *, with_plain: bool) -> None:
+        for path in about.parts if with_plain or not about.has_ended else ():
+            if not place_inside(self.folder, path).exists():
+                self._take(path, None, state)
 
     def _take(self, path: str, crc32: int | None, state: FolderState) -> None:
         """Downloads a file that is an object of its own, and compares its checksum with the last piece's."""
@@ -406,7 +409,7 @@ class StoredRun:
                 if crc32 is not None and crc32_of(fd) != crc32:
                     raise _LostBytesError(f"{path} has other bytes than the last piece says")
         except (UploadError, PieceError) as error:
-            is_tried = self._lost is not None or isinstance(error, UploadError)
+            is_tried = self._is_last_try or isinstance(error, UploadError)
             if not (self._is_partial and is_tried):
                 raise
             state.lost[path] = redact_text(str(error))

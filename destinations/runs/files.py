@@ -19,6 +19,7 @@ from uploads.disk import (
     ABSENT,
     MAX_DOCUMENT_BYTES,
     UnreadableError,
+    lock,
     open_regular,
     read_regular,
     rename_new,
@@ -27,6 +28,7 @@ from uploads.disk import (
 __all__ = [
     "clean_text",
     "file_inside",
+    "folder_lock",
     "json_lines",
     "number_of",
     "path_inside",
@@ -178,3 +180,15 @@ def written_beside(path: Path, *, overwrite: bool) -> Iterator[Path]:
             rename_new(name, os.fspath(path))
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def folder_lock(folder: Path) -> Iterator[None]:
+    """Locks a folder, if its file system supports that; needs no file, and a run's writer doesn't lock it."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with contextlib.suppress(OSError):
+            lock(fd)
+        yield
+    finally:
+        os.close(fd)

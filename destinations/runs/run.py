@@ -221,7 +221,7 @@ class RecordedRun(_Recorded):
 
     @property
     def copy(self) -> BucketCopy | None:
-        """What downloads the files of a run in a store; None for a run in a folder."""
+        """Downloads the files of a run in a store; None for a run in a folder."""
         return self._copy
 
     @property
@@ -415,17 +415,18 @@ class RecordedRun(_Recorded):
     def problems(self) -> list[str]:
         """Returns the problems of the run: the scan's findings, and files that can't be read now.
 
-        Rows outside closed parts and the list of sessions are compared with their checksums.
+        The list of sessions, the rows outside closed parts, and the last sixteen of these are compared with
+        their checksums.
 
         Raises:
             OSError: these can't be read.
         """
-        from destinations.history.snapshot import damage_of_csvs
+        from destinations.history.snapshot import damage_of_rows
 
         found = [self.record.problem] if self.record.problem else []
         for stream in streams_of(self.path):
             prefix = f"writer {stream.writer}: " if stream.writer else ""
-            damages = [prefix + one for one in damage_of_csvs(stream.folder)]
+            damages = [prefix + one for one in damage_of_rows(stream.folder, is_whole=True)]
             if lines := len(read_lines(stream.folder)[1]):
                 damages.append(f"{prefix}{SESSIONS} has {lines} damaged lines: what they say is not known")
             found += [one for one in damages if not any(one in known for known in found)]

@@ -432,6 +432,20 @@ class Runs:
         """
         return self._run(self._find(wanted))
 
+    def many(self, wanted: Iterable[Path | str]) -> dict[Path | str, RecordedRun]:
+        """Returns runs by their folders, without folders that are no runs; takes one query for each root."""
+        folders = [Path(one) for one in wanted]
+
+        def ask() -> dict[Path | str, RecordedRun]:
+            found = []
+            for root in self._roots:
+                paths = (root.below(str(folder)) for folder in folders)
+                numbers = root.index.ids_at([path for path in paths if path is not None])
+                found += [(root, number) for number in numbers]
+            return {one.path: self._run(one) for one in _without_gone(self._fetch(found))}
+
+        return self._with_retry(ask)
+
     def get(self, wanted: str | os.PathLike[str]) -> RecordedRun | None:
         """Returns one run, as `runs[wanted]` does, or None if there is none.
 
@@ -720,7 +734,7 @@ class Runs:
                 return []
             for root in self._roots:
                 path = root.below(full)
-                if path is not None and (found := root.index.ids_at(path)):
+                if path is not None and (found := root.index.ids_at([path])):
                     return [(root, number) for number in found]
         return []
 

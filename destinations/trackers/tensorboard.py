@@ -411,14 +411,11 @@ class TensorBoard(Tracker):
         feed, sink = self._feed, self._sink
         if self._remote_folder is None or feed is None or sink is None:
             return
-
-        def upload() -> None:
-            if sink.path is not None:
-                logger.upload_file(f"{self._remote_folder}/{sink.path.name}", sink.path, overwrite=True)
-
-        # Paused, so that the copy contains only whole records.
-        if not feed.run_while_paused(upload, min(_UPLOAD_SECONDS, self._close_seconds)):
+        # Nothing waits afterwards, so the copy has only whole records.
+        if not feed.flush(min(_UPLOAD_SECONDS, self._close_seconds)) or sink.path is None:
             _log.warning("TensorBoard: %s was not uploaded: it could not be flushed in time.", sink.path)
+            return
+        logger.upload_file(f"{self._remote_folder}/{sink.path.name}", sink.path, overwrite=True)
 
     def __repr__(self) -> str:
         return f"TensorBoard({self._template!r})"

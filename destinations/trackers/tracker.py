@@ -473,28 +473,6 @@ class Feed:
         self.put("flush", 0, self.sink.flush, is_kept=True)
         return self._lane.flush(timeout_seconds)
 
-    def run_while_paused(self, action: Callable[[], object], timeout_seconds: float) -> bool:
-        """Calls `action` in this thread while the sink is paused, after everything logged so far was flushed.
-
-        Returns:
-            Whether it was called; False if the sink did not pause within the timeout.
-        """
-        is_paused, may_continue = threading.Event(), threading.Event()
-
-        def pause() -> None:
-            self.sink.flush()
-            is_paused.set()
-            may_continue.wait(timeout_seconds)
-
-        self.put("pause", 0, pause, is_kept=True)
-        try:
-            if not is_paused.wait(timeout_seconds):
-                return False
-            action()
-        finally:
-            may_continue.set()
-        return True
-
     def stop(self, timeout_seconds: float) -> bool:
         """Processes the queue and stops the thread; on timeout drops the rest and returns False."""
         self.put("flush", 0, self.sink.flush, is_kept=True)

@@ -3,6 +3,7 @@
 Nothing here depends on HTTP: the server and the exported site give the same answers.
 """
 
+import contextlib
 import hashlib
 import math
 import os
@@ -42,7 +43,7 @@ from uploads import Gauge
 from .answers import shown
 from .importance import importance_of
 
-__all__ = ["Catalog", "state_of", "statistics_of"]
+__all__ = ["Catalog", "page_id", "state_of", "statistics_of", "with_page_ids"]
 
 _MOST_BEATING = 1000
 _MAX_TAGS = 1000
@@ -101,24 +102,14 @@ class Catalog:
 
     def id_of(self, record: RunRecord) -> str:
         """Returns the id of a run, and remembers its run."""
-        if self.runs.roots:
-            return self.id_at(record.path)
         # In a dataset, a folder may have had several runs.
-        found = _digest(record.run_id)
-        with self._lock:
-            self._places[found] = record.run_id
-        return found
+        return self.id_at(record.path if self.runs.roots else record.run_id)
 
-    def id_at(self, path: Path) -> str:
-        """Returns the id of the run in a folder below a root."""
-        for number, root in enumerate(self.runs.roots):
-            if path.is_relative_to(root):
-                found = _digest(f"{number}\0{path.relative_to(root)}")
-                break
-        else:
-            found = _digest(str(path))
+    def id_at(self, place: Path | str) -> str:
+        """Returns the id of the run in a folder, or with an id in a dataset."""
+        found = page_id(place, self.runs.roots)
         with self._lock:
-            self._places[found] = path
+            self._places[found] = place
         return found
 
     def run(self, run_id: str) -> RecordedRun:
@@ -129,7 +120,7 @@ class Catalog:
         """
         place = self._place(run_id)
         run = self.runs[place]
-        if self.runs.roots and not run.record.path.is_dir():
+        if not self._is_there(run):
             raise RunNotFoundError(run.name)
         return run
 
@@ -146,12 +137,19 @@ class Catalog:
         except LookupError:
             return None
 
-    def run_or_none(self, run_id: str) -> RecordedRun | None:
-        """Returns the run with an id, or None."""
-        try:
-            return self.run(run_id)
-        except LookupError:
-            return None
+    def runs_of(self, run_ids: Sequence[str]) -> list[tuple[str, RecordedRun | None]]:
+        """Returns ids with their runs; None for a run that is gone. Takes one query of the index."""
+        places: dict[str, Path | str] = {}
+        for run_id in run_ids:
+            with contextlib.suppress(LookupError):
+                places[run_id] = self._place(run_id)
+        found = self.runs.many(places.values())
+        runs = {run_id: found.get(place) for run_id, place in places.items()}
+        there = {run_id: run for run_id, run in runs.items() if run is not None and self._is_there(run)}
+        return [(run_id, there.get(run_id)) for run_id in run_ids]
+
+    def _is_there(self, run: RecordedRun) -> bool:
+        return not self.runs.roots or run.record.path.is_dir()
 
     def _place(self, run_id: str) -> Path | str:
         if _ID.fullmatch(run_id) is None:
@@ -199,8 +197,7 @@ class Catalog:
     def rows(self, run_ids: Sequence[str], columns: Sequence[str]) -> dict[str, Any]:
         """Returns the answer of `/api/runs` with the rows of some runs; runs that are gone are left out."""
         columns = self._checked([_ALIASES.get(name, name) for name in dict.fromkeys(columns)])
-        runs = [run for run_id in run_ids if (run := self.run_or_none(run_id)) is not None]
-        rows = [self.row(run.record, columns) for run in runs]
+        rows = [self.row(run.record, columns) for _, run in self.runs_of(run_ids) if run is not None]
         return {"total": len(rows), "offset": 0, "columns": [], "rows": rows}
 
     def _records(self, view: RunView, offset: int, limit: int) -> tuple[list[RunRecord], int]:
@@ -456,6 +453,7 @@ class Catalog:
         over: str = "",
         ranks: bool = False,
         is_split: bool = False,
+        goal: str = "",
     ) -> list[tuple[str, list[tuple[str, RecordedRun, int]]]]:
         """Returns the groups of `/api/band`: labels and members; a member is id, run and rank.
 
@@ -466,6 +464,7 @@ class Catalog:
             ranks: whether each run is a group of its ranks.
             is_split: whether to group runs by all hyperparameters in which they differ, except for seeds,
                 hosts and paths.
+            goal: the min or max of a metric, such as `min.loss`; the group with the best mean comes first.
 
         Raises:
             ValueError: none of these, or several, are given.
@@ -504,7 +503,23 @@ class Catalog:
             else:
                 label = " · ".join(labels)
             of_label.setdefault(label or "all", []).append(member)
-        return list(of_label.items())
+        return sorted(of_label.items(), key=lambda group: self._distance(goal, group[1]))
+
+    def _distance(self, goal: str, members: Sequence[tuple[str, RecordedRun, int]]) -> float:
+        """Returns the mean of a goal over runs, negated if the largest is best; infinity without one."""
+        if not goal:
+            return 0.0
+        now = self.clock()
+        cells = [
+            _cell_of(run.record, goal, now, self._statistics(run.record, [goal])) for _, run, _ in members
+        ]
+        numbers = [
+            value for kind, value in map(key_of, cells) if kind is Kind.NUMBER and math.isfinite(value)
+        ]
+        if not numbers:
+            return math.inf
+        mean = statistics_module.fmean(numbers)
+        return -mean if goal.startswith("max.") else mean
 
     def shown_path(self, record: RunRecord) -> str:
         """Returns the folder of a run, relative to its root."""
@@ -551,10 +566,7 @@ class Catalog:
     def views(self) -> dict[str, Any]:
         """Returns the answer of `/api/views`, with the page's ids of runs."""
         views = read_views(self.runs.roots[0]) if self.runs.roots else {}
-        if any(fields.get(name) for fields in views.values() for name in _RUNS_OF_VIEW):
-            ids = {record.run_id: self.id_of(record) for record in self.runs.records(archived=None)}
-            views = {name: _with_ids(fields, ids.get) for name, fields in views.items()}
-        return {"views": views}
+        return {"views": with_page_ids(views, self.runs)}
 
     def save_views(self, changes: Mapping[str, Any]) -> dict[str, Any]:
         """Saves views by name, or removes a view if its value is None; returns all views.
@@ -581,6 +593,27 @@ class Catalog:
             raise EditError("this page is read-only.")
         if self._source:
             raise EditError(f"these runs come from {self._source}, where nothing is edited.")
+
+
+def page_id(place: Path | str, roots: Sequence[Path]) -> str:
+    """Returns the id in the API of the run in a folder, or with an id in a dataset.
+
+    Args:
+        place: the folder, or the id.
+        roots: the folders of runs.
+    """
+    for number, root in enumerate(roots):
+        if Path(place).is_relative_to(root):
+            return _digest(f"{number}\0{Path(place).relative_to(root)}")
+    return _digest(str(place))
+
+
+def with_page_ids(views: Mapping[str, dict[str, Any]], runs: Runs) -> dict[str, dict[str, Any]]:
+    """Returns saved views with the page's ids of their runs."""
+    if not any(fields.get(name) for fields in views.values() for name in _RUNS_OF_VIEW):
+        return dict(views)
+    ids = {one.run_id: page_id(one.path, runs.roots) for one in runs.records(archived=None)}
+    return {name: _with_ids(fields, ids.get) for name, fields in views.items()}
 
 
 def statistics_of(run: RecordedRun) -> Mapping[str, MetricSummary]:

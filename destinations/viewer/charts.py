@@ -25,14 +25,13 @@ from destinations.runs.streams import TRAINER, Stream, streams_of
 from .columns import MAX_HELD_BYTES, ClosedPart, ColumnCache, MetricRows, joined, read_branch
 from .downsampling import Array, Curve, Spans, downsample, window
 
-__all__ = ["AXES", "Axis", "ChartReader", "Rows", "pieces_of", "rows_of", "rows_of_writers", "series_answer"]
+__all__ = ["AXES", "Axis", "ChartReader", "Rows", "rows_of", "rows_of_writers", "series_answer"]
 
 AXES = ("step", "epoch", "time", "relative")
 _METRIC_AXIS = "metric:"
 # The prefix of a cursor of a metric's second writer and later ones.
 _FURTHER = "&"
 _MAX_BRANCHES = 100
-_PIECE_BYTES = 8 << 20
 # The most runs of one answer in the pool; the rest waits outside, so that a large answer doesn't delay a
 # small one.
 _SUBMITTED = 8
@@ -555,27 +554,6 @@ def _closer(rows: Rows, axis: Axis) -> Rows:
     found = rows.within(chosen)
     x, y = np.concatenate([found.x, rows.x[live]]), np.concatenate([found.y, rows.y[live]])
     return Rows(x, y, rows.token)
-
-
-def pieces_of(rows: Rows) -> Iterator[Rows]:
-    """Yields single values in the order of logging; for a long run, some megabytes at a time.
-
-    Raises:
-        OSError: a part cannot be read.
-        BudgetError: reading takes too long.
-    """
-    chosen: list[Entry] = []
-    size, limit = 0, 1
-    for entry in rows.entries:
-        chosen.append(entry)
-        size += entry.nbytes
-        # Start small: most metrics of two runs differ from the start.
-        if size >= limit:
-            yield rows.within(chosen)
-            chosen, size, limit = [], 0, min(2 * size, _PIECE_BYTES)
-    if chosen:
-        yield rows.within(chosen)
-    yield Rows(rows.x[len(rows.entries) :], rows.y[len(rows.entries) :])
 
 
 def _place_after(cursor: str, rows: Rows, points: int) -> int | None:

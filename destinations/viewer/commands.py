@@ -92,6 +92,7 @@ def _run(options: argparse.Namespace, session: Any = None) -> int:
 def view(options: argparse.Namespace, session: Any) -> int:
     """Serves the page until Ctrl-C, or exports it."""
     from destinations.runs.commands.running import EXIT_OK, roots_of, view_of
+    from destinations.runs.views import RunView
     from destinations.viewer import Viewer
     from uploads import exit_on_sigterm
 
@@ -99,10 +100,11 @@ def view(options: argparse.Namespace, session: Any) -> int:
     roots = roots_of(options, session)
     with contextlib.ExitStack() as opened:
         runs, source = _opened(roots, session, opened)
-        if options.view is not None:
-            options.where = view_of(options.view, runs).filter(options.where) or ""
+        view = {} if options.view is None else view_of(options.view, runs)
+        if view:
+            options.where = RunView.parse(view).filter(options.where) or ""
         if options.export is not None:
-            return _export(runs, source, options, session)
+            return _export(runs, source, view, options, session)
         if options.open:
             # Otherwise the file with the token would stay behind.
             exit_on_sigterm()
@@ -122,7 +124,7 @@ def view(options: argparse.Namespace, session: Any) -> int:
         )
         count = runs.report.runs
         session.screen.line(f"{count} {'run' if count == 1 else 'runs'} in {', '.join(map(str, roots))}")
-        url = viewer.url if options.view is None else f"{viewer.url}#/runs?{_query_of(options.view, runs)}"
+        url = viewer.url if options.view is None else viewer.url + _query_of(options.view, view, runs)
         session.screen.line(url)
         session.screen.flush()
         if not viewer.is_local:
@@ -139,12 +141,12 @@ def view(options: argparse.Namespace, session: Any) -> int:
     return EXIT_OK
 
 
-def _query_of(name: str, runs: Any) -> str:
-    """Returns a saved view as in the page's address."""
-    from .catalog import Catalog
+def _query_of(name: str, view: dict[str, Any], runs: Any, left_out: tuple[str, ...] = ()) -> str:
+    """Returns the fragment of the page's address that shows a saved view."""
+    from .catalog import with_page_ids
 
-    fields = Catalog(runs).views()["views"].get(name, {})
-    return urlencode({**fields, "view": name}, doseq=True)
+    fields = {field: value for field, value in view.items() if field not in left_out}
+    return "#/runs?" + urlencode({**with_page_ids({name: fields}, runs)[name], "view": name}, doseq=True)
 
 
 def _token_of(path: Path) -> str:
@@ -213,7 +215,7 @@ def _note_left_out(left_out: list[str], session: Any) -> None:
         session.note(f"and {len(left_out) - _MAX_NOTES} more")
 
 
-def _export(runs: Any, source: str, options: argparse.Namespace, session: Any) -> int:
+def _export(runs: Any, source: str, view: dict[str, Any], options: argparse.Namespace, session: Any) -> int:
     from destinations.runs.commands.running import EXIT_OK, UsageError
     from destinations.runs.commands.screen import bytes_text
 
@@ -227,6 +229,8 @@ def _export(runs: Any, source: str, options: argparse.Namespace, session: Any) -
         Catalog(runs, source=source, clock=session.clock),
         Path(options.export).absolute(),
         where=options.where,
+        # The site has only the runs that match.
+        view="" if options.view is None else _query_of(options.view, view, runs, ("where", "archived")),
         limit=options.limit,
         media_bytes=options.media_mib << 20,
         overwrite=options.overwrite,

@@ -6,7 +6,7 @@
 import contextlib
 import os
 import stat
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ import attrs
 import numpy as np
 
 from destinations.kinds import kind_of
-from destinations.kinds.audio import open_sound
 from destinations.kinds.kind import Kind
 from destinations.kinds.point_clouds import read_points
 from destinations.run_directory.layout import SIDECAR
@@ -32,11 +31,11 @@ from uploads.disk import open_regular
 
 from .answers import plain
 from .catalog import Catalog, state_of, statistics_of
-from .charts import Axis, Rows, pieces_of, rows_of
+from .charts import Axis, Rows, rows_of
 from .columns import ColumnCache
 from .downsampling import Array
 
-__all__ = ["LOG_BYTES", "compare", "details", "log", "media", "points", "table", "wave"]
+__all__ = ["LOG_BYTES", "compare", "details", "log", "media", "points", "table"]
 
 _MAX_STEPS = 10_000
 _MAX_NAMES = 1000
@@ -53,6 +52,8 @@ LOG_BYTES = 256 << 10
 _LOG_SUFFIXES = (".log", ".txt", ".out", ".err")
 _CHECKPOINT_SUFFIXES = (".ckpt", ".pt", ".pth", ".safetensors", ".symlink")
 _MAX_CHANNELS = 64
+# Longer metrics aren't compared: their values take a gigabyte of memory meanwhile.
+_MAX_COMPARED_VALUES = 1 << 23
 # Memory of a table column in an answer, beside its cells.
 _COLUMN_BYTES = 1 << 10
 # Memory for reading a point cloud, as a multiple of its file.
@@ -447,29 +448,6 @@ def points(run: RecordedRun, file: str, limit: int = 50_000) -> dict[str, Any]:
     return {"x": x, "y": y, "z": z, "colors": shades, "total": total}
 
 
-def wave(run: RecordedRun, file: str, count: int = 1000) -> dict[str, Any]:
-    """Returns the answer of `/api/runs/ID/wave`.
-
-    Raises:
-        OSError: the file can't be read.
-        ValueError: the file isn't a 16-bit WAV.
-    """
-    with open_sound(run.file(file)) as sound:
-        spend(2 * sound.frame_bytes * (sound.frames // count + 1))
-        low, high = [], []
-        for piece in sound.pieces(min(count, sound.frames)):
-            spend()
-            low.append(piece[:, :_MAX_CHANNELS].min(axis=0))
-            high.append(piece[:, :_MAX_CHANNELS].max(axis=0))
-    lows, highs = (np.array(found, np.float64).reshape(len(found), -1).T / 32768.0 for found in (low, high))
-    return {
-        "sample_rate": sound.rate,
-        "seconds": sound.frames / sound.rate if sound.rate else 0.0,
-        "channels": [{"low": one, "high": other} for one, other in zip(lows, highs, strict=True)],
-        "total": sound.channels,
-    }
-
-
 # Several runs.
 
 
@@ -505,67 +483,28 @@ def _part(one: RecordedRun, other: RecordedRun, cache: ColumnCache) -> dict[str,
             some = names[at : at + _COMPARED_AT_ONCE]
             found, other_found = (rows_of(cache, run, some, Axis(), 0) for run in (one, other))
             for name, rows, other_rows in zip(some, found, other_found, strict=True):
+                if max(rows.count, other_rows.count) > _MAX_COMPARED_VALUES:
+                    continue
                 if rows.error is None and other_rows.error is None:
-                    steps[name] = _first_difference(rows, other_rows)
+                    steps[name] = _first_of(_single_values(rows), _single_values(other_rows))
                 read += 1
     return {"metrics": steps, "unread": len(names) - read}
 
 
-@attrs.define
-class _Side:
-    """The values of one run in a comparison; a long run is read in pieces."""
-
-    pieces: Iterator[Rows]
-    x: Array = attrs.field(factory=lambda: np.empty(0, np.int64))
-    y: Array = attrs.field(factory=lambda: np.empty(0))
-    # All values before this step are known.
-    until: float = -np.inf
-
-    def read(self) -> None:
-        piece = next(self.pieces, None)
-        if piece is None:
-            self.until = np.inf
-        elif len(piece.x):
-            self.x, self.y = np.concatenate([self.x, piece.x]), np.concatenate([self.y, piece.y])
-            self.until = max(self.until, float(piece.x.max()))
-
-    def take(self, until: float) -> Rows:
-        is_taken = self.x < until
-        taken = Rows(self.x[is_taken], self.y[is_taken])
-        self.x, self.y = self.x[~is_taken], self.y[~is_taken]
-        return taken
-
-
-def _first_difference(one: Rows, other: Rows) -> int | None:
-    if one.spans is None and other.spans is None:
-        return _first_of(one, other)
-    if (value := _only_value(one)) is not None and value == _only_value(other):
-        return None
-    sides = [_Side(pieces_of(rows)) for rows in (one, other)]
-    while not any(side.until == np.inf and not len(side.x) for side in sides):
-        spend()
-        min(sides, key=lambda side: side.until).read()
-        until = min(side.until for side in sides)
-        step = _first_of(*(side.take(until) for side in sides))
-        if step is not None:
-            return step
-    return None
-
-
-def _only_value(rows: Rows) -> float | None:
-    """Returns the one value of a constant metric; None if its values differ or aren't finite."""
-    low, high = (rows.y, rows.y) if rows.spans is None else (rows.spans.low, rows.spans.high)
-    is_finite = rows.spans is None or (rows.spans.finite == rows.spans.count).all()
-    return float(low[0]) if len(low) and is_finite and low.min() == high.max() else None
+def _single_values(rows: Rows) -> Rows:
+    """Returns the single values of a metric, also of a long run."""
+    if not rows.entries:
+        return rows
+    closed, live = rows.within(rows.entries), len(rows.entries)
+    return Rows(np.concatenate([closed.x, rows.x[live:]]), np.concatenate([closed.y, rows.y[live:]]))
 
 
 def _first_of(one: Rows, other: Rows) -> int | None:
-    if len(one.x) == len(other.x) and (one.x == other.x).all() and (np.diff(one.x) > 0).all():
-        differs = ~((one.y == other.y) | (np.isnan(one.y) & np.isnan(other.y)))
-        return int(one.x[np.argmax(differs)]) if differs.any() else None
-    (steps, values), (other_steps, other_values) = _last_by_step(one), _last_by_step(other)
-    common, at, other_at = np.intersect1d(steps, other_steps, assume_unique=True, return_indices=True)
-    values, other_values = values[at], other_values[other_at]
+    common, values, other_values = one.x, one.y, other.y
+    if not (np.array_equal(one.x, other.x) and (np.diff(one.x) > 0).all()):
+        (steps, values), (other_steps, other_values) = _last_by_step(one), _last_by_step(other)
+        common, at, other_at = np.intersect1d(steps, other_steps, assume_unique=True, return_indices=True)
+        values, other_values = values[at], other_values[other_at]
     differs = ~((values == other_values) | (np.isnan(values) & np.isnan(other_values)))
     return int(common[np.argmax(differs)]) if differs.any() else None
 

@@ -53,7 +53,7 @@ _MAX_COMPARED = 20
 _CACHE_BYTES = 1 << 30
 _COPY_BYTES = 1 << 20
 # Answers with logged content, which stays unchanged.
-_LOGGED = ("series/", "media/", "table/", "points/", "wave/")
+_LOGGED = ("series/", "media/", "table/", "points/")
 # Fields of environments and sessions that tell the origin.
 _ORIGIN = {"host", "pid", "user", "argv", "executable", "working_directory", "slurm", "imported"}
 # A name in a path, which may have single spaces.
@@ -91,6 +91,7 @@ def export_site(
     target: Path,
     *,
     where: str = "",
+    view: str = "",
     limit: int = 100,
     media_bytes: int = 200 << 20,
     overwrite: bool = False,
@@ -104,6 +105,7 @@ def export_site(
         catalog: the runs.
         target: the folder of the site, which must be missing or empty.
         where: a filter.
+        view: the view that the site opens with, as in the page's address.
         limit: the maximum number of runs; the newest come first.
         media_bytes: the maximum size of all media together.
         overwrite: replaces an old site, provided that nothing in it was added or changed.
@@ -120,7 +122,7 @@ def export_site(
     folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent))
     try:
         folder.chmod(0o755)
-        report = Site(catalog, folder, media_bytes, with_origin=with_origin).write(where, limit)
+        report = Site(catalog, folder, media_bytes, with_origin=with_origin).write(where, limit, view)
         if not remove_if(target, lambda path: overwrite and _foreign_in(Path(path)) is None):
             _check_target(target, overwrite=overwrite)
     except BaseException:
@@ -217,12 +219,12 @@ class Site:
         self._report = SiteReport()
         self._skipped_bytes = 0
 
-    def write(self, where: str, limit: int) -> SiteReport:
+    def write(self, where: str, limit: int, view: str = "") -> SiteReport:
         """Writes everything; see `export_site`."""
         catalog, report = self._catalog, self._report
         (self._folder / "data").mkdir()
-        view = RunView(where=where)
-        first = catalog.page(view, limit=limit)
+        selected = RunView(where=where)
+        first = catalog.page(selected, limit=limit)
         columns = dict.fromkeys(
             name
             for run in (catalog.run(row["id"]) for row in first["rows"])
@@ -231,7 +233,7 @@ class Site:
                 *(f"{kind}.{name}" for name in run.record.summary for kind in ("summary", "min", "max")),
             )
         )
-        page = catalog.page(view, limit=limit, columns=[*OWN_FIELDS, *columns])
+        page = catalog.page(selected, limit=limit, columns=[*OWN_FIELDS, *columns])
         runs = [(row["id"], catalog.run(row["id"])) for row in page["rows"]]
         report.runs = len(runs)
         if page["total"] > len(runs):
@@ -268,7 +270,7 @@ class Site:
         self._add(
             "info", {**catalog.info(), "version": "0", "writable": False, "site": True, "bounds": bounds}
         )
-        self._write_page()
+        self._write_page(view)
         return report
 
     def _add(self, key: str, answer: Any) -> None:
@@ -292,7 +294,7 @@ class Site:
         places = {name: number for number, names in enumerate(parts) for name in names}
         self._add("orders", {"columns": places, "search": search})
 
-    def _write_page(self) -> None:
+    def _write_page(self, view: str) -> None:
         static = self._folder / "static"
         static.mkdir()
         for path in STATIC.iterdir():
@@ -304,7 +306,7 @@ class Site:
         if _MODULE_TAG not in page:
             raise ValueError(f"index.html of the page must load its modules by {_MODULE_TAG}.")
         (self._folder / "index.html").write_text(page.replace(_MODULE_TAG, _SITE_TAGS), encoding="utf-8")
-        keys = json.dumps(json.dumps({"keys": self._keys}))
+        keys = json.dumps(json.dumps({"keys": self._keys, "view": view}))
         (self._folder / _MANIFEST).write_text(
             f"globalThis.destinationsSite = JSON.parse({keys});\n", encoding="utf-8"
         )
@@ -355,8 +357,6 @@ class Site:
                 kept.append(item)
                 if about.shows == "points":
                     self._try(f"points/{run_id}/{file}", details.points, run, file)
-                if about.shows == "audio":
-                    self._try(f"wave/{run_id}/{file}", details.wave, run, file)
         return {**answer, "items": kept}
 
     def _copy(self, run_id: str, run: RecordedRun, files: Sequence[str]) -> bool:

@@ -10,7 +10,7 @@ from .health import HealthChecker, StragglerDetector
 from .learning_rate import LRMonitor
 from .memory import MemoryMonitor, MemorySnapshot, OOMObserver
 from .norms import ActivationMonitor, OptimizerMonitor
-from .speed import RuntimeEstimator, SpeedMonitor, Throughput
+from .speed import RuntimeEstimator, SpeedMonitor
 from .stats_monitor import StatsMonitor
 from .stopping import EarlyStopper, LossSpike, NaNMonitor, ThresholdStopper
 from .system_monitor import SystemMonitor
@@ -40,7 +40,6 @@ __all__ = [
     "StragglerDetector",
     "SystemMonitor",
     "ThresholdStopper",
-    "Throughput",
     "TimeLedger",
     "Timer",
 ]

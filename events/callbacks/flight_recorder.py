@@ -32,16 +32,13 @@ import attrs
 from events.callback import Callback
 from events.engine import ExitCode
 from events.logger.converters import safe_text
-from events.logger.device import DeviceCopies, HostCopies, PendingCopy
 from events.logger.logger import Logger
-from events.logger.values import local_shard
 from events.names import check_run_name, format_run_name
 from events.redaction import error_text, redact_text
 from events.state import RunStatus, State, read_part
 
 from .collectives import OF_COLLECTIVE, fresh_dump, read_dump
 from .folder import run_folder
-from .norms import l2_norms, stacked
 from .time_ledger import TimeLedger, seconds_of_process
 
 __all__ = ["FlightRecorder", "StallClock"]
@@ -145,7 +142,6 @@ class _Step:
     metrics: dict[str, float] = attrs.field(factory=dict)
     left_out: int = 0
     batch_ids: Any = None
-    norms: tuple[list[str], Any] | None = None
 
     def to_json(self) -> dict[str, Any]:
         # Copied at once: the training thread may add metrics meanwhile.
@@ -158,12 +154,6 @@ class _Step:
             found["left_out"] = self.left_out
         if self.batch_ids is not None:
             found["batch_ids"] = self.batch_ids
-        if self.norms is not None:
-            names, norms = self.norms
-            if isinstance(norms, PendingCopy):
-                norms = norms.value if norms.is_ready and not norms.is_lost else None
-            if norms is not None:
-                found["norms"] = dict(zip(names, map(_number, norms.tolist()), strict=True))
         return found
 
 
@@ -224,9 +214,6 @@ class FlightRecorder(Callback):
         nan_metrics: a pattern of names, such as "*loss*", case-insensitive; "" for none.
         batch_ids: a key of the batch, or a function that returns identifiers of its samples: numbers, texts,
             an array or a tensor on the host; the first 64 are kept.
-        norms: whether to keep the L2 norm of each parameter's gradient, which takes one multi-tensor
-            operation per batch. For a sharded gradient, it is the norm of this rank's shard.
-        handle_sigterm: whether to install a handler.
         max_bytes: the greatest size of a file; the oldest steps are left out.
         clock: returns monotonic seconds.
 
@@ -242,8 +229,6 @@ class FlightRecorder(Callback):
         folder: str | Path | None = None,
         nan_metrics: str = "*loss*",
         batch_ids: str | Callable[[Any], Any] | None = None,
-        norms: bool = False,
-        handle_sigterm: bool = True,
         max_bytes: int = 4 << 20,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -258,8 +243,6 @@ class FlightRecorder(Callback):
         self._hang_seconds = hang_seconds
         self._nan_pattern = nan_metrics.lower()
         self._batch_ids = batch_ids
-        self._has_norms = norms
-        self._handles_sigterm = handle_sigterm
         self._max_bytes = max_bytes
         self._clock = clock
         self._steps: deque[_Step] = deque(maxlen=steps)
@@ -276,7 +259,6 @@ class FlightRecorder(Callback):
         self._has_failed = False
         self._reasons: list[dict[str, Any]] = []
         self._pending: deque[tuple[str, str]] = deque()
-        self._copies = HostCopies(DeviceCopies())
         self._pid = os.getpid()
         # Held while a file is written: by the thread, or by close.
         self._lock = threading.Lock()
@@ -314,8 +296,7 @@ class FlightRecorder(Callback):
             target=self._watch, args=(self._sockets[0],), name="events-flight-recorder", daemon=True
         )
         self._thread.start()
-        if self._handles_sigterm:
-            self._install_handler()
+        self._install_handler()
 
     def fit_start(self, state: State, logger: Logger) -> None:
         """Expects steps from now on."""
@@ -334,11 +315,9 @@ class FlightRecorder(Callback):
             self._keep_ids(state)
 
     def batch_end(self, state: State, logger: Logger) -> None:
-        """Counts a step, and keeps the norms of the gradients."""
+        """Counts a step."""
         self._progress += 1
         self._has_ids = False
-        if self._has_norms and state.model is not None:
-            self._keep_norms(state)
 
     def eval_batch_end(self, state: State, logger: Logger) -> None:
         """Counts a step."""
@@ -418,19 +397,6 @@ class FlightRecorder(Callback):
         except Exception as error:  # noqa: BLE001  # a batch of another shape must not stop training
             found = f"unreadable: {type(error).__name__}: {error}"[:_MAX_TEXT]
         self._step(int(state.timestamp.batch)).batch_ids = found
-
-    def _keep_norms(self, state: State) -> None:
-        # A DTensor's own norm would be a collective.
-        grads = {
-            name: local_shard(one.grad)
-            for name, one in state.model.named_parameters()
-            if one.grad is not None
-        }
-        self._copies.collect()
-        if not grads:
-            return
-        norms = self._copies.start_array(stacked(l2_norms(list(grads.values()))))
-        self._step(int(state.timestamp.batch) - 1).norms = (list(grads), norms)
 
     # The thread.
 

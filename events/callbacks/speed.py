@@ -1,4 +1,4 @@
-"""`SpeedMonitor`, `Throughput` and `RuntimeEstimator`: how fast training is, and how long it will take.
+"""`SpeedMonitor` and `RuntimeEstimator`: how fast training is, and how long it will take.
 
 All read the clock of the run (`state.timestamp`), which leaves evaluation out, and wait for no device.
 """
@@ -10,11 +10,9 @@ from typing import Any
 from events.callback import Callback
 from events.logger.logger import Logger
 from events.state import State
-from events.timestamp import Time, Timestamp, TimeUnit
+from events.timestamp import Timestamp, TimeUnit
 
-from .periodic import Periodic
-
-__all__ = ["GPU_FLOPS", "RuntimeEstimator", "SpeedMonitor", "Throughput"]
+__all__ = ["GPU_FLOPS", "RuntimeEstimator", "SpeedMonitor"]
 
 _SECONDS_PER = {"seconds": 1, "minutes": 60, "hours": 3_600, "days": 86_400}
 
@@ -172,62 +170,6 @@ class SpeedMonitor(Callback):
         if self.gpu_flops_available and "flops_per_sec" in rates:
             metrics["throughput/device/mfu"] = rates["flops_per_sec"] / ranks / self.gpu_flops_available
         return metrics
-
-
-class Throughput(Periodic):
-    """Logs training throughput, under Composer's names.
-
-    ```python
-    Trainer(..., callbacks=[Throughput("50ba")])
-    ```
-
-    `throughput/batches_per_sec`, `throughput/samples_per_sec` and `throughput/tokens_per_sec` (the latter two
-    if the loop counts them) over all ranks; with several ranks also `throughput/device/…`, the share of one
-    rank.
-
-    Durations come from the run's clock (`state.timestamp.total_wct`), which includes reading and excludes
-    evaluation. The first batch of a session, which compiles and warms up, is not counted.
-
-    Args:
-        interval: how often to log; a bare number counts batches.
-    """
-
-    def __init__(self, interval: Time | str | int = "10ba") -> None:
-        super().__init__(interval)
-        # Where the counted batches begin; None until the first batch of a session has ended.
-        self._since: Timestamp | None = None
-
-    def fit_start(self, state: State, logger: Logger) -> None:
-        """Starts the interval."""
-        super().fit_start(state, logger)
-        self._since = None
-
-    def batch_end(self, state: State, logger: Logger) -> None:
-        """Logs if the interval has passed."""
-        if self._since is None:
-            self._since = state.timestamp
-        super().batch_end(state, logger)
-
-    def fit_end(self, state: State, logger: Logger) -> None:
-        """Logs the unfinished interval."""
-        self.due(state, logger)
-
-    def close(self, state: State, logger: Logger) -> None:
-        """Logs the unfinished interval."""
-        self.due(state, logger)
-
-    def due(self, state: State, logger: Logger) -> None:
-        """Logs the rates since the last time."""
-        since, now = self._since or state.timestamp, state.timestamp
-        seconds = (now.total_wct - since.total_wct).total_seconds()
-        if seconds <= 0:
-            return
-        self._since = now
-        rates = _rates(since, now, seconds)
-        metrics = _prefixed("throughput", rates)
-        if state.world_size > 1:
-            metrics |= _prefixed("throughput/device", rates, state.world_size)
-        logger.log_metrics(metrics)
 
 
 class RuntimeEstimator(Callback):

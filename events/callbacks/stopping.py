@@ -214,7 +214,7 @@ class EarlyStopper(_MetricWatcher):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores the best value and its time."""
-        self.best = None if state["best"] is None or math.isnan(state["best"]) else state["best"]
+        self.best = state["best"]
         self.best_occurred = Timestamp.from_state_dict(state["best_occurred"])
 
 

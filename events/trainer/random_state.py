@@ -1,7 +1,6 @@
 """The random number generators that training draws from: seeding, saving and restoring them."""
 
 import random
-import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -22,8 +21,6 @@ __all__ = [
 
 # Attributes that may hold generators; the live iterator holds queues and processes.
 _PARTS = ("generator", "sampler", "batch_sampler", "dataset", "collate_fn")
-# How older checkpoints name the parts of a module.
-_IN_MODULE = re.compile(r"\._modules\['(\w+)'\]")
 
 
 def seed_all(seed: int) -> None:
@@ -54,19 +51,9 @@ def generator_states(generators: Mapping[str, Any]) -> dict[str, Any]:
     return {place: _state(one) for place, one in generators.items()}
 
 
-def restore_generators(saved: Mapping[str, Any] | list[Any], generators: Mapping[str, Any]) -> list[str]:
+def restore_generators(saved: Mapping[str, Any], generators: Mapping[str, Any]) -> list[str]:
     """Restores the result of `generator_states`; returns the locations of missing generators."""
-    if not isinstance(saved, Mapping):
-        # An older checkpoint has torch's generators of the loader and its samplers, in this order.
-        own = [
-            place
-            for place, one in generators.items()
-            if isinstance(one, torch.Generator)
-            and place.startswith(("generator", "sampler", "batch_sampler"))
-        ]
-        saved = dict(zip(own, saved, strict=False))
-    by_place = {_IN_MODULE.sub(r".\1", place): one for place, one in saved.items()}
-    return [place for place, one in by_place.items() if not _has_restored(generators.get(place), one)]
+    return [place for place, one in saved.items() if not _has_restored(generators.get(place), one)]
 
 
 def parts_of(dataloader: Any) -> dict[str, Any]:

@@ -5,7 +5,7 @@ import importlib.metadata
 import inspect
 import subprocess
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from numbers import Integral
 from pathlib import Path
@@ -22,7 +22,6 @@ from . import distributed
 
 __all__ = [
     "AUTOCAST_DTYPES",
-    "COMPOSERS",
     "as_limit",
     "check_can_fit",
     "check_choices",
@@ -33,7 +32,6 @@ __all__ = [
     "learning_rates",
     "length_of",
     "move_optimizers",
-    "own_arguments",
     "parts_taken",
     "shorter",
     "step_schedulers_of_epoch",
@@ -52,31 +50,6 @@ AUTOCAST_DTYPES = {
 _COMMIT = ("git", "rev-parse", "HEAD")
 
 _TARGETS = {"label", "labels", "target", "targets", "y"}
-COMPOSERS = {
-    "algorithms": "There are none: write a Callback.",
-    "compile_config": "Give torch.compile(model).",
-    "console_log_interval": 'Pass loggers=[Console("1ba")].',
-    "console_stream": "Pass loggers=[Console(stream=sys.stdout)].",
-    "ddp_sync_strategy": "Gradients are summed with the last microbatch of a batch.",
-    "deterministic_mode": "Call torch.use_deterministic_algorithms(True).",
-    "dist_timeout": "Call torch.distributed.init_process_group(timeout=...) before.",
-    "load_ignore_keys": "Pass load_exclude=, with load_weights_only=True.",
-    "load_object_store": "Pass the URI as load_path=.",
-    "load_strict_model_weights": "Pass load_strict=, with load_weights_only=True.",
-    "log_to_console": "Pass loggers=[Console()].",
-    "parallelism_config": "Give a model that fully_shard has divided.",
-    "profiler": "Pass a callback that starts torch.profiler.",
-    "progress_bar": "Pass loggers=[ProgressBar()].",
-    "python_log_level": "Call logging.basicConfig(level=...).",
-    "save_ignore_keys": "Pass load_exclude= where the checkpoint is loaded.",
-    "save_metrics": "Checkpoints hold the metrics that the model has.",
-}
-"""What to use instead of arguments of Composer's trainer."""
-
-
-def own_arguments(others: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns unknown arguments, without Composer's arguments that are None."""
-    return {name: one for name, one in others.items() if one is not None or name not in COMPOSERS}
 
 
 def check_choices(

@@ -235,9 +235,9 @@ class TrainData:
             self._load_at_end_of_epoch(start or {}, now)
         missing = restore_random_state(now, loader)
         for evaluator in state.evaluators:
-            own = now.get("evaluators", {}).get(evaluator.label, {}).get("generators", {})
+            own = now["evaluators"].get(evaluator.label, {}).get("generators", {})
             missing += restore_generators(own, generators_in(evaluator.dataloader))
-        missing += restore_generators(now.get("held", {}), held)
+        missing += restore_generators(now["held"], held)
         if missing:
             _log.warning(
                 "The checkpoint has states of random number generators that no longer exist: %s. "
@@ -258,14 +258,12 @@ class TrainData:
         """
         state, loader = self._state, self._state.train_dataloader
         saved = next((one for one in (*of_ranks[state.rank : state.rank + 1], *of_ranks) if one), {})
-        place = saved.get("place") if of_ranks else _place(state)
+        place = saved["place"] if of_ranks else _place(state)
         size, ranks, start = (
             _batch_size(loader),
             len(of_ranks) or state.world_size,
             state.random_at_epoch_start,
         )
-        if place is None:  # An older checkpoint counts batches.
-            return done, None if size is None else done * size
         before, samples = place["batch_size"], place["samples"]
         is_same = before == size and ranks == state.world_size
         if is_same and "base" not in (start or {}):
@@ -368,7 +366,7 @@ class TrainData:
         """Starts persistent workers, so that the resumed epoch does not draw their seed."""
         state, loader = self._state, self._state.train_dataloader
         for evaluator in state.evaluators:
-            had = saved.get("evaluators", {}).get(evaluator.label, {}).get("has_workers")
+            had = saved["evaluators"].get(evaluator.label, {}).get("has_workers")
             one = evaluator.dataloader
             if had and _has_persistent_workers(one) and not _has_workers(one):
                 iter(one)
@@ -687,7 +685,9 @@ def _not_promised(loader: Any, skip_by: SkipBy, *, is_limited: bool) -> list[str
     if isinstance(loader, list | tuple):
         return reasons
     if _is_stateful(loader):
-        return reasons + _not_promised_of_stateful(loader)
+        if length_of(loader) is None:
+            reasons.append(f"the {name} has no length, and may start over after the last batch of an epoch")
+        return reasons
     if not _is_data_loader(loader):
         what = "is an iterator" if hasattr(loader, "__next__") else "has no state_dict"
         return [*reasons, f"the {name} {what}, and is read again from its beginning"]
@@ -706,44 +706,7 @@ def _not_promised(loader: Any, skip_by: SkipBy, *, is_limited: bool) -> list[str
     if loader.num_workers > 0:
         reasons += _not_promised_of_workers(loader, skip_by)
     if not reach(parts_of(loader)).is_whole:
-        reasons.append(
-            f"the {name} holds too many objects to search all of them for random number generators"
-        )
-    return reasons
-
-
-def _not_promised_of_workers(loader: Any, skip_by: SkipBy) -> list[str]:
-    """Returns the same for worker processes."""
-    dataset = type(loader.dataset).__name__
-    reasons: list[str] = []
-    if not getattr(loader, "in_order", True):
-        reasons.append("in_order=False gives batches in the order in which workers read them")
-    if _draws_nothing(loader):
-        return reasons
-    if loader.persistent_workers:
-        reasons.append(
-            f"persistent_workers=True: random numbers that workers draw for {dataset} from the second "
-            "epoch on"
-        )
-    if skip_by == "index":
-        reasons.append(f"skip_by='index': random numbers that workers draw for each sample of {dataset}")
-    return reasons
-
-
-def _not_promised_of_stateful(loader: Any) -> list[str]:
-    """Returns the same for a stateful loader."""
-    name = type(loader).__name__
-    reasons: list[str] = []
-    if length_of(loader) is None:
-        reasons.append(
-            f"the {name} has no length, and must not start over when it is resumed after the last batch of "
-            "an epoch"
-        )
-    if getattr(loader, "persistent_workers", False):
-        # Seen once with torchdata 0.11, and not since.
-        reasons.append(
-            f"the {name} with persistent_workers=True may read in another order within a later epoch"
-        )
+        reasons.append("the loader holds too many objects to search all for random number generators")
     return reasons
 
 
@@ -754,3 +717,16 @@ def _is_known_sampler(sampler: Any) -> bool:
         or _is_stateful(sampler)
         or callable(getattr(sampler, "set_epoch", None))
     )
+
+
+def _not_promised_of_workers(loader: Any, skip_by: SkipBy) -> list[str]:
+    """Returns the reasons that lie in worker processes."""
+    drawn = f"random numbers that workers draw for {type(loader.dataset).__name__}"
+    reasons: list[str] = []
+    if not getattr(loader, "in_order", True):
+        reasons.append("in_order=False gives batches in the order in which workers read them")
+    if loader.persistent_workers and not _draws_nothing(loader):
+        reasons.append(f"persistent_workers=True: {drawn} from the second epoch on")
+    if skip_by == "index" and not _draws_nothing(loader):
+        reasons.append(f"skip_by='index': {drawn}")
+    return reasons

@@ -59,7 +59,6 @@ from .random_state import seed_all
 from .schedulers import BoundSchedule, PlateauScheduler, bind_schedules, check_monitors
 from .set_up import (
     AUTOCAST_DTYPES,
-    COMPOSERS,
     as_limit,
     check_can_fit,
     check_choices,
@@ -70,7 +69,6 @@ from .set_up import (
     learning_rates,
     length_of,
     move_optimizers,
-    own_arguments,
     parts_taken,
     shorter,
     step_schedulers_of_epoch,
@@ -234,7 +232,7 @@ class Trainer:
         state: Mapping[str, Any] | None = None,
         **others: Never,
     ) -> None:
-        check_unknown("Trainer", own_arguments(others), inspect.signature(type(self)).parameters, COMPOSERS)
+        check_unknown("Trainer", others, inspect.signature(type(self)).parameters)
         own_saver = _saver_of(
             saver,
             folder=... if save_folder is None else save_folder,

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["load_weights_into", "plain_name", "plain_weights", "weights_of"]
+__all__ = ["load_weights_into", "plain_name", "weights_of"]
 
 _COMPILED = "_orig_mod"
 
@@ -16,15 +16,10 @@ def plain_name(name: str) -> str:
     return ".".join(part for part in name.split(".") if part != _COMPILED) if _COMPILED in name else name
 
 
-def plain_weights(weights: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns weights by their plain names."""
-    return _renamed(weights, plain_name) if any(_COMPILED in name for name in weights) else weights
-
-
 def weights_of(module: torch.nn.Module) -> Mapping[str, Any]:
     """Returns the `state_dict` of a module by plain names."""
     weights: Mapping[str, Any] = module.state_dict()
-    return plain_weights(weights)
+    return _renamed(weights, plain_name) if any(_COMPILED in name for name in weights) else weights
 
 
 def load_weights_into(module: Any, weights: Mapping[str, Any], *, strict: bool = True) -> Any:

@@ -25,7 +25,7 @@ from tests.servers import s3_servers
 from tests.servers.fault_proxy import PAGE, Answer, Corrupt, Dribble, Late, Reset, Truncate
 from uploads import TransientStoreError, UploadError, open_store
 
-KILLS = times(8, 200)
+KILLS = times(4, 200)
 WRITERS = ("-", *(f"eval{number}" for number in range(times(2, 8))))
 LIMIT_SECONDS = 240
 BATCHES = 200

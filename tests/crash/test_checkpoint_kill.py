@@ -5,7 +5,6 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -25,11 +24,11 @@ WAIT_SECONDS = 240.0
 
 
 @pytest.fixture
-def trainers(tmp_path):
+def trainers(torch_python, tmp_path):
     """Starts the program that trains in a folder for each line that it reads."""
     with (tmp_path / "errors").open("w") as errors:
         process = subprocess.Popen(
-            [sys.executable, "-m", "tests.crash.checkpoint_child"],
+            [torch_python, "-m", "tests.crash.checkpoint_child"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,

@@ -17,8 +17,6 @@ from destinations.runs import Run
 from destinations.runs.content.flight import describe_flights
 from tests.effort import times
 
-pytestmark = pytest.mark.xdist_group("torchrun")
-
 PROGRAM = Path(__file__).with_name("rank_child.py")
 LIMIT_SECONDS = 150
 # Gloo would look up the name of the machine.
@@ -39,12 +37,19 @@ def torchrun():
     """Starts the program on several ranks, and ends all of them with the test."""
     started = []
 
-    def start(mode, folder, ranks, *options):
-        launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
+    def start(mode, folder, ranks):
+        launcher = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node",
+            str(ranks),
+        ]
         log = (folder / "log.txt").open("ab")
         started.append(
             subprocess.Popen(
-                [*launcher, *(options or ["--standalone"]), str(PROGRAM), mode, str(folder)],
+                [*launcher, str(PROGRAM), mode, str(folder)],
                 env=environment(),
                 stdout=log,
                 stderr=log,
@@ -103,11 +108,13 @@ def test_ranks_write_one_run_without_a_collective_of_a_destination(torch_server,
     assert done.stdout.count(f"destinations runs show {folder.name}") <= 1
 
 
-def test_a_killed_rank_restarts_and_continues_the_same_run(torchrun, tmp_path):
+def test_a_killed_rank_restarts_and_continues_the_same_run(torch_server, tmp_path):
     """It continues as a new session; no row of either session is lost, on any rank."""
-    process = torchrun("elastic", tmp_path, 2, "--standalone", "--max-restarts", "2")
+    done = torch_server.torchrun(
+        2, PROGRAM, "elastic", tmp_path, restarts=2, env=environment(), timeout_s=LIMIT_SECONDS
+    )
 
-    assert process.wait(LIMIT_SECONDS) == 0, text_of(tmp_path)
+    assert done.returncode == 0, done.stdout
     (folder,) = (tmp_path / "runs").iterdir()
     run = Run.open(folder)
     assert run.status == "completed"

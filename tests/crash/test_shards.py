@@ -17,8 +17,6 @@ from tests.effort import times
 from tests.servers import s3_servers
 from uploads import open_store
 
-pytestmark = pytest.mark.xdist_group("torchrun")
-
 PROGRAM = Path(__file__).with_name("shard_child.py")
 LIMIT_SECONDS = 240
 NUMBERS = times((1, 2), (1, 2, 4))
@@ -39,12 +37,12 @@ def environment(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def run_ranks(environment, tmp_path_factory):
+def run_ranks(environment, torch_python, tmp_path_factory):
     """Runs the program on a number of ranks; returns their wait statuses."""
     log = tmp_path_factory.mktemp("log") / "log.txt"
     with log.open("w") as output:
         server = subprocess.Popen(
-            [sys.executable, str(PROGRAM)],
+            [torch_python, PROGRAM],
             env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -13,8 +12,9 @@ import pytest
 from destinations.runs import Run
 from destinations.runs.content.ledger import write_trace
 from tests.crash.time_faults import FAULTS as ALL_FAULTS
-from tests.crash.time_faults import Fault, run_fault, wrong
+from tests.crash.time_faults import Fault, is_stopped, run_fault, wrong
 from tests.effort import times
+from tests.waiting import until
 
 PROGRAM = Path(__file__).with_name("time_child.py")
 FAULTS = (
@@ -35,14 +35,15 @@ INJECTED = 0.6
 SLACK = 0.35
 
 
-def begin(fault, folder):
-    """Starts the program."""
-    return subprocess.Popen(
-        [sys.executable, str(PROGRAM), fault, str(folder)],
-        stdout=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-    )
+@pytest.fixture
+def begin(torch_server):
+    """Starts the program, which prints when its loop ended."""
+
+    def begin(fault, folder):
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+        return torch_server.start(PROGRAM.read_text(encoding="utf-8"), fault, folder, env=environment)
+
+    return begin
 
 
 def usual(name, seconds):
@@ -52,11 +53,10 @@ def usual(name, seconds):
 
 
 @pytest.mark.parametrize("fault", [one for one in FAULTS for _ in range(times(1, 10))])
-def test_a_fault_is_in_its_bucket(tmp_path, fault):
+def test_a_fault_is_in_its_bucket(begin, tmp_path, fault):
     """It has the injected time, and no other bucket has as much; the buckets sum to the wall time."""
     started = time.time()
-    process = begin(fault, tmp_path / "run")
-    output, _ = process.communicate()
+    output = begin(fault, tmp_path / "run").wait().stdout
     report = Run.open(tmp_path / "run").time_report()
 
     # The end of a run waits for the disk, which others may keep busy.
@@ -74,18 +74,16 @@ def test_a_fault_is_in_its_bucket(tmp_path, fault):
 
 
 @pytest.mark.parametrize("fault", ["stopped", "stopped-late"])
-def test_a_stopped_process_is_not_slow(tmp_path, fault):
+def test_a_stopped_process_is_not_slow(begin, tmp_path, fault):
     """SIGSTOP for a second is not charged to the interrupted bucket, even in a busy, hour-old process."""
     # The stop goes unnoticed if it comes while the ledger's thread writes, which is rare.
     for number in range(4):
         folder = tmp_path / f"run{number}"
         process = begin(fault, folder)
-        while not _is_stopped(process.pid):
-            assert process.poll() is None
-            time.sleep(0.01)
+        until(lambda pid=process.pid: is_stopped(pid))
         time.sleep(1.0)
-        process.send_signal(signal.SIGCONT)
-        process.communicate()
+        os.kill(process.pid, signal.SIGCONT)
+        process.wait()
         report = Run.open(folder).time_report()
         if "stopped" in report.seconds:
             break
@@ -97,18 +95,18 @@ def test_a_stopped_process_is_not_slow(tmp_path, fault):
     assert sum(report.seconds.values()) == pytest.approx(report.wall)
 
 
-def test_holding_the_interpreter_lock_is_not_a_stop(tmp_path):
+def test_holding_the_interpreter_lock_is_not_a_stop(begin, tmp_path):
     """A library that waits while it holds the interpreter's lock is charged where it does so."""
-    begin("held", tmp_path / "run").communicate()
+    begin("held", tmp_path / "run").wait()
     seconds = Run.open(tmp_path / "run").time_report().seconds
 
     assert seconds["data"] >= INJECTED * 0.95
     assert "stopped" not in seconds
 
 
-def test_a_span_that_a_kill_cut_short_is_in_the_trace(tmp_path):
+def test_a_span_that_a_kill_cut_short_is_in_the_trace(begin, tmp_path):
     """It had been open for a second; it ends where the session did."""
-    begin("killed-in-span", tmp_path / "run").communicate()
+    begin("killed-in-span", tmp_path / "run").wait()
     with (tmp_path / "trace.json").open("w") as file:
         write_trace(tmp_path / "run/time", file, name="mine", uploads={})
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
@@ -117,14 +115,14 @@ def test_a_span_that_a_kill_cut_short_is_in_the_trace(tmp_path):
     assert span["dur"] >= 1.0e6
 
 
-def test_standing_by_does_not_count_as_start(tmp_path):
+def test_standing_by_does_not_count_as_start(begin, tmp_path):
     """It began before the session that it follows; the time between them counts as gone, not as start."""
     second = begin("stands-by", tmp_path / "run")
     began = time.time()
-    begin("killed", tmp_path / "run").communicate()
+    begin("killed", tmp_path / "run").wait()
     time.sleep(0.7)
     (tmp_path / "run/go").touch()
-    output, _ = second.communicate()
+    output = second.wait().stdout
     report = Run.open(tmp_path / "run").time_report()
 
     assert [one.status for one in report.sessions] == ["killed", "completed"]
@@ -134,18 +132,14 @@ def test_standing_by_does_not_count_as_start(tmp_path):
     assert report.wall <= float(output) - began + 0.1
 
 
-def _is_stopped(pid):
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
-
-
-def test_a_kill_loses_only_the_time_after_the_last_write(tmp_path):
+def test_a_kill_loses_only_the_time_after_the_last_write(begin, tmp_path):
     """The killed session's batches count as repeated; sessions and gaps sum to the wall time."""
     started = time.time()
-    begin("killed", tmp_path / "run").communicate()
+    begin("killed", tmp_path / "run").wait()
     killed = time.time()
     time.sleep(0.7)
     pause = time.time() - killed
-    output, _ = begin("none", tmp_path / "run").communicate()
+    output = begin("none", tmp_path / "run").wait().stdout
     wall = float(output) - started
     report = Run.open(tmp_path / "run").time_report()
 
@@ -159,7 +153,6 @@ def test_a_kill_loses_only_the_time_after_the_last_write(tmp_path):
     assert abs(report.wall - wall) <= 0.01 * wall + 0.1
 
 
-@pytest.mark.xdist_group("torchrun")
 def test_the_rank_that_made_others_wait_is_named(tmp_path, torch_server):
     """One rank has one slow step, and isn't slow in total; its open span is named too."""
     run_fault(Fault("step", 1, 2), tmp_path, torch_server)
@@ -181,7 +174,6 @@ FEW = [
 ]
 
 
-@pytest.mark.xdist_group("torchrun")
 @pytest.mark.parametrize("fault", times(FEW, ALL_FAULTS), ids=str)
 def test_a_fault_of_a_trainer_is_named(tmp_path, torch_server, fault):
     """On one, two and four ranks, bucket and rank are right; the sum is the wall's within 1 % and 0.1 s."""

@@ -18,7 +18,7 @@ from destinations.runs import Run
 from tests.servers.fork_server import ForkServer
 from tests.waiting import until
 
-__all__ = ["FAULTS", "Fault", "draw", "run_fault", "wrong"]
+__all__ = ["FAULTS", "Fault", "draw", "is_stopped", "run_fault", "wrong"]
 
 PROGRAM = Path(__file__).with_name("time_rank_child.py")
 # The bucket of each fault.
@@ -106,7 +106,8 @@ def _begin(fault, folder, server):
     ]
 
 
-def _is_stopped(pid):
+def is_stopped(pid):
+    """Returns whether SIGSTOP has stopped a process."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
@@ -123,7 +124,7 @@ def run_fault(fault, folder, server):
     try:
         if fault.kind == "stopped":
             pid = ranks[fault.rank].pid
-            until(lambda: _is_stopped(pid))
+            until(lambda: is_stopped(pid))
             time.sleep(PAUSE)
             took = PAUSE
             os.kill(pid, signal.SIGCONT)

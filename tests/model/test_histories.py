@@ -501,13 +501,13 @@ def server():
 def test_every_reader_tells_the_history_of_runs_in_a_folder(server, tmp_path, monkeypatch):
     """Whatever sessions did, readers have exactly the records that belong to the run by its checkpoints."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    try_histories(Folder, server, times(25, 5000))
+    try_histories(Folder, server, times(10, 5000))
 
 
 def test_every_reader_tells_the_history_of_runs_in_a_bucket(server, tmp_path, monkeypatch):
     """The same holds for runs that several machines write to a store, and that a reader reads from there."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    try_histories(Bucket, server, times(3, 300))
+    try_histories(Bucket, server, times(2, 300))
 
 
 def try_histories(kind, server, count):

@@ -69,7 +69,7 @@ test("hyperparameters that differ never read the same", () => {
   assert.deepEqual(
     [...found],
     [
-      ["a", "lr 0.1000001 · seed 1\u2009234\u2009567\u2009890"],
+      ["a", "lr 0.1000001 · seed 1\u202f234\u202f567\u202f890"],
       ["b", "lr 0.1000002 · seed 1234567890"],
       ["c", "lr 0.1000001 · seed none"],
     ],

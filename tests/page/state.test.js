@@ -4,6 +4,7 @@ import { openWindow } from "./browser.js";
 
 openWindow("http://127.0.0.1/#/charts?run=a&run=b&x=time&unknown=1");
 const page = await import("../../destinations/viewer/static/state.js");
+const colors = await import("../../destinations/viewer/static/colors.js");
 const { state } = page;
 
 beforeEach(() => {
@@ -60,7 +61,7 @@ test("listeners hear only of changed fields", () => {
 
 test("a removed run leaves the colours of others, and the next one takes its slot", () => {
   page.selectRuns(["a", "b", "c"], true);
-  const colorOfC = page.colorOf("c", false);
+  const colorOfC = colors.colorOf("c");
 
   page.selectRuns(["b"], false);
   const between = page.selectedRuns();
@@ -68,7 +69,7 @@ test("a removed run leaves the colours of others, and the next one takes its slo
 
   assert.deepEqual(between, ["a", "c"]);
   assert.deepEqual(state.run, ["a", "d", "c"]);
-  assert.deepEqual(page.colorOf("c", false), colorOfC);
+  assert.deepEqual(colors.colorOf("c"), colorOfC);
 });
 
 test("ten runs have colours of their own, and further ones are grey", () => {
@@ -77,10 +78,26 @@ test("ten runs have colours of their own, and further ones are grey", () => {
     true,
   );
 
-  const colors = state.run.map((id) => page.colorOf(id, true));
+  const found = state.run.map(colors.colorOf);
 
-  assert.equal(new Set(colors.slice(0, 10)).size, 10);
-  assert.equal(new Set(colors.slice(10)).size, 1);
+  assert.equal(new Set(found.slice(0, 10)).size, 10);
+  assert.equal(new Set(found.slice(10)).size, 1);
+});
+
+test("the ten best runs have the colours, and one that stays among them keeps its own", () => {
+  const ids = Array.from({ length: 12 }, (_, number) => `run${number}`);
+  page.selectRuns(ids, true);
+
+  colors.setBest("min.loss", ids.toReversed());
+  const before = ids.map(colors.colorOf);
+  colors.setBest("min.loss", ["run0", ...ids.toReversed()]);
+  const after = ids.map(colors.colorOf);
+  colors.setBest("", []);
+
+  assert.equal(new Set(before).size, 11);
+  assert.deepEqual([before[0], before[1]], [colors.contextColor(), colors.contextColor()]);
+  assert.deepEqual(after.slice(3), before.slice(3));
+  assert.deepEqual([after[0], after[2]], [before[2], colors.contextColor()]);
 });
 
 test("without a choice the first runs of the view are shown, and each keeps its colour", () => {
@@ -88,13 +105,13 @@ test("without a choice the first runs of the view are shown, and each keeps its 
   const stop = page.onChange((changed) => told.push([...changed]));
 
   page.setViewed(["b", "a"]);
-  const color = page.colorOf("a", false);
+  const color = colors.colorOf("a");
   page.setViewed(["c", "a"]);
   page.setViewed(["c", "a"]);
   stop();
 
   assert.deepEqual(page.visibleRuns(), ["c", "a"]);
-  assert.equal(page.colorOf("a", false), color);
+  assert.equal(colors.colorOf("a"), color);
   assert.deepEqual(told, [["run"], ["run"]]);
   page.selectRuns(["a"], false);
   assert.deepEqual(page.visibleRuns(), ["c"]);

@@ -1,7 +1,11 @@
 """A process that imports packages once and forks for each program, which then need not import them again.
 
-`python fork_server.py MODULE ...` reads jobs as lines of JSON, and answers each with process id and wait status. A program runs as
-`python -c PROGRAM ARGUMENTS` does, to the end of its interpreter; only what the server has imported is there already.
+`python fork_server.py NAME PID MODULE ...` listens at an abstract Unix socket until process PID ends; if another server
+has that name, it ends at once. A connection brings one job and its standard streams, and is told the process id and the
+wait status. If the other side goes away, the program is killed.
+
+A program runs as `python -c PROGRAM ARGUMENTS` does, to the end of its interpreter; only what the server has imported is
+there already. `ForkServer.write_commands` writes `python` and `torchrun` for programs that others start.
 """
 
 import contextlib
@@ -9,17 +13,20 @@ import gc
 import importlib
 import json
 import os
+import runpy
 import select
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
-import time
 import types
+import uuid
 import warnings
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+LIMIT_SECONDS = 60
 # What torchrun does, which starts a new interpreter for each rank.
 _TORCHRUN = """
 import runpy, sys
@@ -29,9 +36,9 @@ def run_rank(*arguments):
     sys.argv = list(arguments)
     runpy.run_path(arguments[0], run_name="__main__")
 
-ranks, *arguments = sys.argv[1:]
+ranks, restarts, *arguments = sys.argv[1:]
 config = LaunchConfig(
-    1, 1, int(ranks), run_id="forked", rdzv_backend="c10d", rdzv_endpoint="localhost:0", max_restarts=0,
+    1, 1, int(ranks), run_id="forked", rdzv_backend="c10d", rdzv_endpoint="localhost:0", max_restarts=int(restarts),
     start_method="fork",
 )
 elastic_launch(config, run_rank)(*arguments)
@@ -39,34 +46,32 @@ elastic_launch(config, run_rank)(*arguments)
 
 
 class ForkServer:
-    """Runs programs, also several at once; a context manager. It belongs to one thread.
+    """Runs programs, also several at once; a context manager.
 
     Args:
         modules: imported before the first program. None of ours if the tests are about our imports.
+        name: of the server, which all that give this name share; by default it has one user.
+        until: the id of the process with which the server ends, besides the end of its context.
     """
 
-    def __init__(self, *modules):
-        # Wait statuses of programs that have ended, by process id.
-        self._ended = {}
-        self._process = subprocess.Popen(
-            [sys.executable, "-X", "utf8", __file__, *modules],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            # Unbuffered: `select` sees only bytes that are still in the pipe.
-            bufsize=0,
+    def __init__(self, *modules, name=None, until=None):
+        self._name = name or uuid.uuid4().hex
+        # Returns when somebody listens at that name.
+        subprocess.run(
+            [sys.executable, "-X", "utf8", __file__, self._name, str(until or os.getpid()), *modules],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
             # One thread: libraries that start more as they are imported would lose them in a fork.
             env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+            check=True,
         )
 
     def __enter__(self):
         return self
 
     def __exit__(self, *exception):
-        # Sends a word besides closing the pipe: processes that tests have forked may hold the pipe too.
-        self._process.stdin.write(b"\n")
-        self._process.stdin.close()
-        self._process.wait(60)
-        self._process.stdout.close()
+        with _Job(self._name, None, ()):
+            pass
 
     def start(self, program, *arguments, env, cwd=".", stdin="", is_merged=False, warning_filter=None):
         """Starts a program in a process of its own.
@@ -83,25 +88,18 @@ class ForkServer:
         Returns:
             A `Program`, which must be waited for.
         """
-        # The program opens them by this process's descriptors, when it gets so far.
-        files = given, said, errors = [tempfile.TemporaryFile() for _ in range(3)]  # noqa: SIM115  # `Program.wait` closes
+        # Whatever reads them does not move the place where the program writes.
+        files = given, said, errors = [tempfile.TemporaryFile("ab+") for _ in range(3)]  # noqa: SIM115  # `Program.wait` closes
         given.write(stdin.encode())
-        given.flush()
+        given.seek(0)
         job = {
             "program": program,
-            "arguments": [str(one) for one in arguments],
+            "arguments": ["-c", *map(str, arguments)],
             "env": env,
             "cwd": str(Path(cwd).resolve()),  # Of this process, not of the server.
             "warning_filter": warning_filter,
-            "streams": [
-                f"/proc/{os.getpid()}/fd/{one.fileno()}"
-                for one in (given, said, said if is_merged else errors)
-            ],
         }
-        self._process.stdin.write(json.dumps(job).encode() + b"\n")
-        while (pid := self._read()) is None:
-            pass
-        return Program(self, program, pid, files)
+        return Program(_Job(self._name, job, (given, said, said if is_merged else errors)), program, files)
 
     def run(self, program, *arguments, timeout_s=300, **options):
         """Runs a program in a process of its own, and returns it as `subprocess.run` does.
@@ -120,40 +118,32 @@ class ForkServer:
         """
         return self.start(program, *arguments, **options).wait(timeout_s)
 
-    def _read(self):
-        """Reads one line of the server; returns the id of a process that has begun, or None where one has ended."""
-        word, pid, *status = self._process.stdout.readline().split()
-        if word == b"began":
-            return int(pid)
-        self._ended[int(pid)] = int(*status)
-        return None
-
-    def _status_of(self, pid, timeout_s):
-        """Waits for the end of a process, and returns its wait status; None after so long."""
-        deadline = time.monotonic() + timeout_s
-        # `select.select` takes no descriptor above 1,023, and a test process may have those.
-        poller = select.poll()
-        poller.register(self._process.stdout, select.POLLIN)
-        while pid not in self._ended:
-            if not poller.poll(1000 * max(0.0, deadline - time.monotonic())):
-                return None
-            self._read()
-        return self._ended.pop(pid)
-
-    def torchrun(self, ranks, program, *arguments, env, timeout_s=300):
-        """Runs a file on several ranks, as `torchrun --standalone` does; returns the same as `run`.
+    def torchrun(self, ranks, program, *arguments, restarts=0, **options):
+        """Runs a file on several ranks, as `torchrun --standalone` does; takes the options of `run`.
 
         A rank ends with its main module: handlers of `atexit` are not called.
         """
-        return self.run(_TORCHRUN, ranks, program, *arguments, env=env, is_merged=True, timeout_s=timeout_s)
+        return self.run(_TORCHRUN, ranks, restarts, program, *arguments, is_merged=True, **options)
+
+    def write_commands(self, folder):
+        """Writes the programs `python` and `torchrun --nproc-per-node N FILE`, whose processes are forks of the server.
+
+        `python` takes a file, `-c` or `-m`. It passes SIGINT, SIGTERM, SIGUSR1 and its own end on.
+        """
+        for command in ("python", "torchrun"):
+            path = folder / command
+            path.write_text(
+                f'#!/bin/sh\nexec {sys.executable} -IS {__file__} --client {self._name} {command} "$@"\n'
+            )
+            path.chmod(0o755)
 
 
 class Program:
     """A program that a `ForkServer` has started, with its process id."""
 
-    def __init__(self, server, source, pid, files):
-        self.pid = pid
-        self._server, self._source, self._files = server, source, files
+    def __init__(self, job, source, files):
+        self.pid = job.pid
+        self._job, self._source, self._files = job, source, files
 
     def wait(self, timeout_s=300):
         """Waits for its end, and returns the same as `subprocess.run`.
@@ -164,11 +154,12 @@ class Program:
         Raises:
             subprocess.TimeoutExpired: it was killed.
         """
-        status = self._server._status_of(self.pid, timeout_s)
+        status = self._job.wait(timeout_s)
         is_late = status is None
         if is_late:
             os.kill(self.pid, signal.SIGKILL)
-            status = self._server._status_of(self.pid, 60)
+            status = self._job.wait(LIMIT_SECONDS)
+        self._job.__exit__()
         texts = []
         for file in self._files:
             with file:
@@ -188,55 +179,160 @@ class Program:
             self.wait()
 
 
-def _next_job():
-    """Returns the job of the process that this is: a fork of the server. The server itself ends here."""
+class _Job:
+    """A connection to the server, which runs one program for it; without a job the server ends."""
+
+    def __init__(self, name, job, streams):
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.connect(f"\0{name}")
+        text = json.dumps(job).encode()
+        socket.send_fds(self._socket, [b"%016d" % len(text)], [stream.fileno() for stream in streams])
+        self._socket.sendall(text)
+        self._answers = self._socket.makefile("rb", buffering=0)
+        line = self._answers.readline()
+        self.pid = int(line) if line else None
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        self._answers.close()
+        self._socket.close()
+
+    def wait(self, timeout_s=None):
+        """Returns the wait status, or None after so long."""
+        # `select.select` takes no descriptor above 1,023, and a test process may have those.
+        poller = select.poll()
+        poller.register(self._socket, select.POLLIN)
+        if not poller.poll(None if timeout_s is None else 1000 * timeout_s):
+            return None
+        return int(self._answers.readline())
+
+
+def _run_as(command, name, arguments):
+    """Runs `python` or `torchrun` in a fork of the server, and ends as it does."""
+    job = {"program": None, "env": dict(os.environ), "cwd": str(Path.cwd()), "warning_filter": None}
+    if command == "torchrun":
+        option, ranks, *arguments = arguments
+        assert option == "--nproc-per-node"
+        job["program"] = _TORCHRUN
+        arguments = ["-c", ranks, "0", *arguments]
+    elif arguments[0] == "-c":
+        job["program"] = arguments.pop(1)
+    job["arguments"] = arguments
+    with _Job(name, job, (sys.stdin, sys.stdout, sys.stderr)) as running:
+        for one in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+            signal.signal(one, lambda number, _: os.kill(running.pid, number))
+        status = running.wait()
+    if os.WIFSIGNALED(status):
+        signal.signal(os.WTERMSIG(status), signal.SIG_DFL)
+        os.kill(os.getpid(), os.WTERMSIG(status))
+    sys.exit(os.WEXITSTATUS(status))
+
+
+def _accept(listener):
+    """Returns the descriptor of a new connection, its job, and the descriptors of its streams."""
+    connection, _ = listener.accept()
+    length, streams, _, _ = socket.recv_fds(connection, 16, 3)
+    with connection.makefile("rb") as file:
+        job = json.loads(file.read(int(length)))
+    # A descriptor: a socket that a fork forgets would close the number once more, which then has another owner.
+    return connection.detach(), job, streams
+
+
+def _next_job(listener, until):
+    """Returns the job and streams of the process that this is: a fork of the server. The server itself ends here."""
     poller = select.poll()
-    poller.register(sys.stdin, select.POLLIN)
-    children = {}
+    poller.register(listener, select.POLLIN)
+    poller.register(until, select.POLLIN)
+    # Descriptors: of a connection by that of its program, and the other way round.
+    connections, programs = {}, {}
     while True:
         for ready, _ in poller.poll():
-            if ready != sys.stdin.fileno():
-                pid = children.pop(ready)
-                poller.unregister(ready)
-                os.close(ready)
-                os.write(1, b"ended %d %d\n" % (pid, os.waitpid(pid, 0)[1]))
-                continue
-            # One at a time: who has sent it waits for its process id.
-            line = sys.stdin.readline().strip()
-            if not line:
+            if ready == until:
                 os._exit(0)
-            pid = os.fork()
-            if pid == 0:
-                for one in children:
+            elif ready in connections:
+                poller.unregister(ready)
+                _answer_end(ready, connections.pop(ready), poller, programs)
+            elif ready in programs:
+                # Who wanted it has gone.
+                poller.unregister(ready)
+                signal.pidfd_send_signal(programs.pop(ready), signal.SIGKILL)
+            else:
+                connection, job, streams = _accept(listener)
+                if job is None:
+                    os._exit(0)
+                pid = os.fork()
+                if pid == 0:
+                    listener.close()
+                    for one in {until, connection, *connections, *connections.values()}:
+                        os.close(one)
+                    return job, streams
+                for one in streams:
                     os.close(one)
-                return json.loads(line)
-            os.write(1, b"began %d\n" % pid)
-            child = os.pidfd_open(pid)
-            children[child] = pid
-            poller.register(child, select.POLLIN)
+                os.write(connection, b"%d\n" % pid)
+                program = os.pidfd_open(pid)
+                connections[program], programs[connection] = connection, program
+                poller.register(program, select.POLLIN)
+                poller.register(connection, select.POLLIN)
 
 
-def _become(job):
+def _answer_end(program, connection, poller, programs):
+    """Sends the wait status of a program that has ended, unless nobody wants it."""
+    status = os.waitid(os.P_PIDFD, program, os.WEXITED)
+    code = status.si_status << 8 if status.si_code == os.CLD_EXITED else status.si_status
+    if programs.pop(connection, None) is not None:
+        poller.unregister(connection)
+        with contextlib.suppress(OSError):
+            os.write(connection, b"%d\n" % code)
+    os.close(connection)
+    os.close(program)
+
+
+def _become(job, streams):
     """Turns this process into one that was started for the job."""
-    for number, stream in enumerate(job["streams"]):
-        descriptor = os.open(stream, os.O_WRONLY | os.O_APPEND if number else os.O_RDONLY)
-        os.dup2(descriptor, number)
-        os.close(descriptor)
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
     os.chdir(job["cwd"])
     os.environ.clear()
     os.environ.update(job["env"])
-    sys.argv = ["-c", *job["arguments"]]
+    sys.argv = job["arguments"]
     # As `python -c`: what is in the folder can be imported.
     sys.path[0] = ""
     if job["warning_filter"]:
         sys.warnoptions.append(job["warning_filter"])
         warnings.simplefilter(job["warning_filter"])
+    if job["program"] is None and sys.argv[0] == "-m":
+        runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
+        return
+    if job["program"] is None:
+        sys.path[0] = str(Path(sys.argv[0]).absolute().parent)
+        runpy.run_path(sys.argv[0], run_name="__main__")
+        return
     sys.modules["__main__"] = module = types.ModuleType("__main__")
     exec(compile(job["program"], "<string>", "exec"), module.__dict__)  # noqa: S102  # the programs of our tests
 
 
-if __name__ == "__main__":
-    for _name in sys.argv[1:]:
-        importlib.import_module(_name)
+def _serve(name, until, modules):
+    """Listens in a process of its own; returns in each program's process."""
+    listener = socket.socket(socket.AF_UNIX)
+    try:
+        listener.bind(f"\0{name}")
+    except OSError:  # Another server has the name.
+        os._exit(0)
+    listener.listen(100)
+    if os.fork():
+        os._exit(0)
+    ends = os.pidfd_open(until)
+    for module in modules:
+        importlib.import_module(module)
     gc.freeze()  # No fork looks through what all of them have.
-    _become(_next_job())
+    _become(*_next_job(listener, ends))
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "--client":
+        _run_as(sys.argv[3], sys.argv[2], sys.argv[4:])
+    else:
+        _serve(sys.argv[1], int(sys.argv[2]), sys.argv[3:])

@@ -131,6 +131,8 @@ class RecordedDisk:
         path = Path(path)
         if folder is not None:
             path = Path(f"/proc/self/fd/{folder}").readlink() / path
+        if path.is_relative_to("/proc/self/fd"):  # An open file that is linked.
+            path = path.readlink()
         return str(path.relative_to(self.root)) if path.is_relative_to(self.root) else None
 
     def _number_of(self, descriptor) -> int:

@@ -23,7 +23,7 @@ from composer.models import ComposerClassifier
 from destinations import InMemory, RunDirectory
 from destinations.adapters.composer_logger import ComposerDestination, from_composer
 from destinations.testing import RecordingDestination
-from events import Callback, Event, Run, Trainer
+from events import Callback, Run, Trainer
 
 # Composer and its imports warn about their own code.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -238,15 +238,6 @@ def test_files_and_states_pass_through_the_wrapper(tmp_path):
     assert from_composer(theirs).state_dict() == {"n": 1}
     with pytest.raises(TypeError, match=r"must be a composer\.loggers\.LoggerDestination"):
         from_composer(InMemory())
-
-
-def test_the_docs_list_every_event_for_composer():
-    """Each row of the table has an entry for Composer."""
-    page = (ROOT / "docs" / "adapters.md").read_text(encoding="utf-8")
-
-    rows = [line for line in page.splitlines() if line.startswith("| `") and line.endswith("| the same |")]
-
-    assert len(rows) == len(Event)
 
 
 class LogsAtEnds(TheirCallback):

@@ -1,7 +1,5 @@
 """Tests the state of a run: complete from its name alone, placed by the environment, stopped on request."""
 
-import copy
-import pickle
 from datetime import timedelta
 from types import SimpleNamespace
 
@@ -280,17 +278,3 @@ def test_the_seed_of_rank_0_and_whether_the_model_is_divided_are_known():
     state.rank, state.seed = 3, 20
 
     assert state.rank_zero_seed == 17
-
-
-@pytest.mark.parametrize(
-    ("name", "hint"),
-    [("state_dict", "CheckpointSaver"), ("previous_timestamp", "Interval"), ("lodel", "has no 'lodel'")],
-)
-def test_missing_attributes_of_a_state_are_named(name, hint):
-    """The error says what to use where that is known; `hasattr` and copies are as ever."""
-    state = State("mine")
-
-    with pytest.raises(AttributeError, match=hint):
-        getattr(state, name)
-    assert not hasattr(state, name)
-    assert copy.copy(state).run_name == pickle.loads(pickle.dumps(state)).run_name == "mine"  # noqa: S301  # ours

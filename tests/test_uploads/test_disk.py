@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from uploads.disk import (
+    IrregularFileError,
     closing,
     crc32_of_both,
     end_of_last_line,
@@ -188,3 +189,14 @@ def test_short_reads_are_continued(tmp_path, monkeypatch):
         assert read_at(descriptor, 50, 3) == content[3:53]
         assert read_at(descriptor, 50, len(content) - 2) == b"rn"
         assert end_of_last_line(descriptor, len(content)) == len(content) - 4
+
+
+def test_a_file_above_the_limit_is_not_read(tmp_path, monkeypatch):
+    """Its size says enough; reading it up to the limit would take a second."""
+    path = tmp_path / "huge"
+    path.touch()
+    os.truncate(path, 1 << 40)
+    monkeypatch.setattr(os, "read", None)
+
+    with pytest.raises(IrregularFileError, match="larger than 32 MiB"):
+        read_regular(path)

@@ -1,18 +1,15 @@
 """Many files, large files and a jumping clock: memory is bounded, and order is kept."""
 
 import ast
-import gc
-import itertools
 import os
 import pathlib
-import sys
 import time
 import tracemalloc
 
 import pytest
 
 import uploads
-from tests.servers.stores import MemoryStore, StoreThatFails, StoreThatWaits
+from tests.servers.stores import MemoryStore, StoreThatFails
 from uploads import RetryPolicy, UploadState
 from uploads.errors import TransientStoreError
 from uploads.spool.spool import Spool
@@ -32,61 +29,6 @@ class CountingStore(MemoryStore):
 
     def put(self, name, body, *, overwrite, notes=None):
         self.objects[name] = sum(len(chunk) for chunk in body.chunks())
-
-
-def _descriptors():
-    return len(list(pathlib.Path("/proc/self/fd").iterdir()))
-
-
-def test_waiting_files_take_little_memory_and_no_descriptors(make_queue, make_file, gate):
-    """Each of four hundred entries that wait takes about a kilobyte of memory at most.
-
-    What was delivered takes none, so that the next four hundred need no more.
-
-    That is so of the first two thousand; those after them take fifty bytes, see test_reading. The benchmark
-    `scale` submits a hundred thousand.
-    """
-    source = make_file(content=b"x" * 1024)
-    queue = make_queue(StoreThatWaits(gate), workers=1)
-    queue.submit(source, "warm")  # This thread has its buffer now.
-    descriptors = _descriptors()
-    tracemalloc.start()
-    try:
-        for number in range(200):
-            queue.submit(source, f"before{number}")
-        gc.collect()
-        start = tracemalloc.get_traced_memory()[0]
-        for number in range(400):
-            queue.submit(source, f"first{number}")
-        gc.collect()
-        waiting = tracemalloc.get_traced_memory()[0]
-        opened = _descriptors()
-        gate.set()
-        drained = [_memory_when_drained(queue)]
-        for turn in range(2):
-            for number in range(400):
-                queue.submit(source, f"turn{turn}-{number}")
-            drained.append(_memory_when_drained(queue))
-    finally:
-        tracemalloc.stop()
-
-    assert (waiting - start) / 400 < 1100  # 750 and room for tables that grow.
-    # Python 3.12 never frees what was interned, as pathlib does with the names of files: 220 bytes.
-    interned = 250 if sys.version_info[:2] == (3, 12) else 0
-    # An entry that stayed would be 700, each time; a table, of Python itself too, grows once in a while.
-    grown = min(after - before for before, after in itertools.pairwise(drained))
-    assert grown / 400 < 350 + interned
-    assert opened < descriptors + 50  # Of the one in flight, of the flusher, of housekeeping.
-
-
-def _memory_when_drained(queue):
-    assert queue.drain(LIMIT_SECONDS).is_empty
-    assert queue._drainer.wait_idle(LIMIT_SECONDS)
-    queue._store.objects.clear()
-    queue._store.order.clear()
-    queue._store.puts.clear()
-    gc.collect()
-    return tracemalloc.get_traced_memory()[0]
 
 
 def test_a_file_larger_than_memory_is_streamed(make_queue, tmp_path):
@@ -185,7 +127,7 @@ def test_a_clock_that_jumps_orders_and_delays_nothing(make_queue, make_file, gat
 
 
 def test_the_wall_clock_is_read_for_people_only():
-    """Only the age of a file, the offset of a wrong clock for S3, and since when a lock is held come from it."""
+    """It only tells the age of a file, the offset of a wrong clock for S3, and since when a lock is held."""
     package = pathlib.Path(uploads.__file__).parent
     readers = sorted(
         path.relative_to(package).as_posix()
@@ -218,7 +160,7 @@ def test_a_spool_on_a_network_file_system_is_warned_of(tmp_path, caplog, kind, w
 
 
 def test_a_system_that_does_not_say_what_is_mounted_is_believed(tmp_path, caplog):
-    """Without a list of mounts nothing is said."""
+    """Without a list of mounts there is no warning."""
     Spool(tmp_path / "spool", mounts=tmp_path / "missing").create()
 
     assert [record for record in caplog.records if record.name == "uploads"] == []

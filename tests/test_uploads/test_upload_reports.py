@@ -1,9 +1,8 @@
-"""Reports about uploads are true: a forked child's, another process's, and a pointer's target."""
+"""Numbers of entries, uploads that depend on others, callbacks that raise, and arguments of waits."""
 
 import contextlib
 import logging
 import math
-import os
 import shutil
 import time
 
@@ -21,103 +20,7 @@ from uploads.spool.staging import DiskQuota, Stager, Submission
 LIMIT_SECONDS = 120
 
 
-def _in_child(act):
-    """Runs this in a forked child; returns when it has ended well."""
-    pid = os.fork()
-    if not pid:
-        code = 1
-        try:
-            act()
-            code = 0
-        finally:
-            os._exit(code)
-    assert os.waitpid(pid, 0)[1] == 0
-
-
-# A forked child.
-
-
-def test_closing_names_what_a_child_submitted(make_queue, make_file, gate):
-    """A child's file that the parent doesn't know yet is named and not called uploaded."""
-    queue = make_queue(StoreThatWaits(gate), timeouts=Timeouts(give_back_seconds=0.1))
-    source = make_file()
-    _in_child(lambda: queue.submit(source, "of the child"))
-
-    closed = queue.close(0)
-
-    assert closed.remaining == ("of the child",)
-
-
-def test_closing_delivers_what_a_child_submitted(make_queue, make_file):
-    """The parent's `close` uploads the child's file within its time limit."""
-    store = MemoryStore()
-    queue = make_queue(store, spool_bytes=1 << 20)
-    source = make_file()
-    _in_child(lambda: queue.submit(source, "of the child"))
-
-    assert queue.close(LIMIT_SECONDS).is_empty
-
-    assert store.objects == {"of the child": b"content"}
-    assert queue._quota._held_bytes == 0
-
-
-def test_a_large_file_of_a_child_that_rots_is_corrupt(make_queue, make_file, gate):
-    """A child has no thread for checksums, so it reads the bytes at once."""
-    store = StoreThatWaits(gate)
-    queue = make_queue(store, workers=1)
-    source = make_file(content=bytes(3 << 20))
-    _in_child(lambda: queue.submit(source, "of the child"))
-    [folder] = queue.spool.list_pending()
-    with (queue.spool.pending / folder / "data").open("r+b") as stream:
-        stream.write(b"rot")
-
-    gate.set()
-    queue.drain(LIMIT_SECONDS)
-
-    assert store.objects == {}
-    assert queue.spool.list_failed()[UploadState.CORRUPT] == [folder]
-
-
-def test_the_child_replaces_what_the_parent_submitted_before_it(make_queue, make_file, gate):
-    """The parent has submitted more files than the child knows.
-
-    The child's version of a name comes later all the same.
-    """
-    store = StoreThatWaits(gate)
-    queue = make_queue(store, workers=1)
-    old, new = make_file("old", b"old"), make_file("new", b"new")
-    queue.submit(old, "blocks")
-    store.started.acquire(timeout=LIMIT_SECONDS)
-    ready, go = os.pipe()
-    pid = os.fork()
-    if not pid:
-        os.read(ready, 1)  # Forked before, submits after.
-        queue.submit(new, "latest", overwrite=True)
-        os._exit(0)
-    for name in ("x", "y", "latest"):
-        queue.submit(old, name, overwrite=True)
-    os.write(go, b"x")
-    assert os.waitpid(pid, 0)[1] == 0
-    os.close(ready), os.close(go)
-
-    gate.set()
-    assert queue.drain(LIMIT_SECONDS).is_empty
-
-    assert store.objects["latest"] == b"new"
-
-
-def test_an_older_version_of_a_child_does_not_replace_a_newer_one(make_queue, make_file):
-    """The parent's newer version is delivered first, so the child's older one is dropped when it is found."""
-    store = MemoryStore()
-    queue = make_queue(store)
-    old, new = make_file("old", b"old"), make_file("new", b"new")
-    _in_child(lambda: queue.submit(old, "latest", overwrite=True))
-    queue.submit(new, "latest", overwrite=True).result(LIMIT_SECONDS)
-
-    assert queue.drain(LIMIT_SECONDS).is_empty
-
-    assert store.objects["latest"] == b"new"
-    assert [outcome.state for outcome in queue.spool.delivered()] == ["done", "superseded"]
+# Numbers.
 
 
 def test_sequence_numbers_continue_in_an_emptied_spool(make_queue, make_file):
@@ -130,7 +33,7 @@ def test_sequence_numbers_continue_in_an_emptied_spool(make_queue, make_file):
 
 
 def test_sequence_numbers_are_above_the_one_that_is_noted(make_queue, make_file, tmp_path):
-    """The noted number may come from a process that this one doesn't know."""
+    """An earlier process noted a number whose entries have left the spool."""
     (tmp_path / "spool").mkdir()
     (tmp_path / "spool/sequence").write_bytes(b"000000005000")
 
@@ -207,7 +110,7 @@ def test_an_upload_that_depends_on_a_failed_one_of_another_queue_is_refused(tmp_
 
 @pytest.fixture
 def left(tmp_path, make_file):
-    """A spool in which a pointer waits for a target of which it knows nothing any more."""
+    """A spool in which a pointer waits for a target that the spool has lost."""
     spool = Spool(tmp_path / "spool")
     spool.create()
     quota = DiskQuota(spool.path, spool_bytes=None, free_bytes=0, wait_seconds=0.0, clock=time.monotonic)
@@ -250,7 +153,7 @@ def test_an_upload_that_depends_on_an_object_in_the_store_is_put(left, make_queu
 
 
 class HandlerThatRaises(logging.Handler):
-    """As a handler that sends records to a service which is down."""
+    """It stands for a handler that sends records to a service that is down."""
 
     def emit(self, record):
         raise ConnectionError("the service is down")
@@ -294,7 +197,7 @@ def test_a_log_handler_that_raises_keeps_no_queue_from_its_start(make_queue, mak
 
 
 class Stop(BaseException):
-    """What is no Exception."""
+    """A BaseException that is no Exception."""
 
 
 @pytest.mark.parametrize("error", [ValueError, Stop, SystemExit])

@@ -1,8 +1,6 @@
 """A spool, drain or worker of one store never mixes in files for another store."""
 
 import json
-import os
-import signal
 import subprocess
 import sys
 import time
@@ -182,40 +180,6 @@ def test_a_worker_that_would_open_another_store_ends(waiting, tmp_path):
     assert done.returncode != 0
     assert "instead of s3://bucket/run: its environment differs" in answers.read_text()
     assert len(waiting.list_pending()) == 1
-
-
-def test_the_worker_of_a_killed_trainer_gets_nothing_of_a_new_one(
-    tmp_path, make_file, make_queue, moto, prefix
-):
-    """The old worker still runs, with a store that doesn't answer."""
-    dead = "s3://bucket/first?endpoint_url=http://127.0.0.1:9"
-    program = (
-        "import os, signal, sys\n"
-        "from uploads import UploadQueue\n"
-        f"queue = UploadQueue({dead!r}, spool=sys.argv[1], free_bytes=0)\n"
-        "queue.submit(sys.argv[2], 'checkpoint')\n"
-        "print(queue._drainer.pid, flush=True)\n"
-        "os.kill(os.getpid(), signal.SIGKILL)\n"
-    )
-    spool = tmp_path / "spool"
-    trainer = subprocess.run(
-        [sys.executable, "-c", program, str(spool), str(make_file())],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        timeout=LIMIT_SECONDS,
-        check=False,
-    )
-    assert trainer.returncode == -signal.SIGKILL
-    try:
-        with pytest.raises(SpoolUnusableError, match="entries for another store, s3://bucket/first"):
-            make_queue(moto.uri(prefix), spool=spool)
-        own = make_queue(moto.uri(prefix), spool=None)
-        own.submit(make_file("second", b"second"), "checkpoint").result(LIMIT_SECONDS)
-    finally:
-        os.kill(int(trainer.stdout), signal.SIGKILL)
-
-    assert moto.objects(prefix) == {"checkpoint": b"second"}
 
 
 def test_resume_asks_for_missing_options(make_queue, moto, prefix):

@@ -164,7 +164,7 @@ class Drain:
         self._schedule.add(folders, self._spool.is_pending)
 
     def rescan(self) -> None:
-        """Finds entries that were not announced, such as submissions of a forked child.
+        """Finds entries that were not announced.
 
         Raises:
             OSError: The spool cannot be listed.
@@ -307,8 +307,6 @@ class Drain:
         if outcome.state is UploadState.DONE:
             self._health.record_success()
             self._schedule.resume()
-            if entry.overwrite:
-                self._schedule.note_delivered(folder)
         return outcome
 
     def _ask_store(self, entry: Entry) -> DependencyState:
@@ -319,7 +317,7 @@ class Drain:
     def _superseded(self, folder: str, entry: Entry) -> bool:
         if not entry.overwrite:
             return False
-        newest = self._schedule.delivered_after(folder) or self._newer_that_waits(folder, entry)
+        newest = self._newer_that_waits(folder, entry)
         if newest is None:
             return False
         self._abort_upload(self._spool.pending / folder, is_retried=True)

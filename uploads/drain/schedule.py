@@ -58,7 +58,6 @@ class Schedule:
         self._delayed_keys: set[str] = set()
         self._held: dict[str, set[str]] = defaultdict(set)  # Identifier → keys that wait for it to settle.
         self._history = History()
-        self._delivered_versions = _Recent()  # Key → the newest folder that was delivered with overwrite.
         self._paused_until = float("-inf")
         self._is_probing = False
         self._is_probe_out = False
@@ -142,21 +141,6 @@ class Schedule:
         with self._changed:
             self._delayed_keys.add(key)
             heapq.heappush(self._delayed, (self._clock() + seconds, key))
-
-    def note_delivered(self, folder: str) -> None:
-        """Records that this version of a name is in the store, so that no older one overwrites it."""
-        with self._changed:
-            key = key_of(folder)
-            self._delivered_versions[key] = max(folder, self._delivered_versions.get(key) or "")
-
-    def delivered_after(self, folder: str) -> str | None:
-        """Returns the identifier of a newer version that was delivered already.
-
-        This happens because entries of a forked child may be found late.
-        """
-        with self._changed:
-            newest = self._delivered_versions.get(key_of(folder))
-            return identifier_of(newest) if newest is not None and newest > folder else None
 
     def settle(self, folder: str, *, failed: bool = False, replaced_by: str | None = None) -> None:
         """Removes an entry that has ended."""
@@ -302,7 +286,9 @@ class History:
 
     def __init__(self) -> None:
         self._failed: set[str] = set()
-        self._delivered = _Recent()
+        # Two generations, for half the memory of an `OrderedDict`.
+        self._delivered: set[str] = set()
+        self._delivered_before: set[str] = set()
         self._replaced_by: dict[str, str] = {}
         self._replaces: dict[str, list[str]] = {}
 
@@ -322,7 +308,9 @@ class History:
             if failed:
                 self._failed.add(older)
             else:
-                self._delivered[older] = ""
+                self._delivered.add(older)
+        if len(self._delivered) >= _RECENT:
+            self._delivered_before, self._delivered = self._delivered, set()
 
     def has_failed(self, identifier: str) -> bool:
         """Returns whether the entry, or the one that replaced it, failed."""
@@ -330,28 +318,8 @@ class History:
 
     def was_delivered(self, identifier: str) -> bool:
         """Returns whether the entry, or the one that replaced it, is known to have been delivered."""
-        return self._delivered.get(identifier) is not None
+        return identifier in self._delivered or identifier in self._delivered_before
 
     def current(self, identifier: str) -> str:
         """Returns the entry that replaced this one, or this one."""
         return self._replaced_by.get(identifier, identifier)
-
-
-class _Recent:
-    """A dictionary of the last 16,384 to 32,768 keys, in two generations.
-
-    Half the memory of an `OrderedDict`.
-    """
-
-    def __init__(self) -> None:
-        self._young: dict[str, str] = {}
-        self._old: dict[str, str] = {}
-
-    def __setitem__(self, key: str, value: str) -> None:
-        self._young[key] = value
-        if len(self._young) >= _RECENT:
-            self._old, self._young = self._young, {}
-
-    def get(self, key: str) -> str | None:
-        found = self._young.get(key)
-        return self._old.get(key) if found is None else found

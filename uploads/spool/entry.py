@@ -110,7 +110,7 @@ class Entry:
         overwrite: Whether an existing object may be replaced.
         size: Bytes.
         crc32: The CRC-32 of the bytes as they were copied; None if they were not read (a large copy, a
-            reflink, a rename).
+            reflink, a move).
         staging: "copied", "reflinked", "moved" or "linked".
         source: Path of the source, for people.
         after: Entries that must be in the store before this one: remote names by identifier.

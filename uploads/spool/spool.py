@@ -8,8 +8,7 @@
       status.json        the last status of the uploading process
       delivered.jsonl    one line per entry that has left the spool
       delivered.old.jsonl  the lines before those: `delivered.jsonl` is renamed to this at 16 MiB
-      staging.lock       held, shared, while an entry is staged
-      tmp/               entries being staged; removed when no process holds that lock
+      tmp/               entries being staged; removed when no process holds `queue.lock`
       spare/             empty folders of delivered entries, for the next ones; removed when the drain ends
       pending/SEQUENCE-NAMEKEY-IDENTIFIER/
         entry.json       the manifest
@@ -27,7 +26,7 @@
 
 A damaged file affects itself alone: it is quarantined or skipped, which is logged, and the rest is delivered.
 
-Methods may be called from any thread. Many processes may submit to a spool, one at a time may drain it.
+Methods may be called from any thread. One process at a time may submit to a spool, and one may drain it.
 Nothing is pickled, and there is no database: neither write-ahead logs nor memory maps are reliable on network
 file systems.
 """
@@ -52,26 +51,17 @@ from uploads.disk import (
     IRREGULAR,
     MOUNTS,
     PRIVATE_MODE,
-    acquire,
     append_line,
     boot_id,
     closing,
-    exists,
     file_system_of,
     fsync_path,
+    is_locked,
     is_network_file_system,
-    list_names,
-    mkdir,
     open_regular,
     read_json,
     read_regular,
-    rename,
-    replace_file,
     replace_json,
-    rmdir,
-    to_utf8,
-    try_lock,
-    unlink,
     write_new,
 )
 from uploads.errors import ManifestError, SpoolUnusableError, UploadError
@@ -107,7 +97,6 @@ _STAGED = re.compile(r"[0-9a-f]{32}")
 _FLUSHED_BY_CLOSE = {"nfs", "nfs4"}
 _IN_THE_WAY = {errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR, errno.EISDIR}
 _MAX_SPARES = 128
-_STAGING_LOCK_SECONDS = 0.1  # A sweep holds it for an instant.
 _MAX_LOOKS = 10  # An entry moves a few times in its life; one without a manifest is not looked for forever.
 FAILED_STATES = (UploadState.CONFLICT, UploadState.CORRUPT, UploadState.REJECTED)
 
@@ -148,7 +137,6 @@ class Spool:
         self._folders = (*self._active_places, self.failed, *self._entry_places[3:], self._spare, self.tmp)
         self.queue_lock = self.path / "queue.lock"
         self.drain_lock = self.path / "drain.lock"
-        self._staging_lock = self.path / "staging.lock"
         self.sequence_file = self.path / "sequence"
         self._delivered = self.path / "delivered.jsonl"
         self._delivered_before = self.path / "delivered.old.jsonl"
@@ -200,18 +188,11 @@ class Spool:
 
     def can_stage(self) -> bool:
         """Returns whether the folders for `staging` and `publish` exist."""
-        return exists(str(self.pending)) and exists(str(self.tmp))
+        return os.path.exists(self.pending) and os.path.exists(self.tmp)
 
     def exists(self) -> bool:
-        """Returns whether this is a spool, perhaps an incomplete one.
-
-        A folder `tmp/` alone could be anything, unless it contains staged files.
-        """
-        return (
-            self.pending.is_dir()
-            or read_json(self._description).get("format") == _FORMAT
-            or any(_is_staged_folder(path) for path in _children(self.tmp))
-        )
+        """Returns whether this is a spool, perhaps an incomplete one; a folder `tmp/` could be anything."""
+        return self.pending.is_dir() or read_json(self._description).get("format") == _FORMAT
 
     def check_owner(self, *, trust: bool = False) -> None:
         """Checks that no other user controls the spool: its folders are no symlinks and belong to this user.
@@ -290,7 +271,6 @@ class Spool:
         """Quarantines files of the wrong type, which their users could not open."""
         for path in (
             self.queue_lock,
-            self._staging_lock,
             self.drain_lock,
             self._status,
             self._description,
@@ -359,18 +339,13 @@ class Spool:
 
     @contextlib.contextmanager
     def staging(self) -> Iterator[Path]:
-        """Yields a new folder to stage an entry in; removes it at the end unless it was published.
-
-        Within the block `sweep_tmp` removes nothing, in any process.
-        """
-        with closing(open_regular(self._staging_lock, os.O_RDWR | os.O_CREAT)) as descriptor:
-            acquire(functools.partial(try_lock, descriptor, shared=True), _STAGING_LOCK_SECONDS)
-            folder = self.new_folder()
-            try:
-                yield folder
-            finally:
-                if exists(str(folder)) and not _holds_moved_file(folder):
-                    shutil.rmtree(folder, ignore_errors=True)
+        """Yields a new folder to stage an entry in; removes it at the end unless it was published."""
+        folder = self.new_folder()
+        try:
+            yield folder
+        finally:
+            if os.path.exists(folder):
+                shutil.rmtree(folder, ignore_errors=True)
 
     def new_folder(self) -> Path:
         """Creates a folder under `tmp/`; see `staging`."""
@@ -379,9 +354,9 @@ class Spool:
             self._spares.extend(self._list_spares())
         # There may be none, or another thread or process may have taken it.
         with contextlib.suppress(IndexError, OSError):
-            rename(self._spares.pop(), str(folder))
+            os.rename(self._spares.pop(), folder)
             return folder
-        mkdir(str(folder))
+        os.mkdir(folder, 0o700)
         return folder
 
     def _list_spares(self) -> list[str]:
@@ -391,14 +366,11 @@ class Spool:
         """Removes the empty folders of delivered entries that were not reused."""
         for spare in self._list_spares():
             with contextlib.suppress(OSError):  # Somebody took it meanwhile.
-                rmdir(spare)
+                os.rmdir(spare)
 
     def write_manifest(self, staged: Path, entry: Entry) -> None:
-        """Writes the manifest into a staged folder, or replaces it in one step."""
-        try:
-            write_new(f"{staged}/{MANIFEST_FILE}", entry.to_text())
-        except FileExistsError:
-            replace_file(staged / MANIFEST_FILE, to_utf8(entry.to_text()), mode=PRIVATE_MODE)
+        """Writes the manifest into a staged folder."""
+        write_new(f"{staged}/{MANIFEST_FILE}", entry.to_text())
 
     def publish(self, staged: Path, entry: Entry, *, to_disk: bool) -> None:
         """Makes a staged folder, with data and manifest, pending by one rename.
@@ -411,53 +383,36 @@ class Spool:
         if to_disk:
             fsync_entry(staged)
         place = f"{self.pending}/{entry.folder}"
-        rename(str(staged), place)
+        os.rename(staged, place)
         if to_disk:
             try:
                 fsync_path(self.pending)
             except OSError as error:
                 try:
-                    rename(place, str(staged))
+                    os.rename(place, staged)
                 except FileNotFoundError:  # It is being uploaded and can no longer be refused.
                     log_error("cannot sync the name of %s: %s", place, error.strerror)
                 else:
                     raise
 
-    def list_half_staged(self) -> list[Path]:
-        """Returns folders that dead processes left in `tmp/`; nothing while any process is staging.
+    def list_half_staged(self, *, is_owner: bool = False) -> list[Path]:
+        """Returns folders that dead processes left in `tmp/`; nothing while a live process may be staging.
 
-        The kernel releases the lock of a dead process; process ids and host names are reused.
+        Args:
+            is_owner: Whether the caller holds `queue.lock`, and nothing is being staged.
         """
-        # Listed before the lock is tried, so that no newly staged folder is among them. Anything else in a
-        # folder of this name may be the user's.
+        # Listed before the lock is looked at, so that no newly staged folder is among them. Anything else in
+        # a folder of this name may be the user's.
         found = [path for path in _children(self.tmp) if _is_staged_folder(path)]
-        if not found:
-            return []
-        try:
-            with closing(open_regular(self._staging_lock, os.O_RDWR | os.O_CREAT)) as descriptor:
-                return found if try_lock(descriptor) else []
-        except OSError:
-            return []  # It is unknown whether a process is staging.
+        return found if is_owner or not is_locked(self.queue_lock) else []
 
-    def sweep_tmp(self) -> int:
-        """Removes half-staged files of dead processes; returns their number.
-
-        A file that had been moved here exists nowhere else: its entry is complete, and becomes pending.
-        """
-        swept = 0
+    def sweep_tmp(self, *, is_owner: bool = False) -> int:
+        """Removes half-staged files of dead processes; returns their number. See `list_half_staged`."""
         self.remove_spares()
-        for folder in self.list_half_staged():
-            try:
-                entry = _moved_entry(folder)
-            except ManifestError as error:  # It may hold a moved file that exists nowhere else.
-                self.quarantine(folder, str(error))
-                continue
-            if entry is not None:
-                self._move_entry(folder, self.pending / entry.folder)
-                continue
+        found = self.list_half_staged(is_owner=is_owner)
+        for folder in found:
             shutil.rmtree(folder, ignore_errors=True)
-            swept += 1
-        return swept
+        return len(found)
 
     def last_sequence(self) -> int:
         """Returns the highest sequence number in the spool; 0 in an empty one."""
@@ -521,7 +476,7 @@ class Spool:
 
     def is_pending(self, folder: str) -> bool:
         """Returns whether the entry is pending."""
-        return exists(f"{self.pending}/{folder}")
+        return os.path.exists(f"{self.pending}/{folder}")
 
     def list_done(self) -> list[str]:
         """Returns delivered entries whose line in `delivered.jsonl` is not written yet."""
@@ -534,7 +489,7 @@ class Spool:
     def place_of(self, folder: str) -> Path | None:
         """Returns where the entry is now; None once it has left the spool."""
         for place in self._entry_places * 2:  # A rename between two looks must not hide it.
-            if os.path.isdir(f"{place}/{folder}"):  # noqa: PTH112  # four times as fast as with Path
+            if os.path.isdir(f"{place}/{folder}"):
                 return place / folder
         return None
 
@@ -570,7 +525,7 @@ class Spool:
     def claim(self, folder: str) -> Path:
         """Pending → inflight. Raises FileNotFoundError if the entry was deleted."""
         place = self.inflight / folder
-        rename(f"{self.pending}/{folder}", str(place))
+        os.rename(f"{self.pending}/{folder}", place)
         return place
 
     def release(self, folder: str) -> None:
@@ -590,15 +545,15 @@ class Spool:
         place = self.inflight
         if outcome.state is UploadState.SUPERSEDED:
             # Noted first, so that it doesn't count as delivered after a crash.
-            place = self.pending if exists(f"{self.pending}/{folder}") else self.inflight
+            place = self.pending if os.path.exists(f"{self.pending}/{folder}") else self.inflight
             note_reason(place / folder, outcome)
         try:
-            rename(f"{place}/{folder}", f"{self.done}/{folder}")
+            os.rename(f"{place}/{folder}", f"{self.done}/{folder}")
         except FileNotFoundError:  # An earlier call may have moved it, and not written the log.
-            if not exists(f"{self.done}/{folder}"):
+            if not os.path.exists(f"{self.done}/{folder}"):
                 raise
         with contextlib.suppress(FileNotFoundError):
-            unlink(f"{self.done}/{folder}/{DATA_FILE}")
+            os.unlink(f"{self.done}/{folder}/{DATA_FILE}")
         self.log_delivered(folder, outcome)
 
     def withdraw(self, folder: str, outcome: Outcome, *, from_drain: bool = False) -> bool:
@@ -616,17 +571,17 @@ class Spool:
             try:
                 self.claim(folder)
             except FileNotFoundError:
-                if not (from_drain and exists(f"{self.inflight}/{folder}")):
+                if not (from_drain and os.path.exists(f"{self.inflight}/{folder}")):
                     return False
             # Noted first, so that it doesn't count as delivered after a crash.
             note_reason(self.inflight / folder, outcome)
             with contextlib.suppress(FileNotFoundError):
-                rename(f"{self.inflight}/{folder}", f"{self.done}/{folder}")
+                os.rename(f"{self.inflight}/{folder}", f"{self.done}/{folder}")
                 break
         else:
             return False
         with contextlib.suppress(FileNotFoundError):
-            unlink(f"{self.done}/{folder}/{DATA_FILE}")
+            os.unlink(f"{self.done}/{folder}/{DATA_FILE}")
         with contextlib.suppress(OSError):  # The disk may be full; the next drain logs it.
             self.log_delivered(folder, outcome)
         return True
@@ -651,11 +606,11 @@ class Spool:
         """
         place, spare = f"{self.done}/{folder}", f"{self._spare}/{folder}"
         with contextlib.suppress(OSError):
-            unlink(f"{place}/{MANIFEST_FILE}")
+            os.unlink(f"{place}/{MANIFEST_FILE}")
         try:
-            is_empty = not list_names(place)  # Notes on the entry may be left.
+            is_empty = not os.listdir(place)  # Notes on the entry may be left.
             if is_empty:
-                rename(place, spare)
+                os.rename(place, spare)
         except OSError:
             is_empty = False
         if not is_empty:
@@ -664,7 +619,7 @@ class Spool:
         self._spares.append(spare)
         if len(self._spares) > _MAX_SPARES:
             with contextlib.suppress(IndexError, OSError):  # Another process has the oldest.
-                rmdir(self._spares.popleft())
+                os.rmdir(self._spares.popleft())
 
     def _append_delivered(self, line: str) -> None:
         try:
@@ -743,7 +698,7 @@ class Spool:
             OSError: The other spool cannot be read.
         """
         other.create()
-        other.sweep_tmp()
+        other.sweep_tmp(is_owner=True)
         for folder in other.list_inflight():
             note_interruption(other.inflight / folder)
         other.recover()
@@ -837,30 +792,6 @@ def _entries(folder: Path) -> Iterator[str]:
         for item in listing:
             if is_entry_folder(item.name) and item.is_dir(follow_symlinks=False):
                 yield item.name
-
-
-def _moved_entry(staged: Path) -> Entry | None:
-    """Returns the entry in a folder under `tmp/` if its data was moved there before its process died.
-
-    Raises:
-        ManifestError: It has data and a damaged manifest.
-    """
-    try:
-        os.close(open_regular(staged / DATA_FILE))
-        text = read_regular(staged / MANIFEST_FILE)
-    except IRREGULAR as error:
-        raise ManifestError(str(error)) from error
-    except OSError:
-        return None
-    entry = Entry.parse(text)
-    return entry if entry.staging == "moved" else None
-
-
-def _holds_moved_file(staged: Path) -> bool:
-    """Returns whether a folder under `tmp/` has a file that could not be put back and exists nowhere else."""
-    with contextlib.suppress(ManifestError):
-        return _moved_entry(staged) is not None
-    return False
 
 
 def _is_object(text: bytes) -> bool:

@@ -1,14 +1,14 @@
 """Takes a file into the spool, so that the caller may rewrite, rename or delete it from then on.
 
-Runs in the caller's thread. A reflink or a rename takes the same short time for any size; a copy takes about
+Runs in the caller's thread. A reflink or a link takes the same short time for any size; a copy takes about
 as long as `cp`. The flusher checksums a file of 1 MiB or more later, unless the caller waits for the disk.
 
 A copy shows one state of the file, as far as that can be detected: size, mtime and ctime are the same before
 and after it. The kernel takes both times from a clock that ticks every 1 to 10 ms, so a write in the tick in
 which a copy begins would not show. A file that was written in the present tick is therefore copied in the
-next, unless it is moved (`move=True`), because its caller has given it up. A file below 1 MiB is read again
-and compared. Two kinds of changes are not detected: writes to a large file through a memory map, which need
-not change its times, and writes on a file system with coarser times, or times of another machine's clock.
+next. A file below 1 MiB is read again and compared. Two kinds of changes are not detected: writes to a large
+file through a memory map, which need not change its times, and writes on a file system with coarser times, or
+times of another machine's clock.
 """
 
 import contextlib
@@ -28,7 +28,6 @@ import attrs
 
 from uploads.disk import (
     READ_BYTES,
-    acquire,
     closing,
     copy_all,
     crc32_of,
@@ -36,14 +35,10 @@ from uploads.disk import (
     link_open,
     open_regular,
     reflink,
-    release_record_lock,
     remove_if,
-    rename,
-    rename_new,
-    try_record_lock,
 )
 from uploads.errors import InvalidSourceError, SpoolFullError, UnstableSourceError
-from uploads.messages import log_error, log_warning
+from uploads.messages import log_warning
 from uploads.names import MAX_NAME_BYTES
 
 from .entry import DATA_FILE, MAX_SEQUENCE, Entry, utc_now
@@ -56,7 +51,6 @@ __all__ = [
     "Stager",
     "Submission",
     "files_of",
-    "measure_to_move",
     "opened",
     "size_of",
     "stage_copy",
@@ -65,7 +59,6 @@ __all__ = [
 
 
 How = Literal["copy", "move", "link"]
-_Way = Literal["copy", "rename", "link"]
 
 _QUOTA_CHECK_SECONDS = 1.0  # Other processes use the disk too.
 _FILE_CLOCK = 5 if sys.platform == "linux" else time.CLOCK_REALTIME  # CLOCK_REALTIME_COARSE
@@ -73,15 +66,8 @@ _TICK_SECONDS = 0.001
 _MAX_TICKS = 20
 _DIGITS = 12  # As in the name of an entry's folder.
 _MAX_NOTED = 9 * 10 ** (_DIGITS - 1)  # We never write a larger number.
-_LOCK_SECONDS = 0.1
-_MAX_REPLACEMENTS = 20
 _MAX_ITEMS = 1_000_000  # A folder may show one file under any number of names, by symlinks.
-_NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
 _NO_DESCRIPTORS = {errno.EMFILE, errno.ENFILE}
-
-
-class _ReplacedError(Exception):
-    """Another file took the source's name before the opened one could be staged."""
 
 
 @attrs.frozen
@@ -195,10 +181,6 @@ class DiskQuota:
             self._held_bytes -= size
             self._changed.notify_all()
 
-    def forget_after_fork(self) -> None:
-        """Replaces the lock in a forked child: a thread that does not exist here may hold it."""
-        self._changed = threading.Condition()
-
     def _problem(self, size: int, *, adds_to_disk: bool) -> str | None:
         if self._spool_bytes is not None and self._held_bytes + size > self._spool_bytes:
             return (
@@ -214,17 +196,6 @@ class DiskQuota:
                     f"got {free} free and {size} more to store"
                 )
         return None
-
-
-@attrs.frozen
-class _Work:
-    """A file on its way into the spool; see the arguments of `Stager.stage`."""
-
-    identifier: str
-    submission: Submission
-    size: int
-    register: Callable[[Entry], None]
-    announce: Callable[[Entry], None]
 
 
 @attrs.define(eq=False, slots=False, repr=False)
@@ -245,7 +216,6 @@ class Stager:
         self._numbers = _SequenceCounter(self._spool.sequence_file, self._spool.last_sequence())
         # A signal handler may submit a file while this thread holds it.
         self._lock = threading.RLock()
-        self._is_child = False
 
     def stage(
         self,
@@ -271,79 +241,32 @@ class Stager:
             UnstableSourceError: The file kept changing.
             OSError: The spool could not be written.
         """
-        # The opened file is linked or copied; a file that has lost its name can't be linked.
-        for _ in range(_MAX_REPLACEMENTS):
-            with (
-                contextlib.suppress(_ReplacedError),
-                opened(submission.source, is_moved=submission.how == "move") as descriptor,
-            ):
-                return self._stage(_Work(identifier, submission, size, register, announce), descriptor)
-        raise UnstableSourceError(
-            f"{submission.source} was replaced while it was taken, {_MAX_REPLACEMENTS} times. "
-            "Submit it when its writer has closed it."
-        )
-
-    def _stage(self, work: _Work, descriptor: int) -> Entry:
-        source, is_moved = work.submission.source, work.submission.how == "move"
-        before = os.fstat(descriptor)
-        if is_moved and before.st_dev == self._spool.tmp.stat().st_dev:
+        with (
+            opened(submission.source, is_moved=submission.how == "move") as descriptor,
+            self._spool.staging() as folder,
+        ):
+            before = os.fstat(descriptor)
+            linked = _linked(submission, descriptor, folder / DATA_FILE)
+            self._quota.reserve(size, adds_to_disk=linked is None)
             try:
-                return self._publish(work, descriptor, "rename")
-            except OSError as error:
-                if error.errno != errno.EXDEV:  # Two mounts of one device, or two subvolumes.
-                    raise
-        # From another file system, a move is a copy.
-        entry = self._publish(work, descriptor, "link" if work.submission.how == "link" else "copy")
-        if is_moved:  # The entry is pending and can no longer be refused.
-            try:
-                is_removed = _same_bytes(before, os.fstat(descriptor)) and remove_if(
-                    source, is_open_file(descriptor)
+                staged = linked or stage_copy(
+                    submission.source, descriptor, folder / DATA_FILE, checksum=submission.to_disk
                 )
-            except OSError as error:
-                log_warning("%s was taken, but could not be removed: %s", source, error.strerror)
-            else:
-                if not is_removed:
-                    log_warning("%s was taken, and not removed: it was changed or replaced since", source)
-        return entry
-
-    def _publish(self, work: _Work, descriptor: int, how: _Way) -> Entry:
-        submission, size = work.submission, work.size
-        self._quota.reserve(size, adds_to_disk=how == "copy")
-        try:
-            with self._spool.staging() as folder:
-                data = folder / DATA_FILE
-                # A forked child has no flusher that would compute the checksum later.
-                checksum = submission.to_disk or self._is_child
-                staged = _staged(submission, descriptor, data, how, checksum=checksum)
                 if staged.size != size:  # It was changed or replaced since it was measured.
                     self._quota.release(size - staged.size)
                     size = staged.size
                 with self._lock:
-                    entry = self._entry(work.identifier, submission, staged)
-                    # The manifest comes first: if we die right after the rename below, the source is gone,
-                    # but the next queue finds a complete entry.
+                    entry = self._entry(identifier, submission, staged)
                     self._spool.write_manifest(folder, entry)
-                    try:
-                        if how == "rename":
-                            _rename(submission.source, descriptor, data)
-                            if not is_open_file(descriptor)(str(data)):  # Another file had taken the name.
-                                staged = _measure_moved(data, checksum=checksum)
-                                self._quota.release(size - staged.size)
-                                size = staged.size
-                                entry = attrs.evolve(
-                                    entry, size=size, crc32=staged.crc32, boot=self._boot_of(staged)
-                                )
-                                self._spool.write_manifest(folder, entry)
-                        work.register(entry)
-                        self._spool.publish(folder, entry, to_disk=submission.to_disk)
-                    except BaseException:
-                        if how == "rename":
-                            _put_back(data, submission.source)
-                        raise
-                    work.announce(entry)
-        except BaseException:
-            self._quota.release(size)
-            raise
+                    register(entry)
+                    self._spool.publish(folder, entry, to_disk=submission.to_disk)
+                    # It is pending and can no longer be refused.
+                    if submission.how == "move":
+                        _remove_moved(submission.source, descriptor, before)
+                    announce(entry)
+            except BaseException:
+                self._quota.release(size)
+                raise
         return entry
 
     def _entry(self, identifier: str, submission: Submission, staged: StagedData) -> Entry:
@@ -368,11 +291,6 @@ class Stager:
     def _boot_of(self, staged: StagedData) -> str:
         return "" if staged.crc32 is not None else self._spool.boot
 
-    def forget_after_fork(self) -> None:
-        """Replaces the lock in a forked child: a thread that does not exist here may hold it."""
-        self._lock = threading.RLock()
-        self._is_child = True
-
     def _next_sequence(self) -> int:
         sequence = self._numbers.next()
         if sequence > MAX_SEQUENCE:
@@ -383,11 +301,9 @@ class Stager:
 
 
 class _SequenceCounter:
-    """The sequence numbers of a spool, shared with children and later processes in the file `sequence`.
+    """The sequence numbers of a spool. The last one is noted in a file, for later processes.
 
-    A POSIX record lock, which a forked child doesn't share and which dies with its process, guards the file.
-    Without lock or file, numbers continue from the last one that this process knows, so that training never
-    waits for a stopped child. Not thread-safe.
+    Not thread-safe. If the file can't be used, numbers continue after the highest one in the spool.
 
     Args:
         path: The file.
@@ -395,52 +311,49 @@ class _SequenceCounter:
     """
 
     def __init__(self, path: Path, last: int) -> None:
-        # Drawn in one step, so that an interrupting signal handler gets another number.
-        self._own = itertools.count(last + 1)
-        self._descriptor = -1
-        with contextlib.suppress(OSError):
+        noted, self._descriptor = 0, -1
+        with contextlib.suppress(OSError, ValueError):
             self._descriptor = open_regular(path, os.O_RDWR | os.O_CREAT)
             weakref.finalize(self, os.close, self._descriptor)
+            noted = int(os.pread(self._descriptor, _DIGITS, 0))
+        # Drawn in one step, so that an interrupting signal handler gets another number.
+        self._numbers = itertools.count(max(last, noted if noted < _MAX_NOTED else 0) + 1)
 
     def next(self) -> int:
-        """Returns a number above all that any process has returned."""
-        noted = 0
-        has_lock = False
-        with contextlib.suppress(OSError, ValueError):  # No locks here, or no file.
-            has_lock = acquire(lambda: try_record_lock(self._descriptor), _LOCK_SECONDS)
-        try:
-            if has_lock:
-                with contextlib.suppress(OSError, ValueError):
-                    noted = int(os.pread(self._descriptor, _DIGITS, 0))
-            number = next(self._own)
-            if number <= noted < _MAX_NOTED:
-                self._own = itertools.count(noted + 1)
-                number = next(self._own)
-            if has_lock:
-                with contextlib.suppress(OSError):
-                    os.pwrite(self._descriptor, b"%0*d" % (_DIGITS, number), 0)
-        finally:
-            if has_lock:
-                release_record_lock(self._descriptor)
+        """Returns a number above all earlier ones."""
+        number = next(self._numbers)
+        with contextlib.suppress(OSError):
+            os.pwrite(self._descriptor, b"%0*d" % (_DIGITS, number), 0)
         return number
 
 
-def _staged(
-    submission: Submission, descriptor: int, target: Path, how: _Way, *, checksum: bool
-) -> StagedData:
-    """Copies or links an open file to the target, or only measures one that will be renamed."""
-    match how:
-        case "rename":
-            return measure_to_move(descriptor, checksum=checksum, crc32=submission.crc32)
-        case "link":
-            return stage_link(submission.source, descriptor, target, crc32=submission.crc32)
-    is_given_up = submission.how == "move"
-    return stage_copy(submission.source, descriptor, target, checksum=checksum, is_given_up=is_given_up)
+def _linked(submission: Submission, descriptor: int, target: Path) -> StagedData | None:
+    """Links an open file to the target; returns None if it is to be copied.
+
+    A file to move is linked too, and loses its old name once its entry is pending. Where files can't be
+    linked, they are copied: on FAT, without `/proc`, and a file to move from another file system.
+    """
+    if submission.how == "copy":
+        return None
+    try:
+        return stage_link(
+            submission.source,
+            descriptor,
+            target,
+            crc32=submission.crc32,
+            checksum=submission.to_disk or submission.how == "link",
+            staging="linked" if submission.how == "link" else "moved",
+        )
+    except InvalidSourceError:
+        if submission.how == "link":
+            raise
+    except OSError:
+        if os.path.lexists(target):  # A copy to a target that is a link already would overwrite the source.
+            raise
+    return None
 
 
-def stage_copy(
-    source: Path, descriptor: int, target: Path, *, checksum: bool = False, is_given_up: bool = False
-) -> StagedData:
+def stage_copy(source: Path, descriptor: int, target: Path, *, checksum: bool = False) -> StagedData:
     """Reflinks a file, or else copies it; the file must not change meanwhile.
 
     Args:
@@ -448,7 +361,6 @@ def stage_copy(
         descriptor: The same file, from `opened`.
         target: In the spool.
         checksum: Whether to read a large copy once more for its checksum.
-        is_given_up: Whether no writer is expected, so that the copy may begin in the tick of the last write.
 
     Raises:
         InvalidSourceError: Its file system does not know its size.
@@ -456,7 +368,7 @@ def stage_copy(
         OSError: The spool could not be written.
     """
     for _ in range(2):
-        before = _stat_between_writes(descriptor) if is_given_up else _wait_for_tick(descriptor)
+        before = _wait_for_tick(descriptor)
         if before is None:
             continue
         staged = _copy_once(descriptor, target, checksum=checksum)
@@ -472,29 +384,34 @@ def stage_copy(
     )
 
 
-def measure_to_move(descriptor: int, *, checksum: bool = False, crc32: int | None = None) -> StagedData:
-    """Measures an open file that will be renamed, without changing it.
-
-    Reads a small one for its checksum, unless the caller knows it.
-    """
-    size = os.fstat(descriptor).st_size
-    if crc32 is None and (checksum or size < READ_BYTES):
-        crc32 = crc32_of(descriptor)
-    return StagedData(size, crc32, "moved")
-
-
-def stage_link(source: Path, descriptor: int, target: Path, *, crc32: int | None = None) -> StagedData:
-    """Hard-links an open file, and reads it once for its checksum, unless the caller knows it.
+def stage_link(
+    source: Path,
+    descriptor: int,
+    target: Path,
+    *,
+    crc32: int | None = None,
+    checksum: bool = True,
+    staging: str = "linked",
+) -> StagedData:
+    """Hard-links an open file.
 
     A file that replaces the source meanwhile changes nothing. An in-place rewrite of the source changes the
     link too; the upload detects it.
 
+    Args:
+        source: The caller's file, for messages.
+        descriptor: The same file, from `opened`.
+        target: In the spool.
+        crc32: Its checksum, if the caller knows it, which saves reading the file.
+        checksum: Whether to read a file of 1 MiB or more for its checksum.
+        staging: "linked", or "moved" if it will lose its old name.
+
     Raises:
         InvalidSourceError: It is on another file system than the spool.
-        OSError: The spool could not be written.
+        OSError: The spool could not be written, or the file system has no hard links.
     """
     try:
-        _link(source, descriptor, target)
+        link_open(descriptor, target)
     except OSError as error:
         if error.errno != errno.EXDEV:
             raise
@@ -502,29 +419,9 @@ def stage_link(source: Path, descriptor: int, target: Path, *, crc32: int | None
             f"a source to link must be on the spool's file system, got {source}. Submit it without link=True."
         ) from error
     size = os.fstat(descriptor).st_size
-    return StagedData(size, crc32_of(descriptor) if crc32 is None else crc32, "linked")
-
-
-def _link(source: Path, descriptor: int, target: Path) -> None:
-    try:
-        link_open(descriptor, target)
-    except OSError as error:
-        if error.errno in {errno.EXDEV, *_NO_ROOM}:
-            raise
-        if os.fstat(descriptor).st_nlink == 0:
-            raise _ReplacedError from error
-    else:
-        return
-    place = source.resolve()  # No /proc here, as on macOS.
-    is_source = is_open_file(descriptor)
-    try:
-        target.hardlink_to(place)
-    except FileNotFoundError as error:
-        if is_source(str(place)):  # The folder in the spool is missing.
-            raise
-        raise _ReplacedError from error
-    if not is_source(str(target)):
-        raise _ReplacedError
+    if crc32 is None and (checksum or size < READ_BYTES):
+        crc32 = crc32_of(descriptor)
+    return StagedData(size, crc32, staging)
 
 
 def files_of(folder: Path, *, is_moved: bool = False) -> list[tuple[Path, str]]:
@@ -697,29 +594,12 @@ def _same_bytes(before: os.stat_result, after: os.stat_result) -> bool:
     return (before.st_size, before.st_mtime_ns) == (after.st_size, after.st_mtime_ns)
 
 
-def _rename(source: Path, descriptor: int, target: Path) -> None:
+def _remove_moved(source: Path, descriptor: int, before: os.stat_result) -> None:
+    """Removes the old name of a moved file if the file is the same, with the same bytes; or logs why not."""
     try:
-        rename(str(source), str(target))
-    except FileNotFoundError as error:
-        if is_open_file(descriptor)(str(source)):  # The folder in the spool is missing.
-            raise
-        raise _ReplacedError from error
-
-
-def _measure_moved(data: Path, *, checksum: bool) -> StagedData:
-    with opened(data, is_moved=True) as descriptor:
-        return measure_to_move(descriptor, checksum=checksum)
-
-
-def _put_back(data: Path, source: Path) -> None:
-    """Gives a moved file its name back; otherwise it stays in the spool."""
-    try:
-        if os.path.lexists(data):
-            rename_new(str(data), str(source))
+        is_removed = _same_bytes(before, os.fstat(descriptor)) and remove_if(source, is_open_file(descriptor))
     except OSError as error:
-        log_error(
-            "cannot put %s back to its place (%s); it stays in %s, and the next queue takes it from there",
-            source,
-            error.strerror,
-            data.parent,
-        )
+        log_warning("%s was taken, but could not be removed: %s", source, error.strerror)
+    else:
+        if not is_removed:
+            log_warning("%s was taken, and not removed: it was changed or replaced since", source)

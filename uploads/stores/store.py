@@ -12,7 +12,7 @@ from typing import Protocol, Self, runtime_checkable
 
 import attrs
 
-from uploads.disk import crc32_of, exists, open_regular
+from uploads.disk import crc32_of, open_regular
 from uploads.errors import BytesCorruptError, TransientStoreError
 
 __all__ = [
@@ -469,5 +469,5 @@ def with_checksum(store: Store, found: RemoteObject) -> RemoteObject:
 def abandon(store: Store, notes: Path) -> None:
     """Aborts the half-sent upload that `notes` describes, if there is one."""
     # The file first, because checking a protocol takes three times as long.
-    if exists(str(notes)) and isinstance(store, Resuming):
+    if os.path.exists(notes) and isinstance(store, Resuming):
         store.abandon(notes)

@@ -422,11 +422,6 @@ def _add_upkeep(commands: _Commands) -> None:
     parser.add_argument(
         "--again", action="store_true", help="send everything again, and replace the earlier copy"
     )
-    parser.add_argument(
-        "--abandoned",
-        action="store_true",
-        help="include rows that were abandoned when training resumed from an earlier step",
-    )
     parser = commands.add(
         "import",
         "importing.import_",

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from destinations.runs import (
     DatasetError,
@@ -95,8 +96,8 @@ def given_roots(options: argparse.Namespace, session: CommandContext) -> list[st
     return [part for part in re.split(rf"{os.pathsep}(?!//)", given) if part]
 
 
-def view_of(name: str, runs: Runs) -> RunView:
-    """Returns a view by its name.
+def view_of(name: str, runs: Runs) -> dict[str, Any]:
+    """Returns the fields of a saved view.
 
     Raises:
         UsageError: no root has such a view.
@@ -106,12 +107,12 @@ def view_of(name: str, runs: Runs) -> RunView:
         near = near_names(name, views) or tuple(views)[:5]
         offer = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
         raise UsageError(f"no view is called {name!r}.{offer} Views are saved on the page of the runs.")
-    return RunView.parse(views[name])
+    return views[name]
 
 
 def _take_view(options: argparse.Namespace, runs: Runs) -> None:
     """Adds a saved view to the options. Given options take precedence, and filters are combined."""
-    view = view_of(options.view, runs)
+    view = RunView.parse(view_of(options.view, runs))
     options.where = view.filter(options.where or "")
     options.archived = options.archived or view.archived is not False
     # Only the page has columns of the smallest and the largest value.

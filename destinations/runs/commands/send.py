@@ -34,7 +34,6 @@ def send(options: argparse.Namespace, session: CommandContext) -> int:
             options.to,
             follow=options.follow,
             again=options.again,
-            abandoned=options.abandoned,
             options=given,
             wait=session.wait,
             now=session.clock,

@@ -11,7 +11,6 @@ other file.
 
 import concurrent.futures
 import contextlib
-import functools
 import io
 import itertools
 import math
@@ -19,6 +18,7 @@ import os
 import pickletools
 import re
 import shutil
+import stat
 import uuid
 import zipfile
 import zlib
@@ -31,8 +31,8 @@ import attrs
 from destinations.runs.errors import CheckpointNotFoundError
 from destinations.runs.files import clean_text, number_of, read_object, read_object_file, whole_of
 from destinations.runs.run import RecordedRun
-from uploads import Store, UploadError, download_file, open_store
-from uploads.disk import ABSENT, IRREGULAR, crc32_of, fsync_path, open_regular, read_regular, rename_new
+from uploads import LocalStore, RemoteObject, Store, UploadError, download_file, open_store
+from uploads.disk import ABSENT, crc32_of, fsync_path, open_regular, rename_new
 
 __all__ = ["Checkpoint", "choose", "copy_checkpoint", "list_checkpoints"]
 
@@ -54,7 +54,7 @@ _STORE_THREADS = 8
 _BLOCKS_KEPT = 4
 _SUFFIXES = (".pt", ".pth", ".ckpt")
 
-# What `zipfile` raises for a file that is damaged, and for one that is hostile.
+# The errors that `zipfile` raises for damaged and for hostile files.
 _DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError)
 
 
@@ -104,15 +104,16 @@ def list_checkpoints(place: RecordedRun | str, warn: Callable[[str], None]) -> l
     else:
         folders, uris = ([], [place]) if "://" in place else ([Path(place)], [])
     found: dict[tuple[str, str], Checkpoint] = {}
-    for folder in folders:
-        for one in _in_folder(folder, warn):
-            found.setdefault(("local", one.name), one)
-    for uri in uris:
+    places: list[Path | str] = [*folders, *uris]
+    for where in places:
         try:
-            for one in _in_store(open_store(uri), warn):
-                found.setdefault((uri, one.name), one)
+            store = _Folder(where) if isinstance(where, Path) else open_store(where)
+            for one in _in_store(store, warn):
+                found.setdefault(("local" if isinstance(where, Path) else where, one.name), one)
+        except ABSENT:
+            continue
         except (UploadError, ValueError, ImportError, OSError) as error:
-            warn(f"cannot list the checkpoints in {uri}: {error}")
+            warn(f"cannot list the checkpoints in {where}: {error}")
     # A copy that is damaged has no step of its own.
     steps = {one.name: one.step for one in found.values() if one.step is not None}
 
@@ -169,7 +170,7 @@ def _best(checkpoints: list[Checkpoint], by: str | None, mode: str | None) -> Ch
         names = ", ".join(sorted({name for one in checkpoints for name in one.metrics})) or "no values at all"
         raise CheckpointNotFoundError(f"no checkpoint has a value of {metric!r}. They have {names}.")
     sign = 1.0 if mode == "max" else -1.0
-    # Of equal ones the older, which is the one that `CheckpointSaver` keeps.
+    # Among equal ones the older, because `CheckpointSaver` keeps that one.
     return max(known, key=lambda one: (sign * one.metrics[metric], -(one.step or 0)))
 
 
@@ -304,78 +305,49 @@ def _parent(uri: str) -> str:
     return f"{path.rpartition('/')[0]}{question}{query}"
 
 
-def _in_folder(folder: Path, warn: Callable[[str], object]) -> Iterator[Checkpoint]:
-    try:
-        names = sorted(path.name for path in folder.iterdir())
-    except (*ABSENT, ValueError):
-        return
-    except OSError as error:
-        warn(f"cannot list the checkpoints in {folder}: {error}")
-        return
-    pointers = [name for name in names if name.endswith(_POINTER_SUFFIX)][:_MAX_POINTERS]
-    pointed = _targets(pointers, lambda name: read_regular(folder / name, _MAX_POINTER_BYTES), warn)
-    for name in [name for name in names if _is_checkpoint(name)][:_MAX_CHECKPOINTS]:
-        path = folder / name
-        try:
-            descriptor = open_regular(path)
-        except (*ABSENT, *IRREGULAR):
-            continue
-        except OSError as error:
-            yield Checkpoint(clean_text(name), "local", clean_text(str(path)), 0, problem=str(error))
-            continue
-        try:
-            state = os.fstat(descriptor)
-            found = Checkpoint(clean_text(name), "local", clean_text(str(path)), state.st_size)
-            file = _File(state.st_size, functools.partial(_pread, descriptor))
-            yield _described(found, file, is_latest=name in pointed)
-        finally:
-            os.close(descriptor)
-    for name in [name for name in names if not name.startswith(".")][:_MAX_CHECKPOINTS]:
-        path = folder / name / _MANIFEST
-        try:
-            content = read_regular(path, _MAX_MANIFEST_BYTES)
-        except (*ABSENT, *IRREGULAR):
-            continue
-        except OSError as error:
-            yield Checkpoint(clean_text(name), "local", clean_text(str(path)), 0, problem=str(error))
-            continue
-        found = Checkpoint(clean_text(name), "local", clean_text(str(path)), len(content))
-        yield _in_shards(
-            found, content, functools.partial(_size_of, folder / name), is_latest=name in pointed
-        )
+class _Folder(LocalStore):
+    """A folder as a store, which lists its own files and those of sharded checkpoints in it."""
 
+    def list(self, prefix: str = "") -> Iterator[RemoteObject]:
+        del prefix
+        for path in sorted(self.root.iterdir()):
+            files = [path]
+            with contextlib.suppress(OSError):
+                if (path / _MANIFEST).is_file():
+                    files = sorted(path.iterdir())
+            for one in files:
+                with contextlib.suppress(OSError):
+                    state = one.lstat()
+                    if stat.S_ISREG(state.st_mode):
+                        yield RemoteObject(one.relative_to(self.root).as_posix(), state.st_size)
 
-def _size_of(folder: Path, name: str) -> int | None:
-    with contextlib.suppress(OSError):
-        return (folder / name).lstat().st_size
-    return None
-
-
-def _pread(descriptor: int, offset: int, count: int) -> bytes:
-    return os.pread(descriptor, count, offset)
+    def uri(self, name: str = "") -> str:
+        return str(self.root / name)
 
 
 def _in_store(store: Store, warn: Callable[[str], object]) -> list[Checkpoint]:
+    place = "local" if isinstance(store, _Folder) else "store"
     listed = list(itertools.islice(store.list(""), _MAX_LISTED + 1))
     if len(listed) > _MAX_LISTED:
         warn(
             f"{store.uri()} has more than {_MAX_LISTED:,} objects: none is read from {listed.pop().name!r} on"
         )
-    objects = [one for one in listed if "/" not in one.name][:_MAX_CHECKPOINTS]
+    listed = [one for one in listed if not one.name.startswith(".")]
+    objects = [one for one in listed if "/" not in one.name and one.name.endswith(_SUFFIXES)]
     manifests = [one for one in listed if one.name.count("/") == 1 and one.name.endswith(f"/{_MANIFEST}")]
     sizes = {one.name: one.size for one in listed}
     pointers = [name for name in sizes if "/" not in name and name.endswith(_POINTER_SUFFIX)][:_MAX_POINTERS]
     small = [name for name in pointers if sizes[name] <= _MAX_POINTER_BYTES]
     pointed = _targets(small, lambda name: _read_at(store, name, 0, sizes[name]), warn)
 
-    def look(one: Any) -> Checkpoint:
-        found = Checkpoint(clean_text(one.name), "store", store.uri(one.name), one.size)
+    def look(one: RemoteObject) -> Checkpoint:
+        found = Checkpoint(clean_text(one.name), place, clean_text(store.uri(one.name)), one.size)
         file = _File(one.size, lambda offset, count: _read_at(store, one.name, offset, count))
         return _described(found, file, is_latest=one.name in pointed)
 
-    def look_at_shards(one: Any) -> Checkpoint:
+    def look_at_shards(one: RemoteObject) -> Checkpoint:
         folder = one.name.partition("/")[0]
-        found = Checkpoint(clean_text(folder), "store", store.uri(one.name), one.size)
+        found = Checkpoint(clean_text(folder), place, clean_text(store.uri(one.name)), one.size)
         try:
             content = _read_at(store, one.name, 0, min(one.size, _MAX_MANIFEST_BYTES))
         except UploadError as error:
@@ -385,12 +357,8 @@ def _in_store(store: Store, warn: Callable[[str], object]) -> list[Checkpoint]:
         )
 
     with concurrent.futures.ThreadPoolExecutor(_STORE_THREADS) as threads:
-        files = threads.map(look, [one for one in objects if _is_checkpoint(one.name)])
+        files = threads.map(look, objects[:_MAX_CHECKPOINTS])
         return [*files, *threads.map(look_at_shards, manifests[:_MAX_CHECKPOINTS])]
-
-
-def _is_checkpoint(name: str) -> bool:
-    return name.endswith(_SUFFIXES) and not name.startswith(".")
 
 
 def _targets(

@@ -470,9 +470,9 @@ class _Compaction:
         found: dict[str, Iterable[Mapping[str, Any]]] = {}
         try:
             with opened(item.run) as run:
-                if run.record.problem is not None:
-                    # Found out only when its rows were downloaded.
-                    raise RunsError(run.record.problem)  # noqa: TRY301  # handled below like the others
+                if problems := run.problems():
+                    # A scan reads no rows, and downloads none.
+                    raise RunsError("; ".join(problems))  # noqa: TRY301  # handled below like the others
                 points = 0
                 for batch in values_of(run, item.run_id, item.part):
                     points += len(batch)

@@ -628,6 +628,10 @@ class Dataset(Runs):
             wanted = wanted.run_id
         return super()._find(str(wanted))
 
+    def many(self, wanted: Iterable[Path | str]) -> dict[Path | str, RecordedRun]:
+        """Returns runs by their ids, without ids that are no runs."""
+        return {one: run for one in wanted if (run := self.get(one)) is not None}
+
     def _run(self, record: RunRecord) -> DatasetRun:
         return DatasetRun(self, record)
 

@@ -2,8 +2,7 @@
 
 import contextlib
 import re
-import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +11,11 @@ import attrs
 from destinations.history.sessions import SESSIONS
 from destinations.run_directory import RunDirectory
 from destinations.run_directory.layout import ENVIRONMENT, SIDECAR, label_name, strict_json
-from destinations.runs.move.ledger import BusyError, ReadPosition, SendingError, SentLedger, read_ledger
+from destinations.runs.files import folder_lock
+from destinations.runs.move.ledger import ReadPosition, SendingError, SentLedger, read_ledger
 from destinations.runs.move.sink import DestinationSink, RecordClock
 from destinations.runs.move.stream import MoveReport, Record, Restart, SourceRun, Values
-from destinations.runs.send.targets import LEDGER, RunPlace, has_content, run_place
+from destinations.runs.send.targets import LEDGER, has_content, run_place
 from destinations.trackers.names import short_hash
 from destinations.trackers.target import SentRun
 from uploads.disk import read_json, replace_file
@@ -26,8 +26,6 @@ from .source import unique_id
 _ROW_SECONDS = 1.0
 # Version of the conversion: runs that an earlier version wrote are written again.
 _VERSION = 2
-# A process that locks a ledger soon writes into it which run it imports.
-_CLAIM_SECONDS = 10.0
 
 
 class _Directory(RunDirectory):
@@ -88,35 +86,7 @@ class Writer:
             return
         # Braces would be placeholders.
         name = re.sub(r"[{}]", "_", label_name(run.name)[:200]) or "run"
-        sent = SentRun(run.identity, name, Path(name))
-        given = {"run_id": run.run_id, "tags": run.tags, "notes": run.notes}
-        with self._claimed(sent, given) as (place, ledger):
-            self._write(run, stamp, place, ledger)
-
-    @contextlib.contextmanager
-    def _claimed(self, sent: SentRun, given: Mapping[str, Any]) -> Iterator[tuple[RunPlace, SentLedger]]:
-        """Locks the ledger of the run's folder, so that no other process writes the run; yields both.
-
-        Raises:
-            BusyError: another process holds the lock.
-            SendingError: the folder holds something else.
-        """
-        give_up_at = time.monotonic() + _CLAIM_SECONDS
-        with contextlib.ExitStack() as held:
-            while True:
-                place = run_place(self._root, sent, given, tracker=_Directory, folder=self._folder_of(sent))
-                place.check()
-                try:
-                    ledger = held.enter_context(SentLedger(place.ledger_path, sent.run_id, self._source))
-                    break
-                except SendingError as error:
-                    # Another process has just taken the folder, and is about to record its run there.
-                    owner = read_ledger(place.ledger_path).get("run_id")
-                    is_unknown = owner is None and not isinstance(error, BusyError)
-                    if owner == sent.run_id or is_unknown or time.monotonic() > give_up_at:
-                        raise
-                    time.sleep(0.02)
-            yield place, ledger
+        self._write(run, stamp, SentRun(run.identity, name, Path(name)))
 
     def _folder_of(self, sent: SentRun) -> Path:
         """Returns the folder whose ledger names the run, or else a new one with the run's name."""
@@ -130,30 +100,39 @@ class Writer:
             return next(folder for folder, owner in owners.items() if owner == sent.run_id)
         return beside if owners[plain] is not None or has_content(plain) else plain
 
-    def _write(self, run: SourceRun, stamp: dict[str, Any], place: RunPlace, ledger: SentLedger) -> None:
-        if ledger.state == "done" and ledger.facts == stamp:
-            self._report.unchanged += 1
-            return
-        if ledger.state == "done" and (place.folder / SESSIONS).exists():
-            raise SendingError(
-                f"run folder {str(place.folder)!r} was written to after it was imported. Move it "
-                "elsewhere to import the run again."
-            )
-        place.check_restart()
-        ledger.begin("")
-        place.restart()
-        clock = RecordClock()
-        failures = self._report.failure_count
-        with DestinationSink(run, place.make(clock), clock, self._report, place.make_beside(clock)) as sink:
-            sink.start_training()
-            sink.take(joined(run.read(run)))
-        self._finish(run, place.folder)
-        self._report.runs += 1
-        self._report.add(run)
-        # "failed" makes the next import try the run again.
-        failed = self._report.failure_count - failures
-        ledger.finish(ReadPosition(), {**stamp, "failed": failed} if failed else stamp)
-        self._folders[run.identity] = place.folder
+    def _write(self, run: SourceRun, stamp: dict[str, Any], sent: SentRun) -> None:
+        given = {"run_id": run.run_id, "tags": run.tags, "notes": run.notes}
+        with contextlib.ExitStack() as held:
+            # Until the ledger names the run, no other process may take the folder.
+            with folder_lock(self._root):
+                place = run_place(self._root, sent, given, tracker=_Directory, folder=self._folder_of(sent))
+                place.check()
+                ledger = held.enter_context(SentLedger(place.ledger_path, sent.run_id, self._source))
+                if ledger.state == "done" and ledger.facts == stamp:
+                    self._report.unchanged += 1
+                    return
+                if ledger.state == "done" and (place.folder / SESSIONS).exists():
+                    raise SendingError(
+                        f"run folder {str(place.folder)!r} was written to after it was imported. Move it "
+                        "elsewhere to import the run again."
+                    )
+                place.check_restart()
+                ledger.begin("")
+            place.restart()
+            clock = RecordClock()
+            failures = self._report.failure_count
+            with DestinationSink(
+                run, place.make(clock), clock, self._report, place.make_beside(clock)
+            ) as sink:
+                sink.start_training()
+                sink.take(joined(run.read(run)))
+            self._finish(run, place.folder)
+            self._report.runs += 1
+            self._report.add(run)
+            # "failed" makes the next import try the run again.
+            failed = self._report.failure_count - failures
+            ledger.finish(ReadPosition(), {**stamp, "failed": failed} if failed else stamp)
+            self._folders[run.identity] = place.folder
 
     def _finish(self, run: SourceRun, folder: Path) -> None:
         """Replaces the facts about this process with the source's facts about the run's process."""
@@ -197,4 +176,4 @@ def joined(records: Iterable[Record]) -> Iterator[Record]:
 
 
 def _place_of(row: Values) -> tuple[Any, ...]:
-    return row.step, row.epoch, row.rank, row.writer, row.branch
+    return row.step, row.epoch, row.rank, row.writer

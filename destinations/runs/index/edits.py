@@ -5,17 +5,15 @@ adds later appear too. Concurrent edits wait for each other if the file system s
 wins, unless it gives `based_on`.
 """
 
-import contextlib
-import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from destinations.run_directory.layout import EDITS, strict_json
 from destinations.runs.errors import EditError
-from destinations.runs.files import clean_text, read_object
-from uploads.disk import lock, read_regular, replace_file
+from destinations.runs.files import clean_text, folder_lock, read_object
+from uploads.disk import read_regular, replace_file
 
 __all__ = ["apply_edits", "edit_run", "edited"]
 
@@ -58,7 +56,7 @@ def edit_run(
         EditError: the folder is not writable, or another edit has changed a text of `based_on`.
     """
     try:
-        with _locked(run_dir):
+        with folder_lock(run_dir):
             data = edited(_content(run_dir / EDITS), own_tags, **changes) | {"updated_at": clock()}
             # `replace_file` would recreate the folder of a removed run.
             run_dir.stat()
@@ -118,18 +116,6 @@ def _content(path: Path) -> dict[str, Any]:
         return read_object(read_regular(path))
     except (FileNotFoundError, ValueError):
         return {}
-
-
-@contextlib.contextmanager
-def _locked(run_dir: Path) -> Iterator[None]:
-    # Locks the folder itself: that needs no further file, and the run's writer doesn't lock it.
-    fd = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        with contextlib.suppress(OSError):
-            lock(fd)
-        yield
-    finally:
-        os.close(fd)
 
 
 def _texts(value: Any) -> tuple[str, ...]:

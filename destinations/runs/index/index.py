@@ -443,9 +443,9 @@ class Index:
             yield run_id
             yield name
 
-    def ids_at(self, path: str) -> list[int]:
-        """Returns the id of the run at a path, if there is one."""
-        return list(self._ids([path]).values())
+    def ids_at(self, paths: Sequence[str]) -> list[int]:
+        """Returns the ids of the runs at some paths."""
+        return list(self._ids(paths).values())
 
     def all_ids(self) -> Iterator[tuple[str, Path]]:
         """Yields the id and the path of each run."""

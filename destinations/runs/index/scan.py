@@ -241,8 +241,6 @@ class Scanner:
         self._prefix = "/" if root == "/" else f"{root}/"
         self._known = known
         self._full = full
-        # Whether a single run is read; then its rows are compared with their checksums.
-        self._is_single = False
         self._disk = disk or FileSystem()
         self._clock_ns = clock_ns
         self._now = clock_ns() / 1e9 if now is None else now
@@ -308,7 +306,6 @@ class Scanner:
             state = self._disk.stat(self._prefix + path)
         except ABSENT:
             return None
-        self._is_single = True
         return self._read(path, state, self._has_writers) or self._classify(path, state)
 
     def own_tags(self, path: str) -> tuple[str, ...]:
@@ -506,7 +503,7 @@ class Scanner:
                 fields["summary"] = _last_values(base) or fields.get("summary", {})
             except (OSError, ValueError) as error:
                 problem = problem or f"{METRICS} cannot be read: {error}"
-        problem = problem or self._damage_of_rows(base, raw, is_ended=not flags)
+        problem = problem or self._damage_of_rows(base, raw)
         found = ScanChange(
             path,
             fields,
@@ -519,8 +516,8 @@ class Scanner:
         )
         return self._with_writers(found) if is_shared else found
 
-    def _damage_of_rows(self, base: str, raw: bytes, *, is_ended: bool = False) -> str | None:
-        """Returns which rows are missing according to a sidecar; None if none are."""
+    def _damage_of_rows(self, base: str, raw: bytes) -> str | None:
+        """Returns which rows are missing according to a sidecar; None if none are. Reads no rows."""
         if self._disk.exists(base + PIECES_STATE) and (problem := _damage_of_pieces(base)):
             return problem
         if not self._has_rows(base):
@@ -532,9 +529,7 @@ class Scanner:
                 return f"{METRICS} cannot be read: {error.strerror}"
             return f"{METRICS} is missing: its rows are lost"
         parts = _PARTS.search(raw)
-        if parts or (is_ended and self._is_single):
-            return _damage_of_rows(base, int(parts[1]) if parts else 0, is_ended=is_ended)
-        return None
+        return _damage_of_rows(base, int(parts[1])) if parts else None
 
     # Writers.
 
@@ -791,15 +786,13 @@ def _damage_of_pieces(run_dir: str) -> str | None:
     return "; ".join(lost[:_MOST_DAMAGES]) or None
 
 
-def _damage_of_rows(run_dir: str, parts: int, *, is_ended: bool) -> str | None:
-    from destinations.history.snapshot import damage_of_csvs, damage_of_parts
+def _damage_of_rows(run_dir: str, parts: int) -> str | None:
+    from destinations.history.snapshot import damage_of_rows
 
-    folder = Path(run_dir)
     try:
-        found = damage_of_parts(folder, parts, pages=is_ended) if parts else damage_of_csvs(folder)
-        return "; ".join(found[:_MOST_DAMAGES]) or None
+        return "; ".join(damage_of_rows(Path(run_dir), parts)[:_MOST_DAMAGES]) or None
     except (OSError, ValueError) as error:
-        return f"{PARTS_FOLDER if parts else METRICS} cannot be read: {error}"
+        return f"{PARTS_FOLDER} cannot be read: {error}"
 
 
 def _last_values(run_dir: str, problems: list[str] | None = None) -> dict[str, float]:

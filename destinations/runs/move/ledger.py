@@ -39,7 +39,7 @@ class ReadPosition:
 
     Attributes:
         rows: the `Cursor` of each rank, as JSON.
-        lines: number of lines read, by index file and file of abandoned rows.
+        lines: number of lines read, by index file.
         writers: the same for named writers, by name.
     """
 

@@ -70,9 +70,8 @@ class DestinationSink:
     Records of a kind that the destination ignores are counted as left out.
 
     If the run has several ranks or named writers, `make` gives each a destination of its own. Without it, the
-    metrics of rank 1 are named `rank1/loss`, the metrics and records of a writer `eval/loss`, and the metrics
-    of a branch `abandoned/BRANCH/loss`. If metrics of the trainer already begin like that, an underscore is
-    added before the "/".
+    metrics of rank 1 are named `rank1/loss`, and the metrics and records of a writer `eval/loss`. If metrics
+    of the trainer already begin like that, an underscore is added before the "/".
 
     Args:
         run: the run.
@@ -96,8 +95,8 @@ class DestinationSink:
         self._make = make
         self._main = _Lane(run, 0, destination)
         self._lanes: dict[tuple[str, int], _Lane] = {}
-        self._prefixes: dict[tuple[str, int, str], str] = {}
-        self._last: dict[tuple[str, int, str], tuple[int | None, float | None]] = {}
+        self._prefixes: dict[tuple[str, int], str] = {}
+        self._last: dict[tuple[str, int], tuple[int | None, float | None]] = {}
         self._unflushed_records = self._unflushed_bytes = 0
         self._supported = {kind.name for kind in KINDS if _supports(destination, kind.method)}
         self._supported -= set() if destination.can_upload_files() else {ARTIFACT.name}
@@ -180,17 +179,16 @@ class DestinationSink:
             lane = self._begin(writer, rank, _Lane(about, rank, self._make(about, writer, rank)))
         return lane or self._main
 
-    def _prefix(self, lane: _Lane, writer: str, rank: int, branch: str = "") -> str:
+    def _prefix(self, lane: _Lane, writer: str, rank: int) -> str:
         """Returns the prefix for names; "" if the rank or writer has a lane of its own."""
-        key = (writer, rank, branch) if lane is self._main else ("", 0, branch)
+        key = (writer, rank) if lane is self._main else ("", 0)
         if key not in self._prefixes:
             self._prefixes[key] = self._prefix_of(*key)
         return self._prefixes[key]
 
-    def _prefix_of(self, writer: str, rank: int, branch: str) -> str:
+    def _prefix_of(self, writer: str, rank: int) -> str:
         parts = [writer] if writer else []
         parts += [f"rank{rank}"] if rank else []
-        parts += ["abandoned", branch] if branch else []
         names = self._run.names() if parts else ()
         while parts and any(name.startswith(f"{parts[0]}/") for name in names):
             parts[0] += "_"
@@ -213,13 +211,13 @@ class DestinationSink:
             self._report.left_out["metrics"] += 1
             return
         lane = self._lane_of(row.writer, row.rank)
-        prefix = self._prefix(lane, row.writer, row.rank, row.branch)
+        prefix = self._prefix(lane, row.writer, row.rank)
         step, metrics = self._move_to(row, lane, row.epoch), row.metrics
         if row.epoch is not None and not float(row.epoch).is_integer():
             metrics = {**metrics, "epoch": row.epoch}
         if prefix:
             metrics = {f"{prefix}{name}": value for name, value in metrics.items()}
-        key = row.writer, row.rank, row.branch
+        key = row.writer, row.rank
         if self._last.get(key) == (row.step, row.epoch):
             # A second row of the same step. After state_dict(), a destination doesn't merge it into the
             # first.

@@ -19,9 +19,9 @@ from destinations.kinds import KINDS, indexes, kind_of_line
 from destinations.kinds.artifacts import ARTIFACTS_INDEX
 from destinations.kinds.line import Line
 from destinations.kinds.media import MEDIA_INDEX
-from destinations.run_directory.layout import ABANDONED_FOLDER, SIDECAR, column_of, label_name
+from destinations.run_directory.layout import SIDECAR, column_of, label_name
 from destinations.runs.content.rank_reader import RankReader
-from destinations.runs.content.sources import Branch, branches_of, ranks_of
+from destinations.runs.content.sources import ranks_of
 from destinations.runs.errors import RunNotFoundError
 from destinations.runs.files import json_lines, number_of, read_object_file, whole_of
 from destinations.runs.run import RecordedRun
@@ -46,7 +46,6 @@ class StoredRun:
     Args:
         run: the run.
         position: where reading begins, updated when it ends. Default: the beginning.
-        abandoned: whether to read abandoned branches too.
 
     Attributes:
         source: the run as a source.
@@ -55,15 +54,12 @@ class StoredRun:
         is_over: whether to use the recorded status of the run; otherwise the status is "preempted".
     """
 
-    def __init__(
-        self, run: RecordedRun, position: ReadPosition | None = None, *, abandoned: bool = False
-    ) -> None:
+    def __init__(self, run: RecordedRun, position: ReadPosition | None = None) -> None:
         self.run = run
         self.settled_at: float | None = None
         self.is_over = True
         self._path = run.record.path
         self._position = ReadPosition() if position is None else position
-        self._abandoned = abandoned
         self.source = _source_of(run)
         self.source.read = lambda _: self._read()
         self.source.names = lambda: _names_of_trainer(self._path)
@@ -79,10 +75,7 @@ class StoredRun:
         _update(self.source, self.run, is_over=self.is_over)
 
     def _read(self) -> Iterator[Record]:
-        found = records_of(
-            self._path, self._position, self.settled_at, abandoned=self._abandoned, about=self.source
-        )
-        for record in found:
+        for record in records_of(self._path, self._position, self.settled_at, about=self.source):
             if record.writer and record.writer not in self.source.writers:
                 self.refresh()
             yield record
@@ -138,7 +131,6 @@ def records_of(
     position: ReadPosition,
     settled_at: float | None = None,
     *,
-    abandoned: bool = False,
     about: SourceRun | None = None,
 ) -> Iterator[Values | Logged]:
     """Yields the records of all writers after a position, oldest first, and updates the position.
@@ -148,7 +140,6 @@ def records_of(
         position: updated when the iteration ends.
         settled_at: the current time, for a live run: calls of the last seconds wait for their remaining
             lines.
-        abandoned: whether to yield abandoned rows too.
         about: gets the problems. Default: they are logged.
 
     Raises:
@@ -162,7 +153,7 @@ def records_of(
         if stream.writer:
             own = positions[stream.writer] = ReadPosition(**position.writers.get(stream.writer, {}))
         reader = _StreamReader(stream, own, settled_at, about)
-        sources += [_reported(one, stream, problems) for one in reader.sources(abandoned=abandoned)]
+        sources += [_reported(one, stream, problems) for one in reader.sources()]
     yield from by_time(sources, operator.attrgetter("time"))
     position.writers |= {name: attrs.asdict(own) for name, own in positions.items()}
 
@@ -186,12 +177,10 @@ class _StreamReader:
         self._unknown = Counter[str]() if about is None else about.left_out
         self._lost = Counter[str]() if about is None else about.lost
 
-    def sources(self, *, abandoned: bool) -> list[Iterator[Values | Logged]]:
+    def sources(self) -> list[Iterator[Values | Logged]]:
         """Returns an iterator of records for each file."""
         ranks = dict.fromkeys([0, *ranks_of(self._folder)])
         found: list[Iterator[Values | Logged]] = [self._new_rows(rank) for rank in ranks]
-        if abandoned:
-            found += [self._abandoned_rows(branch) for branch in branches_of(self._folder)]
         *parents, (_, chain) = lineage(self._folder)
         for path, of_parent in parents:
             found += [self._new_lines(path / name, of_parent, f"{path.name}/") for name in indexes()]
@@ -210,22 +199,11 @@ class _StreamReader:
                 raise RewoundError
         self._position.rows = {**self._position.rows, str(rank): reader.cursor.to_json()}
 
-    def _abandoned_rows(self, branch: Branch) -> Iterator[Values]:
-        key = f"{ABANDONED_FOLDER}/{branch.rank}.{branch.name}"
-        if key in self._position.lines:
-            return
-        count = 0
-        for row in itertools.chain.from_iterable(file.rows() for file in branch.files()):
-            count += 1
-            if row.metrics:
-                yield self._values_of(row, branch.rank, branch.name)
-        self._position.lines[key] = count
-
-    def _values_of(self, row: MetricRow, rank: int, branch: str = "") -> Values:
+    def _values_of(self, row: MetricRow, rank: int) -> Values:
         metrics = row.metrics
         if not _NAMES.keys().isdisjoint(metrics):
             metrics = {_NAMES.get(name, name): value for name, value in metrics.items()}
-        return Values(metrics, row.step, row.time, row.epoch, rank, self._writer, branch)
+        return Values(metrics, row.step, row.time, row.epoch, rank, self._writer)
 
     def _new_lines(self, path: Path, chain: Chain, prefix: str = "") -> Iterator[Logged]:
         """Yields the records of an index; a prefix marks a parent's index."""

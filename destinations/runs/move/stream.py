@@ -32,7 +32,6 @@ class Values:
         epoch: possibly fractional.
         rank: the rank that logged them.
         writer: the named writer that logged them; "" for the trainer.
-        branch: the abandoned branch that they belong to; "" for the run itself.
     """
 
     metrics: Mapping[str, float]
@@ -41,7 +40,6 @@ class Values:
     epoch: float | None = None
     rank: int = 0
     writer: str = ""
-    branch: str = ""
 
 
 @attrs.frozen

@@ -40,7 +40,6 @@ def send(
     *,
     follow: bool = False,
     again: bool = False,
-    abandoned: bool = False,
     options: Mapping[str, Any] | None = None,
     cache: str | os.PathLike[str] | None = None,
     wait: Callable[[float], None] = time.sleep,
@@ -60,7 +59,6 @@ def send(
             FOLDER, the run gets a subfolder with its name.
         follow: keep sending until the run ends, or until Ctrl-C.
         again: replace the earlier copy with a complete new one.
-        abandoned: include rows that were abandoned when training resumed from an earlier step; see `replay`.
         options: further arguments of the tracker's constructor.
         cache: folder for the ledgers of targets that are not folders. Default: the user's cache folder.
         wait: sleeps for a number of seconds.
@@ -77,14 +75,12 @@ def send(
     cache = Path(cache) if cache is not None else cache_folder().parent
     place = place_of(target, run.record, cache, options or {})
     place.check()
-    place.with_abandoned = abandoned
-    replays_abandoned = abandoned and not place.copies_abandoned
 
     def attempt(ledger: SentLedger, *, starts_over: bool) -> MoveReport:
         position = ReadPosition() if starts_over else ledger.position
-        facts = _facts_of(run, abandoned=abandoned)
+        facts = _facts_of(run)
         may_be_current = not starts_over and not follow
-        if may_be_current and _is_current(run, position, facts, ledger.facts, replays_abandoned):
+        if may_be_current and _is_current(run, position, facts, ledger.facts):
             return MoveReport(unchanged=1, position=position, is_over=not facts["is_alive"])
         clock = RecordClock()
         place.target.starts_over, place.target.earlier_id = starts_over, ledger.copy_id
@@ -102,7 +98,6 @@ def send(
             clock=clock,
             position=position,
             follow=follow,
-            abandoned=replays_abandoned,
             make=place.make_beside(clock),
             wait=wait,
             now=now,
@@ -110,8 +105,7 @@ def send(
         if report.failure_count == report.damaged:
             place.finish(run)
             # For a live run, store the earlier facts, so that later changes are sent next time.
-            is_known = follow and report.is_over
-            ledger.finish(report.position, _facts_of(run, abandoned=abandoned) if is_known else facts)
+            ledger.finish(report.position, _facts_of(run) if follow and report.is_over else facts)
         return report
 
     with SentLedger(place.ledger_path, run.record.run_id, place.name) as ledger:
@@ -126,7 +120,7 @@ def send(
                 starts_over = True
 
 
-def _facts_of(run: RecordedRun, *, abandoned: bool) -> dict[str, Any]:
+def _facts_of(run: RecordedRun) -> dict[str, Any]:
     """Returns a fingerprint of everything sent, except for rows and records."""
     try:
         now = run.reload()
@@ -137,17 +131,14 @@ def _facts_of(run: RecordedRun, *, abandoned: bool) -> dict[str, Any]:
         "status": now.status,
         "is_alive": now.is_written,
         "hyperparameters": zlib.crc32(given.encode()),
-        "abandoned": abandoned,
     }
 
 
 def _is_current(
-    run: RecordedRun, position: ReadPosition, facts: dict[str, Any], known: dict[str, Any], abandoned: bool
+    run: RecordedRun, position: ReadPosition, facts: dict[str, Any], known: dict[str, Any]
 ) -> bool:
-    """Returns whether the target has all rows, records and facts. It may have extra branches."""
-    if facts != {name: known.get(name) for name in facts} | (
-        {} if facts["abandoned"] else {"abandoned": False}
-    ):
+    """Returns whether the target has all rows, records and facts."""
+    if facts != {name: known.get(name) for name in facts}:
         return False
-    about = StoredRun(run, ReadPosition(**attrs.asdict(position)), abandoned=abandoned).source
+    about = StoredRun(run, ReadPosition(**attrs.asdict(position))).source
     return next(about.read(about), None) is None and not (about.problems or +about.lost)

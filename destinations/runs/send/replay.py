@@ -33,7 +33,6 @@ def replay(
     clock: RecordClock | None = None,
     position: ReadPosition | None = None,
     follow: bool = False,
-    abandoned: bool = False,
     make: MakeDestination | None = None,
     wait: Callable[[float], None] = time.sleep,
     now: Callable[[], float] = time.time,
@@ -44,7 +43,7 @@ def replay(
     same one here.
 
     A live run that is not followed ends as "preempted"; a killed run ends as "failed". `DestinationSink`
-    explains how metrics of other ranks, named writers and branches are named.
+    explains how metrics of other ranks and named writers are named.
 
     Args:
         run: the run to replay.
@@ -52,7 +51,6 @@ def replay(
         clock: the clock of the destination.
         position: where to start, updated in place. Default: the beginning.
         follow: keep replaying until the run ends.
-        abandoned: include rows that were abandoned when training resumed from an earlier step.
         make: makes a destination for another rank or a named writer, which then keeps its own names.
         wait: sleeps for a number of seconds.
         now: returns the time in seconds since 1970.
@@ -67,7 +65,7 @@ def replay(
             is closed.
     """
     report = MoveReport(runs=1, position=ReadPosition() if position is None else position)
-    stored = StoredRun(run, report.position, abandoned=abandoned)
+    stored = StoredRun(run, report.position)
     with DestinationSink(stored.source, destination, clock or RecordClock(), report, make) as sink:
         while True:
             started_at = now()

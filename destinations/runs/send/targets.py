@@ -18,8 +18,7 @@ import attrs
 
 from destinations.registry import trackers
 from destinations.run_directory import RunDirectory
-from destinations.run_directory.layout import ABANDONED_FOLDER, EDITS
-from destinations.runs.content.sources import branches_of
+from destinations.run_directory.layout import EDITS
 from destinations.runs.files import path_inside
 from destinations.runs.move.ledger import SendingError, TargetError, read_ledger
 from destinations.runs.move.sink import MakeDestination
@@ -27,10 +26,10 @@ from destinations.runs.move.stream import SourceRun
 from destinations.runs.own_files import FOLDERS, KNOWN
 from destinations.runs.record import RunRecord
 from destinations.runs.run import RecordedRun
-from destinations.runs.streams import Stream, streams_of, writers_of
+from destinations.runs.streams import streams_of, writers_of
 from destinations.trackers.names import short_hash
 from destinations.trackers.target import SentRun, Target
-from uploads.disk import DISK, closing, copy_all, is_locked, open_regular, replacement
+from uploads.disk import closing, copy_all, is_locked, open_regular, replacement
 
 _log = logging.getLogger("destinations")
 
@@ -78,17 +77,12 @@ class Place:
 
     Attributes:
         name: its name in messages and in the ledger.
-        with_abandoned: include abandoned rows.
     """
-
-    copies_abandoned = False
-    """`finish` copies the files of abandoned rows."""
 
     def __init__(self, kind: _Kind, target: Target, cache: Path) -> None:
         self.target = target
         self.run = target.run
         self.name = f"{kind.name}:{target.place}".rstrip(":")
-        self.with_abandoned = False
         self._kind = kind
         self._cache = cache
 
@@ -221,7 +215,6 @@ def has_content(folder: Path) -> bool:
 class RunPlace(FolderPlace):
     """A copy as a run folder."""
 
-    copies_abandoned = True
     own_folders = FOLDERS
 
     def make_beside(self, clock: Callable[[], float]) -> MakeDestination:
@@ -264,7 +257,7 @@ class RunPlace(FolderPlace):
                 )
 
     def finish(self, run: RecordedRun) -> None:
-        """Copies the environment and sessions of the original run, and the files of abandoned rows."""
+        """Copies the environment and sessions of the original run."""
         from destinations.history.sessions import SESSIONS, SESSIONS_FOLDER
         from destinations.run_directory.layout import ENVIRONMENT
 
@@ -273,8 +266,6 @@ class RunPlace(FolderPlace):
             names += [stream.prefix + ENVIRONMENT, stream.prefix + SESSIONS]
             documents = (stream.folder / SESSIONS_FOLDER).glob("*")
             names += [f"{stream.prefix}{SESSIONS_FOLDER}/{path.name}" for path in documents]
-            if self.with_abandoned:
-                self._copy_branches(stream)
         for name in names:
             try:
                 source = open_regular(path_inside(run.record.path, name))
@@ -286,21 +277,6 @@ class RunPlace(FolderPlace):
             (self.folder / name).parent.mkdir(exist_ok=True)
             with closing(source), replacement(self.folder / name) as copy:
                 copy_all(source, copy)
-
-    def _copy_branches(self, stream: Stream) -> None:
-        """Writes abandoned branches as files of their own, because the copy has a single session."""
-        for branch in branches_of(stream.folder):
-            rank = f".rank{branch.rank}" if branch.rank else ""
-            folder = self.folder / stream.prefix / ABANDONED_FOLDER
-            folder.mkdir(parents=True, exist_ok=True)
-            try:
-                for number, csv in enumerate(branch.files()):
-                    name = f"metrics{rank}.{branch.name}" + (f"_{number}" if number else "")
-                    with replacement(folder / f"{name}.csv") as copy:
-                        DISK.write(copy, b"".join([csv.header, *csv.chunks()]), 0)
-            except (OSError, ValueError) as error:
-                left_out = branch.path.relative_to(stream.run_dir)
-                _log.warning("left out %s of run %s: %s", left_out, stream.run_dir, error)
 
 
 class _RunFolder(Target):

@@ -2,7 +2,7 @@
 
 import { showCharts } from "./charts.js";
 import { showCompare } from "./compare.js";
-import { follow, isExported, serverInfo, watchChanges } from "./data.js";
+import { firstView, follow, isExported, serverInfo, watchChanges } from "./data.js";
 import { byId, el, fill, iconButton, isDark, remember, remembered, shorten, svg } from "./dom.js";
 import { showExplore } from "./explore.js";
 import { showMedia } from "./media.js";
@@ -52,7 +52,7 @@ function wordmark() {
     "a",
     { class: "wordmark", ...linkTo({ page: "runs", id: "" }), "aria-label": "destinations: all runs" },
     mark,
-    el("span", {}, "destinations"),
+    el("span", "destinations"),
   );
 }
 
@@ -88,8 +88,8 @@ function drawHeader() {
             ].join(" ")
           : (problem ?? "New rows appear automatically."),
       },
-      el("i", {}),
-      isExported ? "exported" : problem ? "offline" : "live",
+      el("i"),
+      el("span", isExported ? "exported" : problem ? "offline" : "live"),
     ),
     iconButton(isDark() ? "sun" : "moon", isDark() ? "Light" : "Dark", switchTheme, { id: "theme" }),
     iconButton("help", "Keys", showKeys, { id: "help" }),
@@ -109,11 +109,10 @@ function showKeys() {
   const dialog = el(
     "dialog",
     { class: "keys", "aria-label": "Keys" },
-    el("h2", {}, "Keys"),
+    el("h2", "Keys"),
     el(
       "dl",
-      {},
-      KEYS.map(([key, act]) => [el("dt", {}, key), el("dd", {}, act)]),
+      KEYS.map(([key, act]) => [el("dt", key), el("dd", act)]),
     ),
     el("button", { type: "button", class: "button", onclick: () => dialog.close() }, "Close"),
   );
@@ -143,7 +142,7 @@ function showPage() {
   leave = shown(main);
   main.prepend(problemOfView());
   // Sighted readers have the tab; the page of a run has the run's name as its heading.
-  if (state.page !== "run") main.prepend(el("h1", { class: "unseen" }, titleOf(state.page)));
+  if (state.page !== "run") main.prepend(el("h1.unseen", titleOf(state.page)));
   if (hadFocus && !main.contains(document.activeElement)) main.focus({ preventScroll: true });
 }
 
@@ -179,6 +178,7 @@ function arrived() {
 async function begin() {
   const theme = remembered("destinations-theme");
   if (theme === "dark" || theme === "light") document.documentElement.dataset.theme = theme;
+  if (!location.hash && firstView) history.replaceState(null, "", firstView);
   readUrl();
   onChange((changed) => {
     if (changed.has("page") || changed.has("id")) showPage();

@@ -1,5 +1,6 @@
 /** A chart of one metric: the lines or bands of runs, zoom, hovering, saving. */
 
+import { colorOf, colorOfBand, colorOfSlot, contextColor, faded, slotOf } from "./colors.js";
 import {
   nearest,
   outliersOf,
@@ -13,6 +14,7 @@ import {
 } from "./curves.js";
 import { readBands, readSeries, runInfo } from "./data.js";
 import {
+  button,
   debounce,
   download,
   el,
@@ -28,26 +30,19 @@ import {
   toCsv,
   toast,
 } from "./dom.js";
-import { clearPlot, drawPlot, faded, moveCursor, savePlot, turnToDraw } from "./plot.js";
-import {
-  colorOf,
-  colorOfBand,
-  colorOfSlot,
-  contextColor,
-  keepNumbers,
-  numbersOf,
-  state,
-  toggle,
-  update,
-  visibleRuns,
-} from "./state.js";
+import { clearPlot, drawPlot, moveCursor, putBeside, savePlot, turnToDraw } from "./plot.js";
+import { keepNumbers, numbersOf, state, toggle, update, visibleRuns } from "./state.js";
+import { View } from "./view.js";
 
 const POINTS = 1000;
 /** Points of all lines of a chart together: finer detail can't be seen and takes a second to draw. */
 const MOST_POINTS = 20000;
 const LEAST_POINTS = 200;
+/** Runs of one request, so that a chart of many shows its first curves early. */
+const RUNS_TOGETHER = 40;
 /** Charts of more lines leave out ranges and smoothing; spikes remain. */
 const MOST_RANGES = 10;
+const SAVED_AS = { png: "PNG", svg: "SVG", csv: "CSV of the points drawn" };
 const GROW_MS = 900;
 const MOST_NEIGHBOURS = 4;
 const MOST_LABELS = 10;
@@ -58,8 +53,6 @@ const BEYOND = 12;
 const MOST_RUNS = 200;
 /** The most lines of a chart of several metrics. */
 const MOST_LINES = 400;
-/** The dashes of named writers. */
-const WRITER_DASHES = ["longdash", "dashdot", "longdashdot"];
 
 /** The charts on screen, which share the cursor. */
 const shown = new Set();
@@ -109,6 +102,8 @@ export class MetricChart {
     this.drawing = null;
     this.question = 0;
     this.unit = 1;
+    /** What the card says while only some curves are there. */
+    this.progress = "";
     /** @type {any} The element of the plot, once the card has been in view. */
     this.plot = null;
     this.element = el("section", {
@@ -122,46 +117,34 @@ export class MetricChart {
   /** Fills the card when it first comes into view: most of thousands never do. */
   build() {
     const { metric } = this;
-    this.plot = el("div", { class: "plot" });
-    this.note = el("div", { class: "note" }, "Loading…");
+    this.plot = el("div.plot");
+    this.note = el("div.note", "Loading…");
     this.box = el("div", { class: "hover-box", hidden: true });
     this.furthest = el("p", { hidden: true });
-    this.foot = el("p", { class: "card-foot" });
-    this.badge = el("span", { class: "badge" });
+    this.foot = el("p.card-foot");
+    this.badge = el("span.badge");
     this.pinButton = iconButton("pin", "Pin", () => toggle("pin", metric));
     this.wideButton = iconButton("expand", "Enlarge", () => toggle("open", metric));
     const save = popover(
       [icon("download")],
       { class: "icon-button", title: "Save", "aria-label": `Save ${shorten(metric, 60)}` },
       (close) =>
-        [
-          ["png", "PNG"],
-          ["svg", "SVG"],
-          ["csv", "CSV of the points drawn"],
-        ].map(([kind, name]) =>
-          el(
-            "button",
-            {
-              type: "button",
-              class: "choice",
-              onclick: () => {
-                close();
-                this.save(kind);
-              },
-            },
-            name,
-          ),
-        ),
+        Object.entries(SAVED_AS).map(([kind, name]) => {
+          const save = () => {
+            close();
+            this.save(kind);
+          };
+          return button(name, save, { class: "choice" });
+        }),
     );
     fill(
       this.element,
       el(
-        "div",
-        { class: "card-head" },
+        "div.card-head",
         el(
           "h3",
           { title: shorten(metric, 300), dir: "auto" },
-          el("span", { class: "prefix" }, shorten(metric.slice(0, metric.indexOf("/") + 1), 60)),
+          el("span.prefix", shorten(metric.slice(0, metric.indexOf("/") + 1), 60)),
           shorten(metric.slice(metric.indexOf("/") + 1), 120),
         ),
         this.badge,
@@ -249,19 +232,35 @@ export class MetricChart {
           x,
           ...part,
           points: POINTS,
+          goal: state.goal,
           ...(kind === "ranks" ? { ranks: 1 } : state.group.length ? { group: state.group } : { split: 1 }),
         });
-      } else if (runs.length) {
-        found = await readSeries({
-          runs,
-          metrics: this.metrics.slice(0, Math.max(1, Math.floor(MOST_LINES / runs.length))),
-          x: state.x,
-          ...part,
-          points: pointsFor(runs.length * this.metrics.length),
-          branches: this.metrics.length === 1,
-        });
+      } else {
+        const parts = inParts(runs);
+        // The newest request is sent first.
+        const answers = parts.toReversed().map((some) =>
+          readSeries({
+            runs: some,
+            metrics: this.metrics.slice(0, Math.max(1, Math.floor(MOST_LINES / runs.length))),
+            x: state.x,
+            ...part,
+            points: pointsFor(runs.length * this.metrics.length),
+            branches: this.metrics.length === 1,
+          }),
+        );
+        answers.reverse();
+        // The first curves of a new chart are drawn while others still load.
+        const isNew = !this.isDrawn;
+        // Awaited below, one by one.
+        for (const answer of answers) answer.catch(() => {});
+        for (const [at, answer] of answers.entries()) {
+          found.push(...(await answer));
+          if (mine !== this.question) return;
+          if (isNew && at < parts.length - 1) this.drawPart(found, (at + 1) * RUNS_TOGETHER, runs.length);
+        }
       }
       if (mine !== this.question) return;
+      this.progress = "";
       this.series = found;
       this.bands = bands;
       this.problem = "";
@@ -275,6 +274,14 @@ export class MetricChart {
     if (this.isBehind) setTimeout(() => this.catchUp(), GROW_MS);
     if (this.isVisible) await this.draw();
     else this.isDrawn = false;
+  }
+
+  /** Draws the curves that have arrived, and says how many runs they are. */
+  drawPart(series, count, total) {
+    this.series = [...series];
+    this.bands = null;
+    this.progress = `Loading ${count} of ${total} runs.`;
+    if (this.isVisible) this.draw();
   }
 
   /** Requests the rows that were announced during another request. */
@@ -410,16 +417,15 @@ export class MetricChart {
     const writersOf = writersByRun(this.series);
     this.lines = [];
     this.spikes = [];
-    // The first run is drawn last: in front.
-    for (const one of this.series.slice().reverse()) {
+    // The first runs have the colours, and are drawn last: in front.
+    const order = this.series.toReversed().sort((one, other) => slotOf(other.run) - slotOf(one.run));
+    for (const one of order) {
       const color =
-        this.metrics.length > 1
-          ? colorOfSlot(this.metrics.indexOf(one.metric), dark)
-          : colorOf(one.run, dark);
+        this.metrics.length > 1 ? colorOfSlot(this.metrics.indexOf(one.metric)) : colorOf(one.run);
       const isLeft = isBranch(one);
       const x = one.x.map((value) => this.toAxis(value));
       const writers = writersOf.get(one.run) ?? [];
-      const dash = writers.length > 1 && one.writer ? dashOf(writers, one.writer) : "solid";
+      const dash = writers.length > 1 && one.writer ? "longdash" : "solid";
       const label = this.metrics.length > 1 ? this.labelOfMetric(one) : labelOf(one, writers);
       const base = {
         mode: "lines",
@@ -508,13 +514,13 @@ export class MetricChart {
     // The first bands have the colours, and are drawn last: in front.
     for (const band of this.bands.toReversed()) {
       const isRun = state.band === "ranks" && band.members.length;
-      const color = isRun ? colorOf(band.members[0].run, dark) : colorOfBand(band, dark);
+      const color = isRun ? colorOf(band.members[0].run) : colorOfBand(band);
       if (!isRun) this.noteBand?.(band);
       const x = band.x.map((value) => this.toAxis(value));
       const label = isRun ? runInfo(band.members[0].run).name : band.label;
       const [y, low, high] = edgesOf(band);
       const base = { mode: "lines", name: shorten(label, 60), meta: { band: band.label } };
-      const isColoured = color !== contextColor(dark);
+      const isColoured = color !== contextColor();
       if (isColoured)
         traces.unshift({
           ...base,
@@ -693,24 +699,21 @@ export class MetricChart {
           shorten(one.label ?? runInfo(one.run).name, 34),
           one.isLeft ? " (left)" : "",
         ),
-        el("b", {}, text),
-        one.low && isNear && el("small", { class: "muted" }, edgesText(one)),
+        el("b", text),
+        one.low && isNear && el("small.muted", edgesText(one)),
       );
     const signed = (value) => `${value > 0 ? "+" : ""}${formatNumber(Number(value.toPrecision(3)))}`;
     fill(
       this.box,
-      el("header", {}, shorten(title, 60)),
+      el("header", shorten(title, 60)),
       row(near, formatNumber(near.value), true),
       others.slice(0, MOST_NEIGHBOURS).map((one) => row(one, signed(one.value - near.value), false)),
-      others.length > MOST_NEIGHBOURS &&
-        el("div", { class: "more" }, `${others.length - MOST_NEIGHBOURS} further away`),
+      others.length > MOST_NEIGHBOURS && el("div.more", `${others.length - MOST_NEIGHBOURS} further away`),
       this.furthest,
     );
     this.nameStraggler(near);
     this.box.hidden = false;
-    const isRoom = place.across + 20 + this.box.offsetWidth < this.plot.clientWidth;
-    const left = isRoom ? place.across + 16 : place.across - 16 - this.box.offsetWidth;
-    this.box.style.left = `${Math.max(4 - this.plot.getBoundingClientRect().left, left)}px`;
+    putBeside(this.box, this.plot, place.across);
     this.box.style.top = "4px";
     this.plot.classList.add("is-hovered");
     const at = this.fromAxis(x);
@@ -753,7 +756,7 @@ export class MetricChart {
   }
 
   drawFoot() {
-    const parts = [];
+    const parts = this.progress ? [this.progress] : [];
     const merged = Math.max(1, ...this.series.map((one) => one.merged ?? 1));
     const missing = this.series.reduce((sum, one) => sum + (one.nan?.length ?? 0), 0),
       infinite = this.series.reduce((sum, one) => sum + (one.inf?.length ?? 0), 0);
@@ -782,12 +785,6 @@ export class MetricChart {
     if (this.series.some((one) => isBranch(one) && one.x.length)) parts.push("Dotted: left by a resume.");
     const unread = this.series.filter((one) => one.unread);
     if (unread.length) parts.push(`Without ${unread.length} of the runs: ${unread[0].error}`);
-    // With several bands, hovering names it.
-    const straggler = this.bands?.length === 1 ? this.bands[0].straggler : null;
-    if (straggler)
-      parts.push(
-        `The straggler is ${nameOfStraggler(straggler)}, ${formatNumber(straggler.distance)} from the median.`,
-      );
     if (this.metrics.length > 1 && this.metrics.length * this.runs().length > MOST_LINES)
       parts.push(`The first ${MOST_LINES} lines.`);
     if (this.runs().length > MOST_RUNS) parts.push(`The first ${MOST_RUNS} runs.`);
@@ -839,6 +836,57 @@ export class MetricChart {
   }
 }
 
+/** A few charts of some runs beside other content, which stay when it is drawn again. */
+export class Curves {
+  /**
+   * @param {View} view
+   * @param {() => string[]} runs returns the ids of the runs.
+   */
+  constructor(view, runs) {
+    this.runs = runs;
+    /** @type {Map<string, MetricChart>} */
+    this.charts = new Map();
+    this.element = el("section", { class: "cards curves", "aria-label": "Curves" });
+    view.onState((changed) => {
+      const has = (...names) => names.some((name) => changed.has(name));
+      for (const chart of this.charts.values()) {
+        if (has("zoom")) chart.followZoom();
+        if (has("open")) chart.mark();
+        if (has("run", "off")) chart.invalidate();
+        if (has("hues")) chart.draw();
+      }
+    });
+    view.onTheme(() => {
+      for (const chart of this.charts.values()) chart.draw();
+    });
+    view.onData(({ all, runs: changed }) => {
+      for (const chart of this.charts.values()) chart.grow(all ? this.runs() : Object.keys(changed));
+    });
+    view.until(() => this.show([]));
+  }
+
+  /** Shows the charts of some metrics; `more` stands below them. */
+  show(metrics, ...more) {
+    const content = JSON.stringify([metrics, more.length]);
+    if (this.element.dataset.content === content) return;
+    this.element.dataset.content = content;
+    for (const [metric, chart] of this.charts)
+      if (!metrics.includes(metric)) {
+        chart.remove();
+        this.charts.delete(metric);
+      }
+    for (const metric of metrics)
+      if (!this.charts.has(metric)) this.charts.set(metric, new MetricChart(metric, { runs: this.runs }));
+    fill(
+      this.element,
+      el("h2.unseen", "Curves"),
+      metrics.map((metric) => this.charts.get(metric)?.element),
+      more,
+    );
+    for (const chart of this.charts.values()) chart.setVisible(true);
+  }
+}
+
 /** Returns a trace of marks just above the x axis, in a list; an empty list for no places. */
 function marksBelow(base, color, places, symbol, part) {
   const marker = { symbol, size: 8, color, line: { color, width: symbol === "x-thin" ? 2 : 0 } };
@@ -877,6 +925,12 @@ function pointsFor(count) {
   return Math.max(LEAST_POINTS, Math.min(POINTS, Math.round(MOST_POINTS / Math.max(1, count))));
 }
 
+/** Returns runs in parts, each for one request. */
+function inParts(runs) {
+  const count = Math.ceil(runs.length / RUNS_TOGETHER);
+  return Array.from({ length: count }, (_, at) => runs.slice(at * RUNS_TOGETHER, (at + 1) * RUNS_TOGETHER));
+}
+
 /** Whether a series holds rows that a resume left behind, which never change. */
 function isBranch(series) {
   return series.branch !== null && series.branch !== undefined;
@@ -902,12 +956,6 @@ function writersByRun(series) {
 function labelOf({ run, writer }, writers) {
   const { name } = runInfo(run);
   return writers.length > 1 && writer ? `${name} · ${writer}` : name;
-}
-
-/** Returns the dash of a named writer; its colour is the run's. */
-function dashOf(writers, writer) {
-  const named = writers.filter(Boolean);
-  return WRITER_DASHES[named.indexOf(writer) % WRITER_DASHES.length];
 }
 
 function joined(old, more) {

@@ -1,11 +1,13 @@
 /** The page of charts: one for each metric, in sections by prefix. Only charts on screen are drawn. */
 
 import { MetricChart } from "./chart.js";
+import { colorOfBand } from "./colors.js";
 import { isExported } from "./data.js";
-import { debounce, el, fill, icon, inTurn, isDark, menu, shorten } from "./dom.js";
+import { button, debounce, el, fill, icon, inTurn, menu, nothing, setMenu, shorten } from "./dom.js";
+import { colorLegend } from "./legend.js";
 import { chartRank, matcherOf } from "./names.js";
 import { pieceOf, showBesideRuns, visibleRows } from "./sidebar.js";
-import { colorOfBand, linkTo, state, toggle, update, visibleRuns, whenViewed } from "./state.js";
+import { linkTo, state, toggle, update, visibleRuns, whenViewed } from "./state.js";
 import { View } from "./view.js";
 import { unfoldButton } from "./viewbar.js";
 
@@ -15,6 +17,13 @@ const X_AXES = [
   ["epoch", "Epoch"],
   ["time", "Wall time"],
   ["relative", "Relative time"],
+];
+const BANDS = [
+  ["", "Single runs"],
+  ["std", "Mean ± std"],
+  ["stderr", "Mean ± stderr"],
+  ["range", "Median, min – max"],
+  ["ranks", "Over ranks"],
 ];
 const MOST_AXES = 100;
 const LEAST_WIDTH = 325;
@@ -37,12 +46,14 @@ class ChartTools {
     });
     this.axis = menu("x-axis", "X axis", (x) => update({ x, zoom: [] }));
     this.band = menu("band", "Band", (band) => update({ band }));
-    const button = (id, label, patchOf) =>
-      el("button", { type: "button", class: "button", id, onclick: () => update(patchOf()) }, label);
-    this.logX = button("log-x", "log x", () => ({ logx: state.logx === "1" ? "" : "1", zoom: [] }));
-    this.logY = button("log-y", "log y", () => ({ logy: state.logy ? "" : "1" }));
-    this.said = el("output", {});
-    this.outliers = button("outliers", "Outliers", () => ({ outliers: state.outliers ? "" : "1" }));
+    this.logX = button("log x", () => update({ logx: state.logx === "1" ? "" : "1", zoom: [] }), {
+      id: "log-x",
+    });
+    this.logY = button("log y", () => update({ logy: state.logy ? "" : "1" }), { id: "log-y" });
+    this.said = el("output");
+    this.outliers = button("Outliers", () => update({ outliers: state.outliers ? "" : "1" }), {
+      id: "outliers",
+    });
     this.smooth = el("input", {
       type: "range",
       id: "smooth",
@@ -54,30 +65,24 @@ class ChartTools {
       oninput: () => update({ smooth: String(Number(this.smooth.value)) }),
       ondblclick: () => update({ smooth: "" }),
     });
-    this.folds = el("button", { type: "button", class: "button quiet", id: "fold-all" });
-    this.hidden = el("button", {
-      type: "button",
-      class: "button quiet",
-      onclick: () => update({ hide: [] }),
-    });
-    this.zoom = el(
-      "button",
-      { type: "button", class: "button", onclick: () => update({ zoom: [] }) },
-      "Reset zoom",
-    );
+    this.colors = colorLegend();
+    this.fold = () => {};
+    this.folds = button("", () => this.fold(), { class: "button quiet", id: "fold-all" });
+    this.hidden = button("", () => update({ hide: [] }), { class: "button quiet" });
+    this.zoom = button("Reset zoom", () => update({ zoom: [] }));
     this.element = el(
-      "div",
-      { class: "toolbar" },
-      el("label", { class: "field search" }, icon("search"), this.find),
+      "div.toolbar",
+      el("label.field.search", icon("search"), this.find),
       this.axis,
       this.logX,
       this.logY,
       this.outliers,
-      el("label", { class: "slider button" }, "Smooth", this.smooth, this.said),
+      el("label.slider.button", "Smooth", this.smooth, this.said),
       !isExported && this.band,
       this.folds,
       this.hidden,
       this.zoom,
+      this.colors,
       unfoldButton(),
     );
   }
@@ -88,35 +93,16 @@ class ChartTools {
     const isAll = all.length > 0 && all.every((one) => state.fold.includes(one));
     this.folds.hidden = all.length < 2;
     fill(this.folds, isAll ? "Unfold all" : "Fold all");
-    this.folds.onclick = () => update({ fold: isAll ? [] : all });
+    this.fold = () => update({ fold: isAll ? [] : all });
   }
 
   /** Draws the choices, and the current one of each. */
   draw(metrics) {
-    const option = (value, name) => el("option", { value }, name);
     const others = metrics.slice(0, MOST_AXES).map((name) => [`metric:${name}`, shorten(name, 60)]);
-    if (!isExported && !others.concat(X_AXES).some(([value]) => value === state.x))
+    if (!others.concat(X_AXES).some(([value]) => value === state.x))
       others.push([state.x, shorten(state.x.replace(/^metric:/, ""), 60)]);
-    fill(
-      this.axis,
-      X_AXES.map(([value, name]) => option(value, name)),
-      !isExported &&
-        el(
-          "optgroup",
-          { label: "Metrics" },
-          others.map(([value, name]) => option(value, name)),
-        ),
-    );
-    this.axis.value = state.x;
-    fill(
-      this.band,
-      option("", "Single runs"),
-      option("std", "Mean ± std"),
-      option("stderr", "Mean ± stderr"),
-      option("range", "Median, min – max"),
-      option("ranks", "Over ranks"),
-    );
-    this.band.value = state.band;
+    setMenu(this.axis, X_AXES, state.x, isExported ? {} : { Metrics: others });
+    setMenu(this.band, BANDS, state.band);
     this.logX.setAttribute("aria-pressed", String(state.logx === "1"));
     this.logY.setAttribute("aria-pressed", String(state.logy === "1"));
     this.outliers.setAttribute("aria-pressed", String(state.outliers === "1"));
@@ -154,14 +140,9 @@ class BandLegend {
         .map((band) =>
           el(
             "li",
-            {},
-            pieceOf(colorOfBand(band, isDark())),
+            pieceOf(colorOfBand(band)),
             el("span", { title: shorten(band.label, 300), dir: "auto" }, shorten(band.label, 60)),
-            el(
-              "span",
-              { class: "muted" },
-              band.members.length === 1 ? "1 run" : `${band.members.length} runs`,
-            ),
+            el("span.muted", band.members.length === 1 ? "1 run" : `${band.members.length} runs`),
           ),
         ),
     );
@@ -186,7 +167,7 @@ class Charts {
     this.problem = "";
     this.tools = new ChartTools();
     this.legend = new BandLegend();
-    this.sections = el("div", { class: "sections" });
+    this.sections = el("div.sections");
     // A small section takes only as many columns as it has charts, so that others fit beside it.
     const fitted = new ResizeObserver(() => this.fit());
     fitted.observe(this.sections);
@@ -316,31 +297,21 @@ class Charts {
         style: { "--charts": isWide ? 999 : shown.length },
       },
       el(
-        "div",
-        { class: "section-head" },
-        el(
-          "button",
-          {
-            type: "button",
-            "aria-expanded": String(!isFolded),
-            onclick: () => toggle("fold", `/${prefix}`),
-          },
-          icon("chevron"),
-          shorten(title, 80),
-        ),
-        el("span", { class: "muted" }, String(names.length)),
+        "div.section-head",
+        button([icon("chevron"), shorten(title, 80)], () => toggle("fold", `/${prefix}`), {
+          class: "",
+          "aria-expanded": String(!isFolded),
+        }),
+        el("span.muted", String(names.length)),
         names.length > 1 &&
           !isFolded &&
           prefix !== PINNED &&
-          el(
-            "button",
-            { type: "button", class: "join", onclick: () => toggle("join", `/${prefix}`) },
-            shown === names ? "as one chart" : "as single charts",
-          ),
+          button(shown === names ? "as one chart" : "as single charts", () => toggle("join", `/${prefix}`), {
+            class: "join",
+          }),
         isFolded &&
           el(
-            "span",
-            { class: "muted inside" },
+            "span.muted.inside",
             names
               .slice(0, 8)
               .map((name) => name.slice(name.indexOf("/") + 1))
@@ -357,13 +328,7 @@ class Charts {
     const reason = this.metrics.length
       ? "No metric has this name."
       : this.problem || "These runs have no metrics yet.";
-    return el(
-      "div",
-      { class: "empty" },
-      isChosen ? reason : "No run is selected.",
-      el("br", {}),
-      isChosen ? null : el("a", { class: "button", ...linkTo({ page: "runs" }) }, "Choose runs"),
-    );
+    return isChosen ? nothing(reason) : nothing("No run is selected.", linkTo({ page: "runs" }));
   }
 
   /** Requests the metrics of the visible runs; returns whether they changed. */
@@ -403,7 +368,7 @@ class Charts {
       await whenViewed();
       await this.loadMetrics();
     } catch (error) {
-      fill(this.sections, el("p", { class: "empty" }, error.message));
+      fill(this.sections, el("p.empty", error.message));
       return;
     }
     if (this.view.isGone) return;
@@ -431,8 +396,8 @@ class Charts {
       this.arrange();
       for (const chart of charts.values()) if (chart.isVisible) chart.load();
     } else if (has("find", "pin", "hide", "fold", "open", "join")) this.arrange();
-    if (has("band", "group", "run", "off")) this.legend.forget();
-    if (has("x", "band") || (has("group") && state.band))
+    if (has("band", "group", "goal", "run", "off")) this.legend.forget();
+    if (has("x", "band") || (has("group", "goal") && state.band))
       for (const chart of charts.values()) chart.invalidate();
     else if (has("zoom")) for (const chart of charts.values()) chart.followZoom();
     else if (has("smooth", "logx", "logy", "outliers", "hues")) this.drawVisible();
@@ -449,7 +414,7 @@ class Charts {
 export function showCharts(root) {
   const view = new View("charts");
   const charts = new Charts(view);
-  view.until(showBesideRuns(root, charts.tools.element, charts.sections));
+  view.until(showBesideRuns(root, charts.tools.colors, charts.tools.element, charts.sections));
   root.querySelector(".sidebar").append(charts.legend.element);
   view.onState((changed) => charts.follow(changed));
   const refresh = inTurn(() => charts.refresh());

@@ -1,110 +1,112 @@
-/** The colours of runs by a field: a scale for numbers, or a colour for each word. */
+/**
+ * The colours of runs, bands and numbers.
+ *
+ * A run has the same colour on every page: its field's, or its own. The first runs have the colours of the palette, the
+ * others are grey.
+ */
 
-import { bare, labelsOf, RunColumns, STOPS, valueIn } from "./columns.js";
-import { el, fill, isDark, shorten } from "./dom.js";
-import { ramp } from "./points.js";
-import { colorOfSlot, state } from "./state.js";
+import { isDark } from "./dom.js";
+import { placed, slotsNow, tell } from "./state.js";
 
-/** The number of words with a colour of their own; further words are grey. */
-const MOST_COLORS = 8;
+/** Colours that stay distinct with the common kinds of colour blindness, for light and dark backgrounds. */
+const PALETTES = {
+  light: "#2e69e1 #ec5f07 #a33993 #2a5417 #036476 #8e8f4b #1da080 #633283 #961f49 #717172".split(" "),
+  dark: "#4884fc #ef661e #ee96dd #8bda6c #81e5fe #ebec83 #5fc0a2 #b189d0 #d2326a #c8c8c8".split(" "),
+};
+/** The number of colours. */
+const MOST_COLORS = PALETTES.light.length;
+/** A scale of rising lightness. */
+const SCALES = {
+  light: "#3116a1 #5f119f #880b8c #ab056b #c51945 #d43703 #d25e03 #d77500".split(" "),
+  dark: "#5b59e0 #9758e0 #ca58cd #f55daa #fe8289 #ffa37c #ffc076 #ffdc4f".split(" "),
+};
 
-export function neutral() {
-  return isDark() ? "#8b93a5" : "#7b8496";
+/** The best runs by the goal, in the order of the palette; a run keeps its place while it is among them. */
+const best = { goal: "", slots: [] };
+/** The colour of each run by the chosen field. */
+const hues = new Map();
+
+function ground() {
+  return isDark() ? "dark" : "light";
 }
 
-/** Returns the colour of a place on a scale from 0 to 1, readable on the page's background. */
-export function shade(place) {
-  return `rgb(${ramp(isDark() ? 0.2 + 0.8 * place : 0.88 * place)})`;
-}
-
-/** Returns the first, the last, and other ticks whose texts don't overlap. */
-function apart(ticks) {
-  const sorted = ticks.toSorted((one, other) => one[0] - other[0]);
-  const last = sorted.at(-1);
-  const found = [];
-  for (const tick of sorted) {
-    const isFree = !found.length || tick[0] - found.at(-1)[0] >= 0.2;
-    if (tick === last || (isFree && last[0] - tick[0] >= 0.2)) found.push(tick);
-  }
-  return found;
-}
-
-/** Returns a function that colours a run by the chosen field. */
-export function coloring(columns) {
-  if (columns.isOfWords(state.sc)) {
-    const words = columns.wordsOf(state.sc).slice(0, MOST_COLORS);
-    const colors = new Map(words.map((word, at) => [word, colorOfSlot(at, isDark())]));
-    return (row) => colors.get(valueIn(row, state.sc)) ?? neutral();
-  }
-  const { place } = columns.axisOf(state.sc);
-  return (row) => {
-    const at = place(valueIn(row, state.sc));
-    return at === null ? neutral() : shade(at);
-  };
-}
-
-/** Returns the colours of runs by the chosen field, by id; empty if no run has the field. */
-export function huesOf(rows) {
-  const columns = Object.assign(new RunColumns(/** @type {any} */ (null), /** @type {any} */ (null)), {
-    rows,
-  });
-  if (!state.sc || rows.every((row) => valueIn(row, state.sc) === undefined)) return new Map();
-  const colorOfRow = coloring(columns);
-  return new Map(rows.map((row) => [row.id, colorOfRow(row)]));
-}
-
-/** Draws the legend of the colours. */
-export function drawLegend(legend, columns) {
-  legend.hidden = !state.sc;
-  if (!state.sc) return;
-  const { rows } = columns;
-  const isWords = columns.isOfWords(state.sc);
-  const { place, ticks } = columns.axisOf(state.sc);
-  const words = columns.wordsOf(state.sc);
-  const labels = labelsOf(words);
-  const without = rows.filter((row) => place(valueIn(row, state.sc)) === null).length;
-  const dot = (color, text) => el("li", {}, el("i", { style: { background: color } }), text);
-  fill(
-    legend,
-    el("strong", { dir: "auto" }, bare(state.sc)),
-    !isWords &&
-      without < rows.length &&
-      el(
-        "div",
-        { class: "ramp", style: { background: `linear-gradient(to right, ${STOPS.map(shade)})` } },
-        apart(ticks).map(([at, text]) => el("span", { style: { left: `${100 * at}%` } }, text)),
-      ),
-    el(
-      "ul",
-      { "aria-label": "Colours" },
-      isWords &&
-        words
-          .slice(0, MOST_COLORS)
-          .map((word, at) => dot(colorOfSlot(at, isDark()), shorten(labels.get(word), 40))),
-      isWords && words.length > MOST_COLORS && dot(neutral(), `${words.length - MOST_COLORS} more values`),
-      without > 0 && dot(neutral(), `no value: ${without === 1 ? "1 run" : `${without} runs`}`),
-    ),
+/** Sets the order of the shown runs by the goal, the best first. Without a goal, colours follow the order of choice. */
+export function setBest(goal, ids) {
+  const first = ids.slice(0, MOST_COLORS);
+  const kept = goal === best.goal ? best.slots.map((id) => (first.includes(id) ? id : "")) : [];
+  const slots = placed(
+    kept,
+    first.filter((id) => !kept.includes(id)),
   );
+  const isSame = goal === best.goal && String(slots) === String(best.slots);
+  Object.assign(best, { goal, slots });
+  if (!isSame) tell(new Set(["hues"]));
 }
 
-/** Returns traces without points: the legend of a saved plot. */
-export function legendTraces(columns) {
-  const trace = { mode: "markers", x: [], y: [] };
-  if (!state.sc) return [];
-  if (columns.isOfWords(state.sc)) {
-    const words = columns.wordsOf(state.sc).slice(0, MOST_COLORS);
-    const labels = labelsOf(words);
-    return words.map((word, at) => ({
-      ...trace,
-      name: shorten(labels.get(word), 40),
-      marker: { color: colorOfSlot(at, isDark()), size: 10 },
-      meta: { part: "line" },
-    }));
-  }
-  return apart(columns.axisOf(state.sc).ticks).map(([place, text]) => ({
-    ...trace,
-    name: `${bare(state.sc)} ${text}`,
-    marker: { color: shade(place), size: 10 },
-    meta: { part: "line" },
-  }));
+/** Returns the place of a run in the palette; places beyond it are grey. A run that stands alone has the first. */
+export function slotOf(id) {
+  const slot = (best.goal ? best.slots : slotsNow()).indexOf(id);
+  if (slot >= 0) return slot;
+  return slotsNow().includes(id) ? MOST_COLORS : 0;
+}
+
+/** Sets the colours of runs by a field; without any, each run has its own. */
+export function setHues(found) {
+  if (JSON.stringify([...found]) === JSON.stringify([...hues])) return;
+  hues.clear();
+  for (const [id, color] of found) hues.set(id, color);
+  tell(new Set(["hues"]));
+}
+
+/** Returns the colour of a run. */
+export function colorOf(id) {
+  return hues.get(id) ?? colorOfSlot(slotOf(id));
+}
+
+/** Returns the colour of a band: of the first ones the field's if all of its runs share it, or else its number's. */
+export function colorOfBand({ number, members }) {
+  const found = new Set(members.map(({ run }) => hues.get(run)));
+  return (found.size === 1 && number < MOST_COLORS && [...found][0]) || colorOfSlot(number);
+}
+
+/** Returns the colour of a slot; slots beyond the palette are grey. */
+export function colorOfSlot(slot) {
+  return PALETTES[ground()][slot] ?? contextColor();
+}
+
+/** Returns the grey of lines beyond the palette, which stay in the background. */
+export function contextColor() {
+  return isDark() ? "#4d5058" : "#b4b4ae";
+}
+
+/** Returns the grey of a run without a value. */
+export function neutral() {
+  return colorOfSlot(MOST_COLORS - 1);
+}
+
+/** Returns the colour of a share in [0, 1] as red, green and blue. */
+export function scaleAt(share) {
+  const stops = SCALES[ground()].map((stop) =>
+    [1, 3, 5].map((at) => Number.parseInt(stop.slice(at, at + 2), 16)),
+  );
+  const at = Math.max(0, Math.min(0.9999, share || 0)) * (stops.length - 1);
+  const [from, to] = [stops[Math.floor(at)], stops[Math.floor(at) + 1]];
+  return from.map((one, channel) => Math.round(one + (to[channel] - one) * (at % 1)));
+}
+
+/** Returns the colour of a share in [0, 1]. */
+export function shade(share) {
+  return `#${scaleAt(share)
+    .map((channel) => channel.toString(16).padStart(2, "0"))
+    .join("")}`;
+}
+
+/** Returns a colour with some opacity. */
+export function faded(color, opacity) {
+  return (
+    color +
+    Math.round(opacity * 255)
+      .toString(16)
+      .padStart(2, "0")
+  );
 }

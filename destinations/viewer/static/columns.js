@@ -2,6 +2,7 @@
 
 import { listFields, listRuns } from "./data.js";
 import { formatApart, formatNumber, formatTime, shorten } from "./dom.js";
+import { metricRank } from "./names.js";
 import { numbersOf, state, viewQuery } from "./state.js";
 import { ticksOf } from "./ticks.js";
 import { View } from "./view.js";
@@ -10,8 +11,6 @@ const MOST_SHOWN = 1000;
 const MOST_AXES_SHOWN = 12;
 const MOST_COLUMNS = 300;
 export const MOST_TICKS = 12;
-/** Stops of a scale. */
-export const STOPS = [0, 0.25, 0.5, 0.75, 1];
 
 /** Whether an axis is logarithmic: as chosen ("0" or "1"), or else if positive values span two decades. */
 export function isLog(chosen, values) {
@@ -50,15 +49,6 @@ function asked() {
   return [state.sx, state.sy, state.sc].filter((name) => /^(hparams|summary)\./.test(name));
 }
 
-/** Returns the rank of a metric: accuracy and loss of evaluation come first. */
-function rank(name) {
-  return (
-    [/(val|test|eval).*acc/i, /acc/i, /(val|test|eval).*loss/i, /loss|reward|score/i].findIndex((kind) =>
-      kind.test(name),
-    ) >>> 0
-  );
-}
-
 /** Returns the axis of numbers, as `axisOf` does. Positive values over two decades are on a log scale. */
 function axisOfNumbers(values, isTime) {
   const low = values.length ? Math.min(...values) : 0,
@@ -90,14 +80,19 @@ function axisOfWords(words) {
   return { place, ticks: words.slice(0, 20).map((word) => [place(word), shorten(labels.get(word), 14)]) };
 }
 
+/** Returns the runs of the view with one column, in its order. */
+export async function inOrderOf(name) {
+  return (await listRuns({ ...viewQuery(), columns: [name], sort: name, limit: MOST_SHOWN })).rows;
+}
+
 /** The data of the plots. Requests go through the view; `told` hears of new data. */
 export class RunColumns {
   /**
    * @param {View} view of the page.
-   * @param {{arrived: () => void, complain: (error: Error | null) => void}} told `arrived` is called when
+   * @param {{arrived: () => void, complain: (error: Error | null) => void}} [told] `arrived` is called when
    *   runs have come, `complain` with an error, or null.
    */
-  constructor(view, told) {
+  constructor(view, told = { arrived: () => {}, complain: () => {} }) {
     this.view = view;
     this.told = told;
     this.fields = [];
@@ -138,19 +133,16 @@ export class RunColumns {
     const names = [...new Set([this.chosen().sx, state.sc, ...this.axes()])].filter(
       (name) => this.isOfWords(name) && !this.orders.has(name),
     );
-    const sorted = await Promise.all(
-      names.map((name) =>
-        listRuns({ ...viewQuery(), columns: [name], sort: name, limit: MOST_SHOWN }).then(
-          (answer) => answer.rows,
-          // If that fails, words come in the order of the runs.
-          () => rows,
-        ),
-      ),
-    );
+    // If that fails, words come in the order of the runs.
+    const sorted = await Promise.all(names.map((name) => inOrderOf(name).catch(() => rows)));
     if (this.view.isGone || rows !== this.rows) return;
-    for (const [at, name] of names.entries())
-      this.orders.set(name, [...new Set([...sorted[at], ...rows].map((row) => valueIn(row, name)))]);
+    for (const [at, name] of names.entries()) this.setOrder(name, sorted[at]);
     this.told.arrived();
+  }
+
+  /** Sets the order of the words of a column, from rows in that order. */
+  setOrder(name, sorted) {
+    this.orders.set(name, [...new Set([...sorted, ...this.rows].map((row) => valueIn(row, name)))]);
   }
 
   /** Whether the rows have the columns of the link. */
@@ -175,7 +167,7 @@ export class RunColumns {
   chosen() {
     const { hparams } = this;
     const varied = hparams.filter((name) => new Set(this.rows.map((row) => row.values[name])).size > 1);
-    const main = this.metrics.toSorted((one, other) => rank(one) - rank(other))[0];
+    const main = this.metrics.toSorted((one, other) => metricRank(one) - metricRank(other))[0];
     const rate = varied.find((name) => /lr|learning/i.test(name));
     return {
       sx: state.sx || rate || varied[0] || hparams[0] || "created_at",

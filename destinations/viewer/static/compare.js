@@ -1,5 +1,6 @@
 /** The comparison of runs: which fields differ, by how much, and at which step the runs diverge. */
 
+import { Curves } from "./chart.js";
 import {
   compareRuns,
   isExported,
@@ -12,15 +13,19 @@ import {
 } from "./data.js";
 import {
   breakable,
+  checkbox,
   debounce,
   el,
   fill,
   formatApart,
   formatNumber,
   menu,
+  nothing,
   searchField,
+  setMenu,
   shorten,
 } from "./dom.js";
+import { colorLegend } from "./legend.js";
 import { chartRank, isTiming, runLabels } from "./names.js";
 import { showBesideRuns, swatch } from "./sidebar.js";
 import { linkTo, state, update, visibleRuns, whenViewed } from "./state.js";
@@ -29,6 +34,7 @@ import { View } from "./view.js";
 import { unfoldButton } from "./viewbar.js";
 
 const MOST_RUNS_COMPARED = 20;
+const MOST_CURVES = 3;
 const PARTS = [
   ["summary.", "Metrics"],
   ["hparams.", "Hyperparameters"],
@@ -48,15 +54,19 @@ const VALUES = [
 const MOST_METRICS = 300;
 /** Each metric at a step takes a request. */
 const MOST_METRICS_AT_STEP = 60;
-const MOST_ROWS = 1000;
+const MOST_ROWS = 200;
 
 /** Shows the comparison in an element until the returned function is called. */
 export function showCompare(root) {
   const content = el("div", { style: { display: "contents" } });
   const view = new View("compare");
-  view.until(showBesideRuns(root, content));
+  const colors = colorLegend();
+  view.until(showBesideRuns(root, colors, content));
+  const curves = new Curves(view, visibleRuns);
   /** The better direction of each metric, "min" or "max". */
   let best = new Map();
+  /** @type {any} The last answer. */
+  let last = null;
   let word = "",
     withTimes = false,
     withSame = false;
@@ -71,8 +81,12 @@ export function showCompare(root) {
         const [{ fields, parts }, rows] = await Promise.all([compareRuns(ids), selectedRows(ids)]);
         return { ids, fields: await withValues(ids, fields), same: sameIn(rows, fields), parts };
       },
-      (found) => (found ? draw(found) : drawTooFew()),
-      (error) => fill(content, el("p", { class: "empty" }, error.message)),
+      (found) => {
+        last = found;
+        if (found) draw(found);
+        else fill(content, nothing("Select two runs or more.", linkTo({ page: "runs" })));
+      },
+      (error) => fill(content, el("p.empty", error.message)),
     );
   }
 
@@ -131,17 +145,16 @@ export function showCompare(root) {
     return (name) => found.get(name) ?? {};
   }
 
-  function drawTooFew() {
-    fill(
-      content,
-      el(
-        "div",
-        { class: "empty" },
-        "Select two runs or more.",
-        el("br", {}),
-        el("a", { class: "button", ...linkTo({ page: "runs" }) }, "Choose runs"),
-      ),
-    );
+  /** Shows the curves of the goal, and of the first metrics that differ. */
+  function showCurves(fields) {
+    const metrics = fields
+      .map(({ name }) => name)
+      .filter((name) => name.startsWith("summary."))
+      .map((name) => name.slice("summary.".length));
+    const goal = state.goal.slice("min.".length);
+    const rank = (name) => (name === goal ? -1 : chartRank(name));
+    const order = metrics.sort((one, other) => rank(one) - rank(other));
+    curves.show(order.slice(0, MOST_CURVES));
   }
 
   /** Says at which step two runs first differ in a metric; times and speeds count only if the reader asks for them. */
@@ -166,27 +179,21 @@ export function showCompare(root) {
           ? ` agree in ${same === 1 ? "the one metric" : `all ${same} metrics`} that both have, at all common steps`
           : [
               " diverge at ",
-              el("strong", {}, `step ${formatNumber(step)}`),
+              el("strong", `step ${formatNumber(step)}`),
               `, in ${shorten(metric, 80)}`,
               same ? `; ${same} ${same === 1 ? "metric agrees" : "metrics agree"} throughout` : "",
             ],
-      left ? el("span", { class: "muted" }, ` (times and speeds left out: ${left})`) : null,
+      left ? el("span.muted", ` (times and speeds left out: ${left})`) : null,
       unread ? ` (${unread} ${unread === 1 ? "metric takes" : "metrics take"} too long to compare)` : null,
       ".",
     );
-  }
-
-  function switchOf(id, label, title, checked, turn) {
-    const box = el("input", { type: "checkbox", id, checked, onchange: () => turn(box.checked) });
-    return el("label", { class: "check", title }, box, label);
   }
 
   function draw({ ids, fields, same, parts }) {
     const labels = new Map(runLabels(ids.map(runInfo)).map((label, at) => [ids[at], label]));
     const named = (id) =>
       el(
-        "span",
-        { class: "named" },
+        "span.named",
         swatch(id),
         el("bdi", { title: shorten(runInfo(id).name, 300) }, shorten(labels.get(id), 60)),
       );
@@ -198,14 +205,10 @@ export function showCompare(root) {
         drawTable();
       },
     });
-    const parting = el("div", { class: "parting" });
-    const table = el("table", { class: "compared" });
+    const parting = el("div.parting");
+    const table = el("table.compared");
     const values = menu("compared", "Values of metrics", (of) => update({ of }));
-    fill(
-      values,
-      VALUES.map(([value, text]) => el("option", { value }, text)),
-    );
-    values.value = state.of;
+    setMenu(values, VALUES, state.of);
     const step = el("input", {
       type: "number",
       class: "button",
@@ -218,33 +221,28 @@ export function showCompare(root) {
     fill(
       content,
       el(
-        "div",
-        { class: "toolbar" },
+        "div.toolbar",
         values,
         step,
-        switchOf(
-          "same",
-          "Same in all",
-          "Also show hyperparameters that are the same in all runs",
-          withSame,
-          (isOn) => {
-            withSame = isOn;
-            drawTable();
-          },
-        ),
-        switchOf("timed", "Times and speeds", "They differ between any two runs", withTimes, (isOn) => {
+        checkbox("Same in all", withSame, (isOn) => {
+          withSame = isOn;
+          drawTable();
+        }),
+        checkbox("Times and speeds", withTimes, (isOn) => {
           withTimes = isOn;
           drawTable();
         }),
         find.field,
+        colors,
         unfoldButton(),
       ),
-      visibleRuns().length > MOST_RUNS_COMPARED &&
-        el("p", { class: "muted" }, `The first ${MOST_RUNS_COMPARED} runs.`),
+      curves.element,
+      visibleRuns().length > MOST_RUNS_COMPARED && el("p.muted", `The first ${MOST_RUNS_COMPARED} runs.`),
       el("div", { class: "panel scroll", tabIndex: 0 }, table),
-      el("section", { class: "panel", "data-panel": "Parting" }, el("h2", {}, "Where they diverge"), parting),
+      el("section", { class: "panel", "data-panel": "Parting" }, el("h2", "Where they diverge"), parting),
     );
     drawTable();
+    showCurves(fields);
 
     function drawTable() {
       fill(
@@ -266,10 +264,8 @@ export function showCompare(root) {
         table,
         el(
           "thead",
-          {},
           el(
             "tr",
-            {},
             el("th", { scope: "col" }, "Field"),
             ids.map((id, at) =>
               el(
@@ -282,7 +278,7 @@ export function showCompare(root) {
         ),
         bodies,
         withSame && alike.length > 0 && bodyOf("Same in all", String(alike.length), alike, "hparams."),
-        !fields.length && el("caption", { class: "empty" }, "Nothing differs but the name."),
+        !fields.length && el("caption.empty", "Nothing differs but the name."),
       );
     }
 
@@ -291,20 +287,12 @@ export function showCompare(root) {
         "tbody",
         { "data-panel": title },
         el(
-          "tr",
-          { class: "section" },
-          el(
-            "th",
-            { scope: "rowgroup", colSpan: ids.length + 1 },
-            title,
-            " ",
-            el("span", { class: "muted" }, count),
-          ),
+          "tr.section",
+          el("th", { scope: "rowgroup", colSpan: ids.length + 1 }, title, " ", el("span.muted", count)),
         ),
         own.slice(0, MOST_ROWS).map((field) =>
           el(
             "tr",
-            {},
             el("th", { scope: "row", dir: "auto" }, breakable(shorten(field.name.slice(prefix.length), 120))),
             cells(
               field.name,
@@ -312,6 +300,8 @@ export function showCompare(root) {
             ),
           ),
         ),
+        own.length > MOST_ROWS &&
+          el("tr", el("td", { colSpan: ids.length + 1 }, `${own.length - MOST_ROWS} more: search for them.`)),
       );
     }
   }
@@ -348,6 +338,7 @@ export function showCompare(root) {
   view.onState((changed) => {
     const isOther = ["run", "off", "of", "goal"].some((name) => changed.has(name));
     if (isOther || (changed.has("step") && state.of === "step")) load();
+    else if (changed.has("hues") && last) draw(last);
   });
   view.onData((changed) => {
     if (changed.all && view.isFailed) load();

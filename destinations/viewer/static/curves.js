@@ -113,15 +113,18 @@ export function rangeOf(lines, isLog) {
     const room = sorted.length < LEAST_CUT ? Infinity : 3 * (at(0.98) - at(0.02));
     low = Math.min(low, Math.max(sorted[0], at(0.02) - room));
     high = Math.max(high, Math.min(sorted.at(-1), at(0.98) + room));
-    for (const index of there) {
+    for (const index of there.filter((index) => x[index] < start)) {
       ends[0] = Math.min(ends[0], scaled(y[index]));
       ends[1] = Math.max(ends[1], scaled(y[index]));
     }
   }
   if (low > high) return null;
   const span = high / 2 - low / 2 || Math.abs(high) * 0.05 || 0.5;
-  // Show the rest too, as far as it takes less than half of the height.
-  const range = [Math.max(ends[0], low - span), Math.min(ends[1], high + span)];
+  // Show the start too, as far as it takes less than half of the height.
+  const range = [
+    Math.max(Math.min(ends[0], low), low - span),
+    Math.min(Math.max(ends[1], high), high + span),
+  ];
   const edge = (range[1] / 2 - range[0] / 2 || span) / 10;
   const most = isLog ? 300 : Number.MAX_VALUE;
   const within = (value) => Math.max(-most, Math.min(most, value));

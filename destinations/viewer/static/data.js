@@ -30,6 +30,9 @@ let fieldsNow = "";
 /** Whether the page is an exported site, without a server. */
 export const isExported = site !== undefined;
 
+/** The fragment with the view that an exported site opens with; "" for none. */
+export const firstView = site?.view ?? "";
+
 if (isExported) site.add = (key, answer) => added.set(key, answer);
 
 /** An error with a message for the reader, and the status of the answer if there was one. */
@@ -223,7 +226,11 @@ async function siteColumn(name) {
   return (await fromSite(`orders/${columns[name]}`))[name];
 }
 
-/** Returns the values of the columns to group by, in the order of the sorted table, each with its number of runs. */
+/**
+ * Returns the values of the columns to group by, in the order of the sorted table, each with its number of runs.
+ *
+ * @param {Object<string, any>} query as of `/api/groups`.
+ */
 export async function listGroups({ columns = [], sort, group, ...view }) {
   if (!isExported) return (await ask(pathOf("api/groups", { group, ...view, columns }))).groups;
   const places = await sitePlaces({ ...view, group });
@@ -372,11 +379,6 @@ export function readPoints(id, file) {
   return kept(id, pathOf(`api/runs/${id}/points`, { file }), `points/${id}/${file}`);
 }
 
-/** Returns the waveform of a sound. */
-export function readWave(id, file) {
-  return kept(id, pathOf(`api/runs/${id}/wave`, { file }), `wave/${id}/${file}`);
-}
-
 /** Returns the address of a file of a run. */
 export function fileUrl(id, file) {
   const parts = file.split("/").map(encodeURIComponent).join("/");
@@ -435,7 +437,7 @@ function askNew(key, question, { runs, x, points }) {
 
 /** Answers with curves, by request; curves of ended runs are kept. */
 const curves = new Map();
-const MOST_CURVES = 64;
+const MOST_CURVES = 256;
 
 function keptCurves(path, runs) {
   const held = curves.get(path);

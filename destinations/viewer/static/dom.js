@@ -30,16 +30,19 @@ const ICONS = {
 };
 
 /**
- * Makes an element.
+ * Makes an element: `el("p.muted", { title }, "text")`.
  *
- * @param {string} tag
- * @param {Object<string, any>} [props] `class`, `on…` listeners, properties of the element, and attributes. It
- *   skips properties that are null, undefined or false.
- * @param {...(Node|string|number|null|undefined|false|Array<any>)} children strings become text nodes.
+ * @param {string} tag its name, and classes after dots.
+ * @param {...any} content first, if it has any, the properties: `class`, `style`, `on…` listeners, properties of the
+ *   element, and attributes; those that are null, undefined or false are skipped. Then its children; strings become
+ *   text nodes.
  * @returns {any}
  */
-export function el(tag, props = {}, ...children) {
-  const node = document.createElement(tag);
+export function el(tag, ...content) {
+  const [kind, ...classes] = tag.split(".");
+  const node = document.createElement(kind);
+  if (classes.length) node.className = classes.join(" ");
+  const props = content[0]?.constructor === Object ? content.shift() : {};
   for (const [name, value] of Object.entries(props)) {
     if (value === null || value === undefined || value === false) continue;
     if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
@@ -49,7 +52,7 @@ export function el(tag, props = {}, ...children) {
     else if (name in node && !name.includes("-") && name !== "list" && name !== "form") node[name] = value;
     else node.setAttribute(name, value === true ? "" : String(value));
   }
-  add(node, children);
+  add(node, content);
   return node;
 }
 
@@ -111,10 +114,40 @@ export function iconButton(name, label, onclick, props = {}) {
   );
 }
 
-/** Makes an empty menu that passes each choice to `chosen`; `fill` adds its options. */
+/** Makes a button with a text. */
+export function button(label, onclick, props = {}) {
+  return el("button", { type: "button", class: "button", onclick, ...props }, label);
+}
+
+/** Makes a checkbox with a label, which passes each change to `turned`. */
+export function checkbox(label, checked, turned, props = {}) {
+  const box = el("input", { type: "checkbox", checked, onchange: () => turned(box.checked), ...props });
+  return el("label.check", box, label);
+}
+
+/** Makes an empty menu that passes each choice to `chosen`; `setMenu` gives it its options. */
 export function menu(id, label, chosen) {
   const node = el("select", { id, "aria-label": label, onchange: () => chosen(node.value) });
   return node;
+}
+
+/** Sets the options of a menu, pairs of value and text, under headings if there are groups, and the chosen value. */
+export function setMenu(node, options, value, groups = {}) {
+  const made = (pairs) => pairs.map(([value, text]) => el("option", { value }, text));
+  const parts = Object.entries(groups).map(([label, pairs]) => el("optgroup", { label }, made(pairs)));
+  fill(node, parts, made(options));
+  node.value = value;
+}
+
+/**
+ * Returns what a page says if it has nothing to show.
+ *
+ * @param {string} text
+ * @param {Object<string, any>} [link] the properties of a link to the table, where the reader can choose runs.
+ */
+export function nothing(text, link) {
+  const help = link && [el("br"), el("a", { class: "button", ...link }, "Choose runs")];
+  return el("div.empty", text, help);
 }
 
 /**
@@ -131,7 +164,7 @@ export function popover(label, props, content) {
     { type: "button", "aria-expanded": "false", ...props, onclick: () => (panel.hidden ? open() : close()) },
     label,
   );
-  const box = el("span", { class: "popover-box" }, button, panel);
+  const box = el("span.popover-box", button, panel);
   const outside = (event) => {
     if (!box.contains(event.target)) close();
   };
@@ -183,7 +216,7 @@ export async function attempt(act) {
 /** Returns a search field and its input. */
 export function searchField(label, props) {
   const input = el("input", { type: "search", placeholder: label, "aria-label": label, ...props });
-  return { input, field: el("label", { class: "field search" }, icon("search"), input) };
+  return { input, field: el("label.field.search", icon("search"), input) };
 }
 
 /** Stores a text in this browser under a name. */
@@ -255,7 +288,7 @@ export function formatNumber(value) {
   if (!Number.isFinite(value)) return Number.isNaN(value) ? "NaN" : value > 0 ? "∞" : "−∞";
   const size = Math.abs(value);
   if (Number.isSafeInteger(value))
-    return value.toLocaleString("en-US").replaceAll(",", "\u2009").replace("-", "−");
+    return value.toLocaleString("en-US").replaceAll(",", "\u202f").replace("-", "−");
   if (size >= 1e6 || (size < 1e-3 && size > 0))
     return value
       .toExponential(3)

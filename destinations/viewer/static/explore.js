@@ -1,32 +1,16 @@
 /** Hyperparameters against a metric, over all runs that match: a scatter plot and parallel coordinates. */
 
-import { drawLegend, legendTraces } from "./colors.js";
-import { bare, RunColumns, valueIn } from "./columns.js";
-import { debounce, download, el, fill, formatNumber, inTurn, menu, toast, toCsv } from "./dom.js";
+import { bare, RunColumns } from "./columns.js";
+import { button, debounce, el, fill, formatNumber, inTurn, menu, setMenu } from "./dom.js";
 import { Importance } from "./importance.js";
-import { drawParallel, saveParallel } from "./parallel.js";
-import { savePlot } from "./plot.js";
+import { colorLegend, drawLegend } from "./legend.js";
+import { drawParallel } from "./parallel.js";
 import { drawScatter } from "./scatter.js";
 import { state, update, viewQuery } from "./state.js";
 import { View } from "./view.js";
 import { complain } from "./viewbar.js";
 
-/** Makes the buttons that save a plot. */
-function saves(kinds) {
-  return kinds.map(([kind, act]) =>
-    el(
-      "button",
-      {
-        type: "button",
-        class: "icon-button",
-        style: { width: "auto", padding: "0 7px", "font-size": "11.5px" },
-        "aria-label": `Save as ${kind}`,
-        onclick: act,
-      },
-      kind,
-    ),
-  );
-}
+const MOST_OPTIONS = 300;
 
 /** The plots, their controls, and the importance of hyperparameters. */
 class Explore {
@@ -38,25 +22,15 @@ class Explore {
     });
     this.x = menu("scatter-x", "Horizontal", (sx) => update({ sx }));
     this.y = menu("scatter-y", "Metric", (sy) => update({ sy }));
-    this.logX = el(
-      "button",
-      {
-        type: "button",
-        class: "button",
-        onclick: () => update({ logx: this.logX.getAttribute("aria-pressed") === "true" ? "0" : "1" }),
-      },
-      "log x",
-    );
-    this.logY = el(
-      "button",
-      { type: "button", class: "button", onclick: () => update({ logy: state.logy ? "" : "1" }) },
-      "log y",
-    );
-    this.count = el("span", { class: "muted count" });
-    this.title = el("h2", {});
-    this.axesSaid = el("span", { class: "badge" });
-    this.legend = el("div", { class: "color-legend", id: "colors" });
+    const isLog = () => this.logX.getAttribute("aria-pressed") === "true";
+    this.logX = button("log x", () => update({ logx: isLog() ? "0" : "1" }));
+    this.logY = button("log y", () => update({ logy: state.logy ? "" : "1" }));
+    this.count = el("span.muted.count");
+    this.title = el("h2");
+    this.axesSaid = el("span.badge");
+    this.legend = colorLegend();
     this.plot = el("div", { class: "plot", id: "scatter", style: { height: "310px" } });
+    this.foot = el("p.card-foot");
     this.holder = el("div", { id: "parallel", style: { padding: "0 8px 10px" } });
     this.importance = new Importance((name) => update({ sx: name }));
     view.until(() => this.importance.view.leave());
@@ -71,51 +45,16 @@ class Explore {
 
   /** Returns the parts of the page, from top to bottom. */
   elements() {
-    const saveCsv = () => this.saveCsv();
     return [
+      el("div.toolbar", this.y, el("label.pair", "against", this.x), this.logX, this.logY, this.count),
       el(
-        "div",
-        { class: "toolbar" },
-        this.y,
-        el("label", { class: "pair" }, "against", this.x),
-        this.logX,
-        this.logY,
-        this.count,
-      ),
-      el(
-        "div",
-        { class: "explore-top" },
-        el(
-          "section",
-          { class: "card" },
-          el(
-            "div",
-            { class: "card-head" },
-            this.title,
-            saves([
-              ["PNG", () => this.saveScatter("png")],
-              ["SVG", () => this.saveScatter("svg")],
-              ["CSV", saveCsv],
-            ]),
-          ),
-          this.legend,
-          this.plot,
-        ),
+        "div.explore-top",
+        el("section.card", el("div.card-head", this.title), this.legend, this.plot, this.foot),
         this.importance.element,
       ),
       el(
-        "section",
-        { class: "card wide" },
-        el(
-          "div",
-          { class: "card-head" },
-          el("h2", {}, "Parallel coordinates"),
-          this.axesSaid,
-          saves([
-            ["SVG", () => saveParallel(this.holder)],
-            ["CSV", saveCsv],
-          ]),
-        ),
+        "section.card.wide",
+        el("div.card-head", el("h2", "Parallel coordinates"), this.axesSaid),
         this.holder,
       ),
     ];
@@ -137,21 +76,21 @@ class Explore {
   }
 
   drawPlots() {
-    drawScatter(this.plot, this.logX, this.columns);
+    fill(this.foot, drawScatter(this.plot, this.logX, this.columns));
     drawParallel(this.holder, this.columns);
   }
 
   drawTools(sx, sy) {
     const { hparams, metrics, rows, total } = this.columns;
-    const option = (name) => el("option", { value: name }, bare(name));
-    const groups = () => [
-      el("optgroup", { label: "Hyperparameters" }, hparams.map(option)),
-      el("optgroup", { label: "Metrics" }, metrics.map(option)),
-    ];
-    fill(this.x, groups(), option("created_at"));
-    fill(this.y, metrics.map(option));
-    this.x.value = sx;
-    this.y.value = sy;
+    const options = (names) =>
+      [...new Set([...[sx, sy].filter((name) => names.includes(name)), ...names])]
+        .slice(0, MOST_OPTIONS)
+        .map((name) => [name, bare(name)]);
+    setMenu(this.x, options(["created_at"]), sx, {
+      Hyperparameters: options(hparams),
+      Metrics: options(metrics),
+    });
+    setMenu(this.y, options(metrics), sy);
     this.logY.setAttribute("aria-pressed", String(state.logy === "1"));
     fill(
       this.count,
@@ -162,28 +101,6 @@ class Explore {
           : `${total} runs`,
     );
   }
-
-  saveScatter(kind) {
-    if (!this.plot.data?.some((trace) => trace.x.length)) {
-      toast("Nothing is drawn.");
-      return;
-    }
-    const traces = [...this.plot.data, ...legendTraces(this.columns)];
-    savePlot(this.plot, this.title.textContent, kind, traces);
-  }
-
-  saveCsv() {
-    const { columns } = this;
-    const names = [...new Set([...columns.axes(), columns.chosen().sx, state.sc])].filter(Boolean);
-    download(
-      "runs.csv",
-      toCsv([
-        ["run", "name", ...names.map(bare)],
-        ...columns.rows.map((row) => [row.run_id, row.name, ...names.map((name) => valueIn(row, name))]),
-      ]),
-      "text/csv",
-    );
-  }
 }
 
 /** Shows the plots in an element until the returned function is called. */
@@ -191,7 +108,7 @@ export function showExplore(root) {
   const view = new View("explore");
   const explore = new Explore(view);
   const { columns } = explore;
-  fill(root, el("section", { class: "page" }, explore.elements()));
+  fill(root, el("section.page", explore.elements()));
   view.onState((changed) => {
     const has = (...names) => names.some((name) => changed.has(name));
     if (has("q", "where", "without", "archived") || (has("sx", "sy", "sc") && !columns.hasAsked))

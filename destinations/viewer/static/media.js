@@ -1,14 +1,28 @@
 /** The view of media: records of all kinds that the server knows, drawn by `RENDERERS`. */
 
-import { drawPlot, savePlot, talking } from "./plot.js";
+import { shade } from "./colors.js";
+import { drawPlot, talking } from "./plot.js";
 import { fileUrl, listMedia, readTable, runDetail, runInfo, serverInfo } from "./data.js";
-import { debounce, el, fill, formatNumber, iconButton, inTurn, isDark, searchField, shorten } from "./dom.js";
+import {
+  button,
+  debounce,
+  el,
+  fill,
+  nothing,
+  formatNumber,
+  iconButton,
+  inTurn,
+  isDark,
+  searchField,
+  shorten,
+} from "./dom.js";
+import { colorLegend } from "./legend.js";
 import { runLabels } from "./names.js";
 import { CLASSES, picture } from "./pictures.js";
-import { pointCloud, ramp, sound } from "./points.js";
+import { pointCloud } from "./points.js";
 import { showBesideRuns, swatch, visibleDetails } from "./sidebar.js";
 import { dataTable, flatten, pairTable } from "./table.js";
-import { colorOf, linkTo, state, toggle, update, visibleRuns, whenViewed } from "./state.js";
+import { linkTo, state, toggle, update, visibleRuns, whenViewed } from "./state.js";
 import { View } from "./view.js";
 import { unfoldButton } from "./viewbar.js";
 
@@ -30,8 +44,8 @@ export function showMedia(root) {
   /** The server's kinds of records, `{name, title, shows}`, in the order of `RENDERERS`. */
   let known = [];
 
-  const list = el("div", {});
-  const none = el("p", { class: "muted" });
+  const list = el("div");
+  const none = el("p.muted");
   const find = searchField("Search media", {
     id: "search",
     value: state.find,
@@ -46,11 +60,13 @@ export function showMedia(root) {
     min: 0,
     step: 1,
   });
-  const said = el("output", {});
-  const bar = el("label", { class: "slider button" }, "Step", master, said);
+  const said = el("output");
+  const bar = el("label.slider.button", "Step", master, said);
+  const colors = colorLegend();
   const leaveSidebar = showBesideRuns(
     root,
-    el("div", { class: "toolbar" }, find.field, unfoldButton(), kinds, bar),
+    colors,
+    el("div.toolbar", find.field, unfoldButton(), kinds, bar, colors),
     none,
     list,
   );
@@ -74,16 +90,7 @@ export function showMedia(root) {
       kinds,
       there.length > 1 &&
         [{ name: "", title: "All" }, ...there].map(({ name, title }) =>
-          el(
-            "button",
-            {
-              type: "button",
-              class: "button",
-              "aria-pressed": String(state.kind === name),
-              onclick: () => update({ kind: name }),
-            },
-            title,
-          ),
+          button(title, () => update({ kind: name }), { "aria-pressed": String(state.kind === name) }),
         ),
     );
     const steps = allSteps();
@@ -163,15 +170,9 @@ export function showMedia(root) {
         el(
           "section",
           { "data-section": kind },
+          el("div.section-head", el("h2", title), el("span.muted", String(of.length))),
           el(
-            "div",
-            { class: "section-head" },
-            el("h2", {}, title),
-            el("span", { class: "muted" }, String(of.length)),
-          ),
-          el(
-            "div",
-            { class: "cards" },
+            "div.cards",
             of.map((one) => {
               if (!panels.has(one.key)) panels.set(one.key, new Panel(one));
               else panels.get(one.key).change(one);
@@ -181,26 +182,15 @@ export function showMedia(root) {
         ),
       );
     }
-    fill(
-      list,
-      nodes.length
-        ? nodes
-        : el(
-            "div",
-            { class: "empty" },
-            visibleRuns().length
-              ? index.length
-                ? "No media have this name."
-                : problem ||
-                  `No media were logged by ${visibleRuns().length === 1 ? "this run" : "these runs"}.`
-              : [
-                  "No run is selected.",
-                  el("br", {}),
-                  el("a", { class: "button", ...linkTo({ page: "runs" }) }, "Choose runs"),
-                ],
-          ),
-    );
+    fill(list, nodes.length ? nodes : whyNothing());
     for (const panel of panels.values()) inView.observe(panel.element);
+  }
+
+  function whyNothing() {
+    const count = visibleRuns().length;
+    if (!count) return nothing("No run is selected.", linkTo({ page: "runs" }));
+    if (index.length) return nothing("No media have this name.");
+    return nothing(problem || `No media were logged by ${count === 1 ? "this run" : "these runs"}.`);
   }
 
   async function begin() {
@@ -209,7 +199,7 @@ export function showMedia(root) {
       if (!known.length) known = shownKinds((await serverInfo()).kinds);
       await loadIndex();
     } catch (error) {
-      fill(list, el("p", { class: "empty" }, error.message));
+      fill(list, el("p.empty", error.message));
       return;
     }
     if (view.isGone) return;
@@ -294,7 +284,7 @@ class Panel {
     this.most = 0;
     /** @type {number | null} The place of the enlarged picture of each run. */
     this.place = null;
-    this.content = el("div", { class: "media-grid" });
+    this.content = el("div.media-grid");
     this.classes = el("div", { class: "classes", hidden: true });
     this.slider = el("input", {
       type: "range",
@@ -303,15 +293,8 @@ class Panel {
       "aria-label": `Step of ${shorten(about.name, 60)}`,
       oninput: () => chooseStep(this.about.steps, Number(this.slider.value)),
     });
-    this.said = el("output", {});
-    this.bar = el("div", { class: "step-bar" }, this.slider, this.said);
-    this.save = RENDERERS[about.shows].isOverTime
-      ? iconButton("download", "Save as SVG", () =>
-          this.content.querySelectorAll(".js-plotly-plot").forEach((plot) => {
-            savePlot(plot, about.name, "svg");
-          }),
-        )
-      : null;
+    this.said = el("output");
+    this.bar = el("div.step-bar", this.slider, this.said);
     this.element = el(
       "section",
       {
@@ -320,10 +303,8 @@ class Panel {
         "aria-label": shorten(about.name, 100),
       },
       el(
-        "div",
-        { class: "card-head" },
+        "div.card-head",
         el("h3", { dir: "auto", title: shorten(about.name, 300) }, shorten(about.name || "Traces", 120)),
-        this.save,
       ),
       this.bar,
       this.classes,
@@ -357,7 +338,7 @@ class Panel {
       "dialog",
       { class: "enlarged", "aria-label": shorten(this.about.name, 100) },
       close,
-      el("h2", {}, shorten(this.about.name, 120)),
+      el("h2", shorten(this.about.name, 120)),
       parts,
     );
     dialog.addEventListener("keydown", (event) => {
@@ -422,7 +403,7 @@ class Panel {
         } catch (error) {
           // The next change asks again.
           if (mine === this.turn) this.shown = "";
-          return el("p", { class: "muted" }, error.message);
+          return el("p.muted", error.message);
         }
       }),
     );
@@ -435,11 +416,10 @@ class Panel {
         { class: "of-run", "data-run": id },
         el(
           "h4",
-          {},
           swatch(id),
           el("span", { dir: "auto", title: shorten(runInfo(id).name, 300) }, shorten(labels[at], 80)),
           part?.dataset?.step && part.dataset.step !== String(step)
-            ? el("span", { class: "muted" }, `step ${part.dataset.step}`)
+            ? el("span.muted", `step ${part.dataset.step}`)
             : null,
         ),
         part,
@@ -460,7 +440,7 @@ class Panel {
     const steps = [...new Set(items.map((item) => item.step))].sort((a, b) => a - b);
     const own = steps[placeOf(steps, step)];
     const now = items.filter((item) => item.step === own);
-    const node = el("div", { class: "pictures" });
+    const node = el("div.pictures");
     node.dataset.step = String(own);
     if (total > items.length && steps.length > 1)
       node.title = `${items.length} of ${total} records, taken evenly.`;
@@ -477,7 +457,7 @@ class Panel {
     for (const [at, item] of shown.entries())
       node.append(renderer.figure(id, item, side, () => this.place === null && this.enlarge(at)));
     if (this.place === null && now.length > MOST_PICTURES)
-      node.append(el("p", { class: "muted" }, `and ${now.length - MOST_PICTURES} more`));
+      node.append(el("p.muted", `and ${now.length - MOST_PICTURES} more`));
     return node;
   }
 
@@ -485,48 +465,30 @@ class Panel {
     const masks = Object.entries(this.labels ?? {});
     this.classes.hidden = !masks.length;
     if (!masks.length) return;
-    const buttons = masks.flatMap(([mask, labels]) => [
-      el("span", { class: "muted" }, shorten(mask, 40)),
-      ...Object.entries(labels)
-        .filter(([at]) => Number(at) > 0)
-        .slice(0, 64)
-        .map(([at, label]) => {
-          const key = `${mask}/${at}`;
-          return el(
-            "button",
-            {
-              type: "button",
-              class: "class-button",
-              "aria-pressed": String(!state.class.includes(key)),
-              "data-class": key,
-              onclick: () => toggle("class", key),
-            },
-            el("i", { style: { background: `rgb(${CLASSES[Number(at) % 256]})` } }),
-            shorten(label, 40),
-          );
+    const switchOf = (key, ...label) =>
+      button(label, () => toggle("class", key), {
+        class: "class-button",
+        "aria-pressed": String(!state.class.includes(key)),
+      });
+    const buttons = masks.flatMap(([mask, labels]) => {
+      const classes = Object.entries(labels).filter(([at]) => Number(at) > 0);
+      return [
+        el("span.muted", shorten(mask, 40)),
+        ...classes.slice(0, 64).map(([at, label]) => {
+          const color = `rgb(${CLASSES[Number(at) % 256]})`;
+          return switchOf(`${mask}/${at}`, el("i", { style: { background: color } }), shorten(label, 40));
         }),
-      !Object.keys(labels).length &&
-        el(
-          "button",
-          {
-            type: "button",
-            class: "class-button",
-            "aria-pressed": String(!state.class.includes(mask)),
-            "data-class": mask,
-            onclick: () => toggle("class", mask),
-          },
-          "all classes",
-        ),
-    ]);
-    const active = this.classes.contains(document.activeElement) ? document.activeElement : null;
-    if (active?.getAttribute("type") === "range") return;
-    const focused = active?.getAttribute("data-class") ?? null;
+        !Object.keys(labels).length && switchOf(mask, "all classes"),
+      ];
+    });
+    // A slider that is being moved stays.
+    if (this.classes.contains(document.activeElement) && document.activeElement?.matches("[type=range]"))
+      return;
     fill(
       this.classes,
       buttons,
       el(
-        "label",
-        { class: "slider" },
+        "label.slider",
         "Opacity",
         el("input", {
           type: "range",
@@ -539,7 +501,6 @@ class Panel {
         }),
       ),
     );
-    if (focused) [...this.classes.children].find((node) => node.dataset.class === focused)?.focus();
   }
 }
 
@@ -550,18 +511,17 @@ class Panel {
  */
 const RENDERERS = {
   image: {
-    figure: (id, item, side, enlarge) => el("figure", {}, picture(id, item, side, enlarge), captionOf(item)),
+    figure: (id, item, side, enlarge) => el("figure", picture(id, item, side, enlarge), captionOf(item)),
   },
   video: {
     // Browsers play a GIF as an image.
     figure: (id, item, side, enlarge) =>
       /\.gif$/i.test(item.file)
-        ? el("figure", {}, picture(id, item, side, enlarge), captionOf(item))
+        ? el("figure", picture(id, item, side, enlarge), captionOf(item))
         : el("figure", WIDE, video(id, item), captionOf(item)),
   },
   audio: {
-    figure: (id, item) =>
-      el("div", WIDE, sound(id, item.file, fileUrl(id, item.file), colorOf(id, isDark())), captionOf(item)),
+    figure: (id, item) => el("figure", WIDE, sound(id, item), captionOf(item)),
   },
   points: {
     figure: (id, item) => el("div", WIDE, pointCloud(id, item.file), captionOf(item)),
@@ -614,6 +574,10 @@ function video(id, item) {
   });
 }
 
+function sound(id, item) {
+  return el("audio", { controls: true, preload: "metadata", src: fileUrl(id, item.file) });
+}
+
 function captionOf(item) {
   return item.caption ? el("figcaption", { dir: "auto" }, shorten(item.caption, 500)) : null;
 }
@@ -627,7 +591,7 @@ function ridges(id, items) {
   holder.dataset.ridges = String(kept.length);
   holder.start = () => {
     if (!holder.isConnected || !kept.length) {
-      if (!kept.length) fill(holder, el("div", { class: "note" }, "No finite values."));
+      if (!kept.length) fill(holder, el("div.note", "No finite values."));
       return;
     }
     const densities = kept.map(({ counts, edges }) => {
@@ -639,7 +603,6 @@ function ridges(id, items) {
     const ground = isDark() ? "#17181b" : "#ffffff";
     const traces = kept.map((item, at) => {
       const base = kept.length - 1 - at;
-      const shade = `rgb(${ramp(isDark() ? 0.25 + (0.7 * at) / Math.max(1, kept.length - 1) : (0.8 * at) / Math.max(1, kept.length - 1))})`;
       const x = [item.edges[0]],
         y = [base];
       densities[at].forEach((density, bin) => {
@@ -653,7 +616,7 @@ function ridges(id, items) {
         x,
         y,
         fillcolor: ground,
-        line: { color: shade, width: 1.3 },
+        line: { color: shade(at / Math.max(1, kept.length - 1)), width: 1.3 },
         text: x.map((value) => `step ${item.step}: ${formatNumber(value)}`),
         meta: { run: id, step: item.step },
       };

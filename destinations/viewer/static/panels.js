@@ -2,7 +2,7 @@
 
 import { fileUrl, isExported } from "./data.js";
 import { el, formatAge, formatBytes, formatDuration, formatNumber, formatTime, shorten } from "./dom.js";
-import { flatten, pairTable, plainTable } from "./table.js";
+import { cell, flatten, pairTable, plainTable } from "./table.js";
 import { faultTable } from "./time.js";
 
 const WRAPPED = { "white-space": "pre-wrap", "overflow-wrap": "anywhere" };
@@ -21,15 +21,15 @@ export function panelsOf(id, detail, metrics) {
   const packages = Object.entries(detail.environment?.packages ?? {});
   const damaged = Object.entries(detail.damaged_lines ?? {}).filter(([, count]) => count);
   return [
-    ["Something could not be read", problem && el("p", { class: "bad" }, shorten(problem, 2000))],
-    ["Errors", errors?.length && el("div", { class: "body" }, errors.map(errorText)), "wide"],
+    ["Something could not be read", problem && el("p.bad", shorten(problem, 2000))],
+    ["Errors", errors?.length && el("div.body", errors.map(errorText)), "wide"],
     ["Flight recording", flight?.summary.length && flightOf(flight), "wide"],
     ["Faults", time?.faults.length && faultTable(time.faults), "wide"],
     ["Metrics", metrics, "wide"],
     ["Writers", writers?.length && writersOf(writers)],
     [
       "Hyperparameters",
-      hyperparameters.length ? scroll(pairTable(hyperparameters)) : el("p", {}, "None were logged."),
+      hyperparameters.length ? scroll(pairTable(hyperparameters)) : el("p", "None were logged."),
     ],
     ["What logging cost", costOf(detail)],
     ["Sessions", sessions?.length && sessionsOf(sessions)],
@@ -55,14 +55,12 @@ function errorText({ kind, count, text }) {
 function flightOf({ summary, ranks }) {
   const lineOf = (frame) => `${frame.place} in ${frame.function}${frame.code ? `\n    ${frame.code}` : ""}`;
   return el(
-    "div",
-    { class: "body" },
-    summary.map((line) => el("p", { class: "bad" }, shorten(line, 2000))),
+    "div.body",
+    summary.map((line) => el("p.bad", shorten(line, 2000))),
     ranks.map((one) =>
       el(
         "details",
-        {},
-        el("summary", {}, `Rank ${one.rank}, ${formatTime(one.time)}: where it was`),
+        el("summary", `Rank ${one.rank}, ${formatTime(one.time)}: where it was`),
         el("pre", { style: WRAPPED }, one.stack.map(lineOf).join("\n")),
       ),
     ),
@@ -70,35 +68,23 @@ function flightOf({ summary, ranks }) {
 }
 
 function writersOf(writers) {
-  return scroll(
-    plainTable(
-      writers.map((one) => [
-        el("td", { dir: "auto" }, shorten(one.name, 100)),
-        el("td", {}, one.status),
-        el("td", { class: one.rows === null ? "bad" : "number" }, one.rows ?? "cannot be read"),
-        el(
-          "td",
-          { class: "time" },
-          one.seen_at ? `${formatTime(one.seen_at)} (${formatAge(one.seen_at)})` : "–",
-        ),
-      ]),
-      ["Writer", "Status", "Rows", "Last sign of life"],
-    ),
-  );
+  const seen = (time) => (time ? `${formatTime(time)} (${formatAge(time)})` : "–");
+  const rows = writers.map((one) => [
+    shorten(one.name, 100),
+    one.status,
+    one.rows === null ? cell("bad", "cannot be read") : cell("number", one.rows),
+    cell("time", seen(one.seen_at)),
+  ]);
+  return scroll(plainTable(rows, ["Writer", "Status", "Rows", "Last sign of life"]));
 }
 
 function costOf(detail) {
   const cost = detail.overhead ?? {};
+  const micros = (value) => (value == null ? null : `${formatNumber(value)} µs`);
   const pairs = [
     ["Calls", cost.calls],
-    [
-      "A call, median",
-      cost.p50_us !== undefined && cost.p50_us !== null ? `${formatNumber(cost.p50_us)} µs` : null,
-    ],
-    [
-      "A call, 99th percentile",
-      cost.p99_us !== undefined && cost.p99_us !== null ? `${formatNumber(cost.p99_us)} µs` : null,
-    ],
+    ["A call, median", micros(cost.p50_us)],
+    ["A call, 99th percentile", micros(cost.p99_us)],
     ["In all, about", cost.calls && cost.p50_us ? formatDuration((cost.calls * cost.p50_us) / 1e6) : null],
     ["Metrics on disk", cost.csv_bytes !== undefined ? formatBytes(cost.csv_bytes) : null],
     ["Safe on disk to step", cost.safe_on_disk_to_step],
@@ -106,54 +92,41 @@ function costOf(detail) {
     ["Rows waiting", cost.waiting_rows || null],
     ["Refused", cost.refused || null],
     ["Damaged bytes", cost.damaged_bytes || null],
-  ].filter(([, value]) => value !== null && value !== undefined);
+  ].filter(([, value]) => value != null);
   const lost = Object.entries(detail.lost ?? {}).filter(([, count]) => count);
-  if (!pairs.length && !lost.length) return el("p", {}, "Not measured for this kind of run.");
-  return [
-    scroll(pairTable(pairs)),
-    el(
-      "p",
-      { class: lost.length ? "bad" : "", style: { "padding-top": "10px" } },
-      lost.length
-        ? `Lost: ${lost.map(([kind, count]) => `${count} ${kind}`).join(", ")}.`
-        : "Nothing was lost.",
-    ),
-  ];
+  if (!pairs.length && !lost.length) return el("p", "Not measured for this kind of run.");
+  const text = lost.length
+    ? `Lost: ${lost.map(([kind, count]) => `${count} ${kind}`).join(", ")}.`
+    : "Nothing was lost.";
+  return [scroll(pairTable(pairs)), el("p", { class: lost.length ? "bad" : "" }, text)];
 }
 
 function sessionsOf(sessions) {
-  return scroll(
-    plainTable(
-      sessions.map((one) => [
-        el("td", { class: "time" }, formatTime(one.start)),
-        el("td", {}, one.end ? formatDuration(one.end - one.start) : "–"),
-        el("td", { title: shorten(one.exception ?? "", 500) }, one.status ?? "–"),
-        el("td", {}, one.resume_step ?? "the start"),
-        el("td", {}, shorten(one.host ?? "–", 60)),
-      ]),
-      ["Started", "Duration", "Status", "From step", "Host"],
-    ),
-  );
+  const rows = sessions.map((one) => [
+    cell("time", formatTime(one.start)),
+    one.end ? formatDuration(one.end - one.start) : "–",
+    el("td", { title: shorten(one.exception ?? "", 500) }, one.status ?? "–"),
+    one.resume_step ?? "the start",
+    shorten(one.host ?? "–", 60),
+  ]);
+  return scroll(plainTable(rows, ["Started", "Duration", "Status", "From step", "Host"]));
 }
 
 function branchesOf(branches) {
   const texts = branches.map(
     (one) => `After step ${formatNumber(one.from_step)}: ${one.file}${one.rank ? ` (rank ${one.rank})` : ""}`,
   );
-  return el("p", {}, texts.join("; "), ". Charts show these rows as dotted lines.");
+  return el("p", texts.join("; "), ". Charts show these rows as dotted lines.");
 }
 
 function checkpointsOf(id, checkpoints) {
-  return scroll(
-    plainTable(
-      checkpoints.map((one) => [
-        el("td", { dir: "auto", title: shorten(one.path, 500) }, linked(id, one)),
-        el("td", { class: "number" }, formatBytes(one.size)),
-        el("td", { class: "muted time" }, formatTime(one.time)),
-        el("td", { class: one.exists ? "good" : "bad" }, one.exists ? "there" : "missing"),
-      ]),
-    ),
-  );
+  const rows = checkpoints.map((one) => [
+    el("td", { dir: "auto", title: shorten(one.path, 500) }, linked(id, one)),
+    cell("number", formatBytes(one.size)),
+    cell("muted time", formatTime(one.time)),
+    one.exists ? cell("good", "there") : cell("bad", "missing"),
+  ]);
+  return scroll(plainTable(rows));
 }
 
 /** Returns the name of a file, as a link if the server has the file. */
@@ -163,24 +136,18 @@ function linked(id, { file, name }) {
 }
 
 function artifactsOf(id, artifacts) {
-  return scroll(
-    plainTable(
-      artifacts.map((one) => [
-        el(
-          "td",
-          { dir: "auto" },
-          linked(id, one),
-          one.uri && el("div", { class: "muted mono" }, shorten(one.uri, 200)),
-        ),
-        el("td", { class: "number" }, formatBytes(one.size)),
-        el(
-          "td",
-          { class: one.arrived === false ? "bad" : one.arrived ? "good" : "muted" },
-          one.arrived ? "arrived" : one.arrived === false ? "not arrived" : "unknown",
-        ),
-      ]),
-    ),
-  );
+  const arrival = (arrived) =>
+    arrived
+      ? cell("good", "arrived")
+      : arrived === false
+        ? cell("bad", "not arrived")
+        : cell("muted", "unknown");
+  const rows = artifacts.map((one) => [
+    [linked(id, one), one.uri && el("div.muted.mono", shorten(one.uri, 200))],
+    cell("number", formatBytes(one.size)),
+    arrival(one.arrived),
+  ]);
+  return scroll(plainTable(rows));
 }
 
 /** Returns what is known about host and process, without what other panels show; the time comes first. */

@@ -1,8 +1,9 @@
 /** Parallel coordinates: a line for each run over axes of hyperparameters and a metric; each axis can have a range. */
 
-import { coloring, shade } from "./colors.js";
+import { shade } from "./colors.js";
 import { bare, textIn, valueIn } from "./columns.js";
-import { download, el, fill, isDark, shorten, svg, toast } from "./dom.js";
+import { el, fill, shorten, svg } from "./dom.js";
+import { coloring } from "./legend.js";
 import { keepNumbers, numbersOf, state, update } from "./state.js";
 
 const HEIGHT = 340;
@@ -131,7 +132,7 @@ export function drawParallel(holder, columns) {
   if (columns.view.isGone) return;
   const names = columns.axes();
   if (names.length < 2) {
-    fill(holder, el("p", { class: "empty" }, "These runs have the same hyperparameters."));
+    fill(holder, el("p.empty", "These runs have the same hyperparameters."));
     return;
   }
   // On a phone the axes scroll.
@@ -175,16 +176,4 @@ export function drawParallel(holder, columns) {
         "Show all axes",
       ),
   );
-}
-
-/** Saves the plot as SVG, with its styles. */
-export function saveParallel(holder) {
-  const drawn = holder.querySelector("svg")?.cloneNode(true);
-  if (!drawn) {
-    toast("Nothing is drawn.");
-    return;
-  }
-  const style = `text{font:11.5px sans-serif;fill:${isDark() ? "#ddd" : "#444"}}.axis{stroke:#999}polyline{fill:none;stroke-width:1.6;stroke-opacity:.75}.out{stroke:#ccc}.brush-ground{fill:none}.brush{fill:#2456c9;fill-opacity:.16}`;
-  drawn.prepend(svg("style", {}, style));
-  download("parallel.svg", new XMLSerializer().serializeToString(drawn), "image/svg+xml");
 }

@@ -9,7 +9,7 @@ const LEAST_DRAG = 6;
 const MOST_LETTERS = 17;
 const MOST_SPIKES = 3;
 const CHARACTER = 6.4;
-const DASHES = { dash: "6 4", dot: "2 3", longdash: "10 4", dashdot: "8 3 2 3", longdashdot: "12 3 2 3" };
+const DASHES = { dash: "6 4", dot: "2 3", longdash: "10 4" };
 let clips = 0;
 
 /** @type {Promise<unknown>} */
@@ -26,16 +26,6 @@ export function turnToDraw() {
       }),
   );
   return lastTurn;
-}
-
-/** Returns a colour of the palette with some opacity. */
-export function faded(color, opacity) {
-  return (
-    color +
-    Math.round(opacity * 255)
-      .toString(16)
-      .padStart(2, "0")
-  );
 }
 
 /** The colours of axes, texts and the background. */
@@ -511,6 +501,13 @@ function nearestMark(node, { across, down }, reach) {
   return best;
 }
 
+/** Puts a box on the side of a place in a plot where it has room. */
+export function putBeside(box, node, across) {
+  const isRoom = across + 20 + box.offsetWidth < node.clientWidth;
+  const left = isRoom ? across + 16 : across - 16 - box.offsetWidth;
+  box.style.left = `${Math.max(4 - node.getBoundingClientRect().left, left)}px`;
+}
+
 /** Returns the callbacks of a layout whose marks show their `text` when the mouse is near, and can be clicked. */
 export function talking(node, chosen = (_) => {}) {
   const box = el("div", { class: "hover-box", hidden: true });
@@ -527,8 +524,7 @@ export function talking(node, chosen = (_) => {}) {
         el("b", { dir: "auto" }, first),
         others.map((line) => el("div", { dir: "auto" }, line)),
       );
-      const isRoom = place.across + 20 + box.offsetWidth < node.clientWidth;
-      box.style.left = `${isRoom ? place.across + 16 : Math.max(4, place.across - 16 - box.offsetWidth)}px`;
+      putBeside(box, node, place.across);
       box.style.top = `${Math.max(4, place.down - box.offsetHeight - 8)}px`;
     },
     onleave: () => {
@@ -541,8 +537,9 @@ export function talking(node, chosen = (_) => {}) {
   };
 }
 
-/** Saves a plot as PNG or SVG with a title and a legend, with its own traces or others. */
-export async function savePlot(node, name, kind, traces = node.data) {
+/** Saves a plot as PNG or SVG, with a title and a legend. */
+export async function savePlot(node, name, kind) {
+  const traces = node.data;
   const named = traces.filter((trace) => ["line", "median"].includes(trace.meta?.part));
   const rows = Math.ceil(named.length / 3);
   const [width, height] = [900, 470 + 18 * rows];

@@ -1,17 +1,10 @@
-/** Point clouds and sounds, drawn on a canvas. */
+/** Point clouds, drawn on a canvas. */
 
-import { readPoints, readWave } from "./data.js";
-import { el, isDark } from "./dom.js";
+import { scaleAt } from "./colors.js";
+import { readPoints } from "./data.js";
+import { el } from "./dom.js";
 
 const TURN = 0.008;
-const RAMP = [
-  [68, 1, 84],
-  [59, 82, 139],
-  [33, 145, 140],
-  [94, 201, 98],
-  [253, 231, 37],
-];
-
 /**
  * Shows a point cloud. Drag or use the arrow keys to turn it, the wheel to enlarge it.
  *
@@ -83,7 +76,7 @@ export function pointCloud(id, file) {
     }
   });
   new ResizeObserver(redraw).observe(canvas);
-  const caption = el("figcaption", {}, "Loading…");
+  const caption = el("figcaption", "Loading…");
   readPoints(id, file).then(
     (found) => {
       cloud = prepared(found);
@@ -96,7 +89,7 @@ export function pointCloud(id, file) {
       caption.textContent = error.message;
     },
   );
-  return el("figure", {}, canvas, caption);
+  return el("figure", canvas, caption);
 }
 
 function prepared({ x, y, z, colors }) {
@@ -116,19 +109,10 @@ function prepared({ x, y, z, colors }) {
   for (let index = 0; index < x.length; index += 1) {
     const shade = colors
       ? [1, 3, 5].map((at) => parseInt(colors[index].slice(at, at + 2), 16))
-      : ramp(high > low ? (z[index] - low) / (high - low) : 0.5);
+      : scaleAt(high > low ? (z[index] - low) / (high - low) : 0.5);
     shades.set(shade, 3 * index);
   }
   return { places, shades };
-}
-
-/** Returns the colour of a share in [0, 1], interpolated between five colours of viridis (van der Walt and Smith, 2015). */
-export function ramp(share) {
-  const at = Math.max(0, Math.min(0.9999, share || 0)) * (RAMP.length - 1);
-  const index = Math.floor(at);
-  return RAMP[index].map((from, channel) =>
-    Math.round(from + (RAMP[index + 1][channel] - from) * (at - index)),
-  );
 }
 
 function drawCloud(canvas, cloud, view) {
@@ -172,58 +156,4 @@ function drawCloud(canvas, cloud, view) {
     }
   }
   context.putImageData(picture, 0, 0);
-}
-
-/** Shows a sound: its waveform, in which a click jumps, and the browser's controls. */
-export function sound(id, file, source, color) {
-  const canvas = el("canvas", { class: "wave", role: "img", "aria-label": "Waveform" });
-  const player = el("audio", { controls: true, preload: "metadata", src: source });
-  const caption = el("figcaption", {});
-  /** @type {any} The answer of `readWave`. */
-  let wave = null;
-  const draw = () => drawWave(canvas, wave, player, color);
-  for (const event of ["timeupdate", "seeked", "loadedmetadata", "play"])
-    player.addEventListener(event, draw);
-  canvas.addEventListener("click", (event) => {
-    const seconds = wave?.seconds || player.duration;
-    if (Number.isFinite(seconds)) player.currentTime = (event.offsetX / canvas.clientWidth) * seconds;
-  });
-  new ResizeObserver(draw).observe(canvas);
-  readWave(id, file).then(
-    (found) => {
-      wave = found;
-      canvas.dataset.points = String(found.channels[0]?.low.length ?? 0);
-      caption.textContent = `${found.seconds.toFixed(2)} s, ${found.sample_rate} Hz${found.total > 1 ? `, ${found.total} channels` : ""}`;
-      draw();
-    },
-    () => {
-      canvas.hidden = true;
-    },
-  );
-  return el("figure", {}, canvas, player, caption);
-}
-
-function drawWave(canvas, wave, player, color) {
-  const scale = Math.min(2, devicePixelRatio || 1);
-  const width = Math.max(1, Math.round(canvas.clientWidth * scale));
-  const height = Math.max(1, Math.round(canvas.clientHeight * scale));
-  Object.assign(canvas, { width, height });
-  if (!wave) return;
-  const context = canvas.getContext("2d");
-  const share = player.duration ? player.currentTime / player.duration : 0;
-  const band = height / wave.channels.length;
-  wave.channels.forEach(({ low, high }, channel) => {
-    const middle = band * (channel + 0.5);
-    for (let index = 0; index < low.length; index += 1) {
-      const left = (index / low.length) * width;
-      const top = middle - high[index] * band * 0.46,
-        bottom = middle - low[index] * band * 0.46;
-      context.fillStyle = index / low.length < share ? color : isDark() ? "#5b6170" : "#a9adb8";
-      context.fillRect(left, top, Math.max(1, width / low.length - 0.5 * scale), Math.max(1, bottom - top));
-    }
-  });
-  if (share > 0) {
-    context.fillStyle = color;
-    context.fillRect(share * width, 0, scale, height);
-  }
 }

@@ -2,6 +2,7 @@
 
 import { listFields, listGroups, listRuns, rowsOf } from "./data.js";
 import { isNarrow, shorten } from "./dom.js";
+import { metricRank } from "./names.js";
 import { isSteady, state, viewQuery } from "./state.js";
 import { alignedTexts } from "./ticks.js";
 
@@ -11,12 +12,17 @@ export const FIXED = {
   status: { title: "Status", width: "106px" },
   created_at: { title: "Started", width: "100px" },
   duration: { title: "Duration", width: "88px" },
-  tags: { title: "Tags", width: "minmax(130px, 0.9fr)" },
-  note: { title: "Note", width: "minmax(140px, 1fr)" },
+  tags: { title: "Tags", width: "minmax(110px, 0.9fr)" },
+  note: { title: "Note", width: "minmax(110px, 1fr)" },
 };
 /** Fields that the columns of names and notes already show. */
 const SHOWN_ALWAYS = ["run", "name", "notes"];
 const MAX_AUTOMATIC = 4;
+/** Pixels of the columns that every run has, and of another one: by default, the table has no more than fit. */
+const WIDTH_OF_OTHERS = 800;
+const WIDTH_OF_A_VALUE = 126;
+/** A narrower window has no columns of dates and notes by default. */
+const WIDTH_OF_ALL = 1200;
 const MAX_CANDIDATES = 100;
 
 /** Which value of a metric a column shows, by the group of its name. */
@@ -62,6 +68,8 @@ export class RunRows {
     /** @type {{label: string, total: number, values?: Object<string, any>}[] | null} */
     this.groups = null;
     this.blocks = new Map();
+    /** How the columns of groups look: `digits` after the point, and the `best` mean of the goal. */
+    this.looks = new Map();
     /** @type {Promise<boolean> | null} */
     this.loaded = null;
     /** Headings and rows from top to bottom. Without groups it has one part; each open group adds one. */
@@ -151,9 +159,34 @@ export class RunRows {
 
   take(groups, answers) {
     this.groups = groups;
+    this.looks = new Map(this.columns.map((name) => [name, this.lookOf(name)]));
     this.total = [...answers.values()][0].total;
     this.blocks = new Map([...answers].map(([number, { rows }]) => [number, rows]));
     this.lay();
+  }
+
+  /** Returns how a column of groups looks: two digits of the median deviation, and the best mean of the goal. */
+  lookOf(name) {
+    const found = (this.groups ?? []).map(({ values }) => values?.[name]).filter(Boolean);
+    const deviations = found
+      .map(({ std }) => std)
+      .filter(Boolean)
+      .sort((one, other) => one - other);
+    const usual = deviations[deviations.length >> 1];
+    const means = found.map(({ mean }) => mean);
+    return {
+      digits: usual ? Math.max(0, 1 - Math.floor(Math.log10(usual))) : -1,
+      best: name === state.goal && means.length ? Math[state.goal.slice(0, 3)](...means) : undefined,
+    };
+  }
+
+  /** Returns the best value of the goal among the loaded rows, if the table shows the goal. */
+  bestOfGoal() {
+    if (!this.columns.includes(state.goal)) return undefined;
+    const rows = [...this.blocks.values()].flat();
+    const values = rows.map((row) => row.values[state.goal]).filter(Number.isFinite);
+    const isMax = state.goal.startsWith("max.");
+    return values.reduce((best, one) => (isMax === one > best ? one : best), values[0]);
   }
 
   /** Returns a row; undefined until its block has arrived. */
@@ -217,7 +250,9 @@ export class RunRows {
   }
 
   askGroups(names) {
-    const columns = names.filter((name) => this.kindOf(name) === "number");
+    const shown = names.filter((name) => this.kindOf(name) === "number");
+    const goal = this.isKnown(state.goal) ? state.goal : "";
+    const columns = [...new Set([...shown, goal].filter(Boolean))];
     return this.question().group.length ? listGroups({ ...this.question(), columns }) : null;
   }
 
@@ -235,16 +270,12 @@ export class RunRows {
    * differ. On a phone, these are the status and one metric.
    */
   async automaticColumns() {
-    const weight = (name) =>
-      [/(val|test|eval).*(acc|loss)/i, /acc|loss|reward|score|f1|bleu/i].findIndex((kind) =>
-        kind.test(name),
-      ) >>> 0;
     const metrics = this.fields
       .filter(({ name, kind }) => name.startsWith("summary.") && kind === "number")
       .map(({ name }) => name)
-      .sort((one, other) => weight(one) - weight(other));
+      .sort((one, other) => metricRank(one) - metricRank(other));
     if (this.isKnown(state.goal)) metrics.unshift(state.goal);
-    if (isNarrow()) return ["status", ...metrics.slice(0, 1)];
+    if (isNarrow()) return [...(state.group.length ? [] : ["status"]), ...metrics.slice(0, 1)];
     const candidates = this.fields
       .map(({ name }) => name)
       .filter((name) => name.startsWith("hparams."))
@@ -253,15 +284,22 @@ export class RunRows {
     const varied = candidates.filter(
       (name) => new Set(rows.map((row) => row.values[name]).filter((value) => value !== undefined)).size > 1,
     );
-    return [
-      "status",
-      "created_at",
-      "duration",
-      "tags",
-      ...metrics.slice(0, MAX_AUTOMATIC),
-      ...varied.slice(0, MAX_AUTOMATIC),
-      "note",
-    ];
+    const isGrouped = state.group.length > 0;
+    const isSlim = innerWidth < WIDTH_OF_ALL;
+    const room = Math.max(2, Math.floor((innerWidth - WIDTH_OF_OTHERS) / WIDTH_OF_A_VALUE));
+    const count = Math.min(MAX_AUTOMATIC, Math.max(Math.ceil(room / 2), room - varied.length));
+    const values = [...metrics.slice(0, count), ...varied.slice(0, Math.min(MAX_AUTOMATIC, room - count))];
+    // A group has no date, tags and note.
+    return isGrouped
+      ? ["status", "duration", ...values.filter((name) => !state.group.includes(name))]
+      : [
+          "status",
+          ...(isSlim ? [] : ["created_at"]),
+          "duration",
+          "tags",
+          ...values,
+          ...(isSlim ? [] : ["note"]),
+        ];
   }
 
   lay() {
@@ -271,15 +309,28 @@ export class RunRows {
     }
     this.layout = [];
     let top = 0,
-      first = 0;
-    for (const group of this.groups) {
+      next = 0;
+    const placed = this.groups.map((group) => {
+      const first = next;
+      next += group.total;
+      return { group, first };
+    });
+    for (const { group, first } of placed.sort(
+      (one, other) => this.distance(one) - this.distance(other) || 0,
+    )) {
       const isFolded = !state.unfold.includes(group.label);
       this.layout.push({ top, heading: group, rows: 0, first });
       top += 1;
       if (!isFolded) this.layout.push({ top, rows: group.total, first });
       if (!isFolded) top += group.total;
-      first += group.total;
     }
+  }
+
+  /** Returns the mean of the goal in a group, negated if the largest is best: the best group comes first. */
+  distance({ group }) {
+    if (!state.goal || state.sort) return 0;
+    const mean = group.values?.[state.goal]?.mean ?? Infinity;
+    return state.goal.startsWith("max.") && mean !== Infinity ? -mean : mean;
   }
 
   /** The number of visible headings and rows. */

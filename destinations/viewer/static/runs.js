@@ -1,8 +1,11 @@
 /** The table of runs: columns, sort, groups, selection, tags and notes. Only the rows in view exist. */
 
+import { colorOf } from "./colors.js";
 import { editRun, isExported } from "./data.js";
 import {
   attempt,
+  button,
+  checkbox,
   el,
   fieldFor,
   fill,
@@ -13,7 +16,6 @@ import {
   icon,
   iconButton,
   inTurn,
-  isDark,
   isNarrow,
   popover,
   shorten,
@@ -21,7 +23,7 @@ import {
   toast,
 } from "./dom.js";
 import { FIXED, nextOfMetric, RunRows, shownOfMetric } from "./rows.js";
-import { chosenRuns, colorOf, linkTo, selectRuns, state, toggle, update } from "./state.js";
+import { chosenRuns, linkTo, selectRuns, state, toggle, update } from "./state.js";
 import { View } from "./view.js";
 import { complain } from "./viewbar.js";
 
@@ -37,10 +39,11 @@ const STATUS_MARKS = { running: "running", killed: "dead", completed: "done", fi
 export function statusMark({ status }) {
   const kind = STATUS_MARKS[status] ?? (status.startsWith("fail") ? "failed" : "ended");
   const title = kind === "dead" ? "The run says that it's running, but its heartbeat has stopped." : null;
-  return el("span", { class: `status ${kind}`, title }, el("i", {}), status);
+  return el("span", { class: `status ${kind}`, title }, el("i"), status);
 }
 
 const FAVOURITE = "favourite";
+const ARROWS = { ascending: "↑", descending: "↓", none: "" };
 
 /** Makes the star of a run, which adds or removes a tag, so that filters and the shell find favourites too. */
 export function favouriteButton({ tags }, save, props = {}) {
@@ -77,9 +80,8 @@ function rowHeight() {
   return matchMedia("(pointer: coarse)").matches ? 44 : 28;
 }
 
-/** Draws the mean ± standard deviation of a group, with as many digits as the deviation supports. */
-function groupCell(name, found) {
-  const digits = found?.std ? 1 - Math.floor(Math.log10(found.std)) : -1;
+/** Draws the mean ± standard deviation of a group, with the digits that all groups of the column have. */
+function groupCell(name, found, { digits = -1, best = undefined } = {}) {
   const of = (value) =>
     digits < 0 || digits > 12 ? formatNumber(value) : value.toFixed(digits).replace("-", "−");
   const text = found ? of(found.mean) : "";
@@ -87,7 +89,12 @@ function groupCell(name, found) {
   const title = found
     ? `${text}${spread}: mean and standard deviation of ${found.count} ${found.count === 1 ? "run" : "runs"}`
     : null;
-  return el("div", { role: "gridcell", class: "number", "data-column": name, title }, text, spread);
+  return el(
+    "div",
+    { role: "gridcell", class: "number", "data-column": name, title },
+    el("span", { class: found && found.mean === best ? "best-value" : "" }, text),
+    el("span.muted", spread),
+  );
 }
 
 /** The table: a grid of the rows in view, with a cursor, a selection, and edits in place. */
@@ -100,7 +107,9 @@ class RunTable {
     this.isEditing = false;
     /** @type {Map<string, Map<number, string>>} The texts of metrics, by column and value. */
     this.texts = new Map();
-    this.actions = el("span", { class: "actions" });
+    /** The best value of the goal. */
+    this.best = undefined;
+    this.actions = el("span.actions");
     this.head = el("div", { class: "grid-row grid-head", role: "row" });
     this.body = el("div", { class: "grid-body", role: "rowgroup" });
     this.grid = el(
@@ -134,7 +143,7 @@ class RunTable {
   /** Returns the parts of the view, from top to bottom. */
   elements() {
     const columns = popover([icon("columns"), "Columns"], { class: "button" }, () => this.chooseColumns());
-    return [el("div", { class: "toolbar" }, columns, this.actions), this.grid];
+    return [el("div.toolbar", columns, this.actions), this.grid];
   }
 
   /** Draws new rows. */
@@ -143,6 +152,7 @@ class RunTable {
     const at = this.cursorRun ? this.rows.indexOf(this.cursorRun) : -1;
     if (at >= 0) this.cursor = at;
     if (isHead) this.drawHead();
+    this.best = this.rows.bestOfGoal();
     this.texts = new Map(
       this.rows.columns.filter(shownOfMetric).map((name) => [name, this.rows.textsOf(name)]),
     );
@@ -165,9 +175,13 @@ class RunTable {
     // The heading of a metric also says which value it shows.
     const width = (name) =>
       FIXED[name]?.width ??
-      (isNarrow() || !shownOfMetric(name) ? "minmax(100px, 120px)" : "minmax(132px, 150px)");
+      (isNarrow()
+        ? "minmax(78px, auto)"
+        : shownOfMetric(name)
+          ? "minmax(132px, 150px)"
+          : "minmax(100px, 120px)");
     const least = isNarrow() ? 110 : state.group.length ? 280 : 230;
-    return ["38px", `minmax(${least}px, 1.6fr)`, ...this.rows.columns.map(width)];
+    return [isNarrow() ? "28px" : "38px", `minmax(${least}px, 1.6fr)`, ...this.rows.columns.map(width)];
   }
 
   drawHead() {
@@ -188,15 +202,13 @@ class RunTable {
         "div",
         { role: "columnheader", class: isNumber ? "number" : "", "aria-sort": is, title: name },
         by
-          ? el(
-              "button",
-              { type: "button", onclick: by },
-              el("span", {}, tailOf(titleOf(name))),
-              el(
-                "i",
-                { class: "sort", "aria-hidden": "true" },
-                is === "ascending" ? "↑" : is === "descending" ? "↓" : "",
-              ),
+          ? button(
+              [
+                el("span", tailOf(titleOf(name))),
+                el("i", { class: "sort", "aria-hidden": "true" }, ARROWS[is]),
+              ],
+              by,
+              { class: "" },
             )
           : titleOf(name),
         this.shownButton(name),
@@ -228,11 +240,7 @@ class RunTable {
         sort: state.sort.replace(/^-/, "") === name ? state.sort.replace(name, () => next) : state.sort,
       });
     const title = `Shows the ${shown} value; click for the ${shownOfMetric(next)}`;
-    return el(
-      "button",
-      { type: "button", class: "shown", title, "aria-label": `${titleOf(name)}: ${title}`, onclick: change },
-      shown,
-    );
+    return button(shown, change, { class: "shown", title, "aria-label": `${titleOf(name)}: ${title}` });
   }
 
   drawActions() {
@@ -240,21 +248,14 @@ class RunTable {
     fill(
       this.actions,
       chosen.length > 0 && [
-        el("strong", {}, `${chosen.length} selected`),
+        el("strong", `${chosen.length} selected`),
         el("a", { class: "button primary", ...linkTo({ page: "charts" }) }, icon("chart"), "Charts"),
         chosen.length > 1 && el("a", { class: "button", ...linkTo({ page: "compare" }) }, "Compare"),
         el("a", { class: "button", ...linkTo({ page: "media" }) }, "Media"),
-        el(
-          "button",
-          { type: "button", class: "button", onclick: () => this.archiveChosen() },
-          icon("archive"),
-          state.archived ? "Take out of the archive" : "Archive",
+        button([icon("archive"), state.archived ? "Take out of the archive" : "Archive"], () =>
+          this.archiveChosen(),
         ),
-        el(
-          "button",
-          { type: "button", class: "button quiet", onclick: () => update({ run: [], off: [] }) },
-          "Clear",
-        ),
+        button("Clear", () => update({ run: [], off: [] }), { class: "button quiet" }),
       ],
     );
   }
@@ -280,7 +281,8 @@ class RunTable {
     for (const [at, node] of have) if (at < from || at >= to) node.remove();
     for (const part of this.rows.layout) {
       if (part.heading) {
-        const content = [part.heading, part.first, state.group, state.unfold, this.rows.columns];
+        const looks = [...this.rows.looks];
+        const content = [part.heading, part.first, state.group, state.unfold, this.rows.columns, looks];
         if (part.top >= from && part.top < to) put(part.top, content, () => this.groupRow(part, height));
         continue;
       }
@@ -289,7 +291,8 @@ class RunTable {
         const row = this.rows.at(index);
         const look = row && [
           formatAge(row.created_at),
-          state.run.includes(row.id) && colorOf(row.id, isDark()),
+          state.run.includes(row.id) && colorOf(row.id),
+          this.best,
           this.rows.columns.map((name) => this.texts.get(name)?.get(row.values[name])),
         ];
         put(at, [index, row ?? null, look, this.rows.columns, index === this.cursor], () =>
@@ -326,21 +329,18 @@ class RunTable {
       el(
         "div",
         { role: "gridcell", class: "name" },
-        el(
-          "button",
-          {
-            type: "button",
-            "aria-expanded": String(isOpen),
-            title: shorten(`${groupTitle()} ${label}`, 300),
-            onclick: () => toggle("unfold", label),
-          },
-          icon("chevron"),
-          el("span", { class: "muted" }, state.group.length > 1 ? "" : groupTitle().split(".").at(-1)),
-          el("strong", {}, shorten(label, 60)),
-          el("span", { class: "muted" }, total === 1 ? "1 run" : `${total} runs`),
+        button(
+          [
+            icon("chevron"),
+            el("span.muted", state.group.length > 1 ? "" : groupTitle().split(".").at(-1)),
+            el("strong", shorten(label, 60)),
+            el("span.muted", total === 1 ? "1 run" : `${total} runs`),
+          ],
+          () => toggle("unfold", label),
+          { class: "", "aria-expanded": String(isOpen), title: shorten(`${groupTitle()} ${label}`, 300) },
         ),
       ),
-      this.rows.columns.map((name) => groupCell(name, values[name])),
+      this.rows.columns.map((name) => groupCell(name, values[name], this.rows.looks.get(name))),
     );
   }
 
@@ -354,10 +354,9 @@ class RunTable {
       "aria-rowindex": index + 1,
       style: { transform: `translateY(${at * height}px)` },
     };
-    if (!row)
-      return el("div", { ...props, class: "grid-row waiting" }, el("div", {}), el("div", { class: "blank" }));
+    if (!row) return el("div", { ...props, class: "grid-row waiting" }, el("div"), el("div.blank"));
     const isChosen = state.run.includes(row.id);
-    const color = colorOf(row.id, isDark());
+    const color = colorOf(row.id);
     const box = el("input", {
       type: "checkbox",
       checked: isChosen,
@@ -412,8 +411,7 @@ class RunTable {
             ondblclick: (event) => this.editTags(event.currentTarget, row),
           },
           el(
-            "span",
-            { class: "fading" },
+            "span.fading",
             row.tags.slice(0, 12).map((tag) => el("span", { class: "tag", dir: "auto" }, shorten(tag, 40))),
           ),
           this.editButton("Edit tags", (node) => this.editTags(node, row)),
@@ -435,6 +433,7 @@ class RunTable {
             class: typeof value === "number" ? "number" : "",
             title: value === undefined ? null : shorten(String(value), 300),
           },
+          name === state.goal && value === this.best && el("span.best-value"),
           shorten(this.texts.get(name)?.get(value) ?? this.textOf(value, this.rows.kindOf(name)), 80),
         );
       }
@@ -532,40 +531,25 @@ class RunTable {
 
   chooseColumns() {
     const find = el("input", { type: "search", placeholder: "Find a column", "aria-label": "Find a column" });
-    const list = el("div", { class: "choices" });
+    const list = el("div.choices");
     const show = () => {
       const wanted = this.rows.choices.filter((name) =>
         name.toLowerCase().includes(find.value.toLowerCase()),
       );
       fill(
         list,
-        wanted.slice(0, 300).map((name) =>
-          el(
-            "label",
-            { class: "check" },
-            el("input", {
-              type: "checkbox",
-              checked: this.rows.columns.includes(name),
-              onchange: (event) =>
-                update({
-                  column: event.target.checked
-                    ? [...this.rows.columns, name]
-                    : this.rows.columns.filter((one) => one !== name),
-                }),
-            }),
-            el("span", { dir: "auto" }, shorten(name, 80)),
-          ),
-        ),
-        wanted.length > 300 && el("p", { class: "muted" }, `${wanted.length - 300} more: search for them.`),
+        wanted.slice(0, 300).map((name) => {
+          const { columns } = this.rows;
+          const turn = (isOn) =>
+            update({ column: isOn ? [...columns, name] : columns.filter((one) => one !== name) });
+          return checkbox(el("span", { dir: "auto" }, shorten(name, 80)), columns.includes(name), turn);
+        }),
+        wanted.length > 300 && el("p.muted", `${wanted.length - 300} more: search for them.`),
       );
     };
     find.addEventListener("input", show);
     show();
-    return [
-      find,
-      list,
-      el("button", { type: "button", class: "button quiet", onclick: () => update({ column: [] }) }, "Reset"),
-    ];
+    return [find, list, button("Reset", () => update({ column: [] }), { class: "button quiet" })];
   }
 
   keys(event) {
@@ -599,7 +583,7 @@ class RunTable {
 export function showRuns(root) {
   const view = new View("runs");
   const table = new RunTable(view);
-  fill(root, el("section", { class: "page runs-page" }, table.elements()));
+  fill(root, el("section.page.runs-page", table.elements()));
   view.onState((changed) => {
     if (
       ["q", "where", "without", "sort", "goal", "group", "archived", "column"].some((name) =>

@@ -1,10 +1,11 @@
 /** The scatter plot of Explore: a point for each run, a column against a metric. */
 
-import { coloring, neutral } from "./colors.js";
+import { colorOf, neutral } from "./colors.js";
 import { bare, isLog, labelsOf, MOST_TICKS, textIn, valueIn } from "./columns.js";
 import { formatNumber, isDark, shorten } from "./dom.js";
+import { coloring } from "./legend.js";
 import { drawPlot, talking } from "./plot.js";
-import { colorOf, state, update } from "./state.js";
+import { state, update } from "./state.js";
 
 /** Returns ticks at the values of an axis, if these are few. */
 function ticksAt(values) {
@@ -39,9 +40,7 @@ function traceOf(columns, shown, xs, sx, sy) {
     marker: {
       size: shown.map((row) => (isChosen(row) ? 14 : 10)),
       opacity: shown.map((row) => (isOut(row) ? 0.15 : 0.85)),
-      color: shown.map((row) =>
-        byField ? byField(row) : isChosen(row) ? colorOf(row.id, isDark()) : neutral(),
-      ),
+      color: shown.map((row) => (byField ? byField(row) : isChosen(row) ? colorOf(row.id) : neutral())),
       line: {
         width: shown.map((row) => (state.sc && isChosen(row) ? 2 : 1)),
         color: shown.map((row) => (state.sc && isChosen(row) ? ink : ground)),
@@ -50,7 +49,7 @@ function traceOf(columns, shown, xs, sx, sy) {
   };
 }
 
-/** Draws the plot, and shows in the button whether the x axis is logarithmic. */
+/** Draws the plot, and shows in the button whether the x axis is logarithmic; returns what a log axis leaves out. */
 export function drawScatter(plot, logX, columns) {
   const { sx, sy } = columns.chosen();
   // The chosen runs are drawn last: in front.
@@ -78,4 +77,7 @@ export function drawScatter(plot, logX, columns) {
     y: { type: state.logy ? "log" : "linear", title: bare(sy) },
     ...talking(plot, (id) => update({ page: "run", id })),
   });
+  const isOut = (row, at) => (isLogX && !(xs[at] > 0)) || (state.logy && !(valueIn(row, sy) > 0));
+  const count = shown.filter(isOut).length;
+  return count ? `▾ ${count === 1 ? "1 run" : `${count} runs`} at ≤ 0: a log axis can't show them.` : "";
 }

@@ -1,21 +1,13 @@
 /** The list of selected runs beside charts and media: colour, status, visibility. */
 
-import { huesOf } from "./colors.js";
-import { runDetail, runInfo, selectedRows } from "./data.js";
-import { el, fill, iconButton, inTurn, isDark, remember, remembered, shorten, svg } from "./dom.js";
+import { colorOf, setHues } from "./colors.js";
+import { inOrderOf, RunColumns } from "./columns.js";
+import { rowsOf, runDetail, runInfo, selectedRows } from "./data.js";
+import { el, fill, iconButton, inTurn, remember, remembered, shorten, svg } from "./dom.js";
+import { drawLegend, huesOf } from "./legend.js";
 import { differingSettings, runLabels } from "./names.js";
 import { statusMark } from "./runs.js";
-import {
-  colorOf,
-  selectRuns,
-  setHues,
-  selectedRuns,
-  state,
-  linkTo,
-  toggle,
-  update,
-  visibleRuns,
-} from "./state.js";
+import { selectRuns, selectedRuns, state, linkTo, toggle, update, viewQuery, visibleRuns } from "./state.js";
 import { View } from "./view.js";
 
 /** Statuses that the list leaves out where it shows hyperparameters. */
@@ -23,7 +15,7 @@ const QUIET = ["completed", "finished"];
 
 /** Draws a short piece of a run's line. */
 export function swatch(id) {
-  return pieceOf(colorOf(id, isDark()));
+  return pieceOf(colorOf(id));
 }
 
 /** Draws a piece of a line of a colour. */
@@ -40,37 +32,67 @@ export function pieceOf(color) {
   );
 }
 
-/** Returns the ids of the visible runs, the details of each or null, and an error text if all of them failed. */
-export async function visibleDetails() {
+/** Returns what a function finds for the visible runs, for the ones that are visible when it has found it. */
+async function ofVisible(ask) {
   for (;;) {
     const ids = visibleRuns();
-    const found = await Promise.allSettled(ids.map(runDetail));
-    const details = found.map((one) => (one.status === "fulfilled" ? one.value : null));
-    const reasons = found.map((one) => (one.status === "rejected" ? one.reason.message : ""));
-    const problem = details.some(Boolean) ? "" : (reasons[0] ?? "");
-    // The selection may have changed meanwhile; the caller must not see the old runs after the new ones.
-    if (String(ids) === String(visibleRuns())) return [ids, details, problem];
+    const found = await ask(ids);
+    // Otherwise the caller would see old runs after new ones.
+    if (String(ids) === String(visibleRuns())) return found;
   }
 }
 
+/** Returns the ids of the visible runs, the details of each or null, and an error text if all of them failed. */
+export function visibleDetails() {
+  return ofVisible(async (ids) => {
+    const found = await Promise.allSettled(ids.map(runDetail));
+    const details = found.map((one) => (one.status === "fulfilled" ? one.value : null));
+    const reasons = found.map((one) => (one.status === "rejected" ? one.reason.message : ""));
+    return [ids, details, details.some(Boolean) ? "" : (reasons[0] ?? "")];
+  });
+}
+
 /** Returns the rows of the visible runs, as `selectedRows` does. */
-export async function visibleRows() {
-  for (;;) {
-    const ids = visibleRuns();
-    const rows = await selectedRows(ids);
-    if (String(ids) === String(visibleRuns())) return rows;
-  }
+export function visibleRows() {
+  return ofVisible(selectedRows);
 }
 
 const WIDTH = "destinations-sidebar";
 const LEAST_WIDTH = 180;
 
-/** Shows the selected runs beside the content of a view, until the returned function is called. */
-export function showBesideRuns(root, ...content) {
+/**
+ * Shows the selected runs beside the content of a view, until the returned function is called.
+ *
+ * @param {HTMLElement} root
+ * @param {HTMLElement} legend gets the legend of the colours.
+ * @param {...any} content
+ */
+export function showBesideRuns(root, legend, ...content) {
   const aside = el("aside", { class: "sidebar", "aria-label": "Selected runs" });
   const edge = edgeOf(aside);
-  fill(root, el("div", { class: "split" }, aside, edge, el("section", { class: "page" }, content)));
-  return showSidebar(aside);
+  fill(root, el("div.split", aside, edge, el("section.page", content)));
+  return showSidebar(aside, legend);
+}
+
+/** The field of the colours for all runs of a view, so that a value has one colour on every page. */
+class ColourField {
+  constructor(view) {
+    this.columns = new RunColumns(view);
+    this.asked = "";
+  }
+
+  /** Returns the columns, which have at least the given runs. */
+  async with(ids) {
+    const asked = JSON.stringify([state.sc, viewQuery()]);
+    const isHeld = ids.every((id) => this.columns.rows.some((row) => row.id === id));
+    if (state.sc && (asked !== this.asked || !isHeld)) {
+      const [all, shown] = await Promise.all([inOrderOf(state.sc), rowsOf(ids, [state.sc])]);
+      this.columns.rows = [...new Map([...all, ...shown].map((row) => [row.id, row])).values()];
+      this.columns.setOrder(state.sc, all);
+      this.asked = asked;
+    }
+    return this.columns;
+  }
 }
 
 /** Makes the edge of the list, which moves by a drag or the arrow keys; the browser remembers the width. */
@@ -99,23 +121,29 @@ function edgeOf(aside) {
   return edge;
 }
 
-function showSidebar(root) {
+function showSidebar(root, legend) {
   const list = el("ul", { class: "legend", "aria-label": "Selected runs" });
   fill(
     root,
-    el("h2", {}, "Runs", el("a", { class: "button quiet", ...linkTo({ page: "runs", id: "" }) }, "Choose")),
+    el("h2", "Runs", el("a", { class: "button quiet", ...linkTo({ page: "runs", id: "" }) }, "Choose")),
     list,
   );
   const view = new View();
+  const field = new ColourField(view);
 
   async function draw() {
-    const rows = await selectedRows(selectedRuns()).catch(() => []);
+    const shown = selectedRuns();
+    const [rows, columns] = await Promise.all([
+      selectedRows(shown).catch(() => []),
+      field.with(shown).catch(() => new RunColumns(view)),
+    ]);
     if (view.isGone) return;
     // The selection may have changed meanwhile.
     const ids = selectedRuns();
     const names = runLabels(ids.map(runInfo));
     const settings = differingSettings(rows.filter(Boolean));
-    setHues(huesOf(rows.filter(Boolean)));
+    drawLegend(legend, columns);
+    setHues(huesOf(columns));
     fill(
       list,
       ids.map((id, at) => {
@@ -138,8 +166,7 @@ function showSidebar(root) {
           },
           swatch(id),
           el(
-            "div",
-            { class: "who" },
+            "div.who",
             el(
               "a",
               { ...linkTo({ page: "run", id }), title: shorten(info.name, 300), dir: "auto" },
@@ -155,8 +182,7 @@ function showSidebar(root) {
             QUIET.includes(info.status) && setting ? null : statusMark(info),
           ),
           el(
-            "span",
-            { class: "tools" },
+            "span.tools",
             iconButton(
               isOff ? "eyeOff" : "eye",
               `${isOff ? "Show" : "Hide"} ${shorten(name, 40)} (x)`,
@@ -170,12 +196,12 @@ function showSidebar(root) {
           ),
         );
       }),
-      !ids.length && el("li", { class: "muted" }, "None."),
+      !ids.length && el("li.muted", "None."),
     );
   }
 
   view.onState((changed) => {
-    if (["run", "off", "sc"].some((name) => changed.has(name))) draw();
+    if (["run", "off", "sc", "hues"].some((name) => changed.has(name))) draw();
   });
   const refresh = inTurn(draw);
   view.onData((changed) => {

@@ -74,31 +74,6 @@ export const VIEW = [
   "off",
 ];
 
-/** Colours that stay distinct with the common kinds of colour blindness, for light and dark backgrounds. */
-const PALETTE_LIGHT = [
-  "#2e69e1",
-  "#ec5f07",
-  "#a33993",
-  "#2a5417",
-  "#036476",
-  "#8e8f4b",
-  "#1da080",
-  "#633283",
-  "#961f49",
-  "#717172",
-];
-const PALETTE_DARK = [
-  "#4884fc",
-  "#ef661e",
-  "#ee96dd",
-  "#8bda6c",
-  "#81e5fe",
-  "#ebec83",
-  "#5fc0a2",
-  "#b189d0",
-  "#d2326a",
-  "#c8c8c8",
-];
 /** Safari refuses more than a hundred changes of the URL in ten seconds. */
 const NOTES_AT_ONCE = 50;
 const WINDOW_MS = 10000;
@@ -179,7 +154,8 @@ export function update(patch, push = false) {
   tell(new Set(changed));
 }
 
-function tell(changed) {
+/** Tells listeners which fields changed. */
+export function tell(changed) {
   for (const listener of [...listeners]) listener(changed);
 }
 
@@ -248,7 +224,7 @@ export function whenViewed() {
 }
 
 /** Returns the shown runs by colour: the chosen ones, or else the first of the view. */
-function slotsNow() {
+export function slotsNow() {
   return state.run.some(Boolean) ? state.run : viewed.slots;
 }
 
@@ -280,7 +256,7 @@ export function visibleRuns() {
 }
 
 /** Returns the slots with ids added in the first free ones. */
-function placed(slots, ids) {
+export function placed(slots, ids) {
   const found = [...slots];
   for (const id of ids) {
     const hole = found.indexOf("");
@@ -305,38 +281,6 @@ export function selectRuns(ids, isOn) {
         [],
       );
   update({ run });
-}
-
-/** The colour of each run by the chosen field. */
-const hues = new Map();
-
-/** Sets the colours of runs by a field; without any, each run has its own. */
-export function setHues(found) {
-  if (JSON.stringify([...found]) === JSON.stringify([...hues])) return;
-  hues.clear();
-  for (const [id, color] of found) hues.set(id, color);
-  tell(new Set(["hues"]));
-}
-
-/** Returns the colour of a run, the same on every page: its field's, or its own. */
-export function colorOf(id, isDarkNow) {
-  return hues.get(id) ?? colorOfSlot(Math.max(0, slotsNow().indexOf(id)), isDarkNow);
-}
-
-/** Returns the colour of a band: the field's if all of its runs share it, or else the colour of its number. */
-export function colorOfBand({ number, members }, isDarkNow) {
-  const found = new Set(members.map(({ run }) => hues.get(run)));
-  return (found.size === 1 && [...found][0]) || colorOfSlot(number, isDarkNow);
-}
-
-/** Returns the colour of a slot; slots beyond the palette are grey. */
-export function colorOfSlot(slot, isDarkNow) {
-  return (isDarkNow ? PALETTE_DARK : PALETTE_LIGHT)[slot] ?? contextColor(isDarkNow);
-}
-
-/** Returns the grey of lines beyond the palette, which stay in the background. */
-export function contextColor(isDarkNow) {
-  return isDarkNow ? "#4d5058" : "#b4b4ae";
 }
 
 /** How many numbers precede a name in each list: the name itself may look like numbers. */

@@ -1,7 +1,7 @@
 /** How a run spent its time: a band of parts, and the cost of each fault. */
 
 import { el, formatDuration, formatNumber, formatTime } from "./dom.js";
-import { plainTable } from "./table.js";
+import { cell, plainTable } from "./table.js";
 
 /** The buckets of each part of the band; further buckets are "other". */
 const PARTS = {
@@ -46,7 +46,7 @@ export function timeBand(time) {
       "p",
       { title: buckets.join("\n") },
       "Goodput ",
-      el("b", {}, `${(100 * time.goodput).toFixed(1)} %`),
+      el("b", `${(100 * time.goodput).toFixed(1)} %`),
       ` of ${formatDuration(time.wall)}`,
     ),
     el(
@@ -61,29 +61,22 @@ export function timeBand(time) {
       ),
     ),
     el(
-      "ul",
-      { class: "time-legend" },
-      parts.map((one) => el("li", {}, el("i", { class: `time-${one.part}` }), text(one))),
+      "ul.time-legend",
+      parts.map((one) => el("li", el("i", { class: `time-${one.part}` }), text(one))),
     ),
-    time.slow && el("p", { class: "bad" }, time.slow),
+    time.slow && el("p.bad", time.slow),
   );
 }
 
 /** Returns the table of faults with their costs. */
 export function faultTable(faults) {
-  return el(
-    "div",
-    { class: "scroll", tabIndex: 0 },
-    plainTable(
-      faults.map((one) => [
-        el("td", {}, one.status || "ended"),
-        el("td", {}, formatTime(one.at)),
-        el("td", { class: "number" }, formatNumber(one.step)),
-        ...["cost", "gone", "start", "restore", "repeated"].map((name) =>
-          el("td", { class: "number" }, formatDuration(one[name])),
-        ),
-      ]),
-      ["Ended", "When", "At step", "Lost", "Gone", "Start", "Restore", "Repeated"],
-    ),
-  );
+  const costs = ["cost", "gone", "start", "restore", "repeated"];
+  const rows = faults.map((one) => [
+    one.status || "ended",
+    formatTime(one.at),
+    cell("number", formatNumber(one.step)),
+    ...costs.map((name) => cell("number", formatDuration(one[name]))),
+  ]);
+  const head = ["Ended", "When", "At step", "Lost", "Gone", "Start", "Restore", "Repeated"];
+  return el("div", { class: "scroll", tabIndex: 0 }, plainTable(rows, head));
 }

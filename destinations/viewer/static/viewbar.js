@@ -1,13 +1,38 @@
 /** The bar of the view that all pages share: saved views, search, filter, statuses, groups, colours and the goal. */
 
-import { dataChanges, isExported, listFields, listGroups, listRuns, readViews, saveView } from "./data.js";
-import { debounce, el, fill, formatNumber, icon, iconButton, menu, popover, shorten, toast } from "./dom.js";
+import { setBest } from "./colors.js";
+import {
+  dataChanges,
+  isExported,
+  listFields,
+  listGroups,
+  listRuns,
+  readViews,
+  rowsOf,
+  saveView,
+} from "./data.js";
+import {
+  button,
+  checkbox,
+  setMenu,
+  debounce,
+  el,
+  fill,
+  formatNumber,
+  icon,
+  iconButton,
+  menu,
+  popover,
+  shorten,
+  toast,
+} from "./dom.js";
 import { FilterField } from "./filter.js";
 import { isColumn } from "./rows.js";
 import {
   fieldsOfView,
   isSteady,
   onChange,
+  selectedRuns,
   setViewed,
   state,
   toggle,
@@ -59,16 +84,14 @@ class ViewBar {
       onchange: () => update({ q: this.search.value }),
     });
     this.filter = new FilterField(() => this.fields);
-    this.name = el("span", {});
+    this.name = el("span");
     this.chips = el("span", { class: "chips", role: "group", "aria-label": "Statuses" });
-    this.groupName = el("span", {});
+    this.groupName = el("span");
     this.hue = menu("color", "Colour", (sc) => update({ sc }));
     this.goal = menu("goal", "Goal", (goal) => update({ goal }));
     this.count = el("span", { class: "muted count", "aria-live": "polite" });
-    this.archived = el("input", {
-      type: "checkbox",
+    this.archived = checkbox("Archived", false, (isOn) => update({ archived: isOn ? "1" : "" }), {
       id: "archived",
-      onchange: () => update({ archived: this.archived.checked ? "1" : "" }),
     });
     fill(
       root,
@@ -79,16 +102,16 @@ class ViewBar {
           popover([this.name, icon("chevron")], { class: "button", id: "views" }, (close) =>
             this.chooseView(close),
           ),
-        el("label", { class: "field search" }, icon("search"), this.search),
+        el("label.field.search", icon("search"), this.search),
         this.filter.element,
         this.filter.help,
         this.chips,
         popover([this.groupName, icon("chevron")], { class: "button", id: "group" }, () =>
           this.chooseGroups(),
         ),
-        el("label", { class: "pair" }, "Colour", this.hue),
-        el("label", { class: "pair" }, "Goal", this.goal),
-        el("label", { class: "check" }, this.archived, "Archived"),
+        el("label.pair", "Colour", this.hue),
+        el("label.pair", "Goal", this.goal),
+        this.archived,
         this.count,
         unfoldButton(),
       ),
@@ -96,6 +119,7 @@ class ViewBar {
     onChange((changed) => {
       if (["page", "column", "run", "off", ...OWN].some((name) => changed.has(name))) this.draw();
       if (mostViewed() !== this.most || OWN.some((name) => changed.has(name))) this.load();
+      else if (changed.has("run")) this.rank();
     });
     dataChanges((changed) => {
       if (changed.table && (changed.order || !isSteady())) this.load();
@@ -125,11 +149,27 @@ class ViewBar {
       fill(this.count, total === 1 ? "1 run" : `${formatNumber(total)} runs`);
       this.draw();
       setViewed(rows.map(({ id }) => id));
+      await this.rank();
     } catch (error) {
       if (mine !== this.asked) return;
       this.complain("view", error);
       setViewed([]);
     }
+  }
+
+  /** Orders the shown runs by the goal, which gives the best ones the first colours. */
+  async rank() {
+    const { goal } = state;
+    const ids = selectedRuns();
+    const rows = goal ? await rowsOf(ids, [goal]).catch(() => []) : [];
+    if (goal !== state.goal || String(ids) !== String(selectedRuns())) return;
+    const sign = goal.startsWith("max.") ? -1 : 1;
+    const lossOf = ({ values }) => (Number.isFinite(values[goal]) ? sign * values[goal] : Infinity);
+    const order = rows.toSorted((one, other) => lossOf(one) - lossOf(other) || 0);
+    setBest(
+      goal,
+      order.map(({ id }) => id),
+    );
   }
 
   /** Shows an error of the view or of a page's request; null clears it. */
@@ -144,22 +184,16 @@ class ViewBar {
     if (document.activeElement !== this.search) this.search.value = state.q;
     this.search.id = state.page === "runs" ? "search" : "find-runs";
     this.filter.show();
-    this.archived.checked = state.archived === "1";
+    this.archived.firstChild.checked = state.archived === "1";
     const groups = state.group.map(bare);
     fill(this.groupName, groups.length ? shorten(`Group ${groups.join(" × ")}`, 32) : "Group");
     const named = (kinds) => this.fields.filter(({ name }) => kinds.test(name)).map(({ name }) => name);
-    const option = (value, text) => el("option", { value }, text);
     const hues = [
       ...new Set([state.sc, ...named(/^hparams\./).slice(0, MOST_FIELDS), "status", "created_at"]),
     ];
     const metrics = named(/^summary\./).slice(0, MOST_FIELDS);
-    fill(
-      this.hue,
-      option("", "each run"),
-      hues.filter(Boolean).map((name) => option(name, bare(name))),
-      metrics.filter((name) => name !== state.sc).map((name) => option(name, bare(name))),
-    );
-    this.hue.value = state.sc;
+    const fields = [...hues, ...metrics.filter((name) => name !== state.sc)].filter(Boolean);
+    setMenu(this.hue, [["", "each run"], ...fields.map((name) => [name, bare(name)])], state.sc);
     const goals = metrics.flatMap((name) =>
       ["min", "max"].map((kind) => [
         name.replace(/^summary/, kind),
@@ -167,12 +201,7 @@ class ViewBar {
       ]),
     );
     if (state.goal && !goals.some(([name]) => name === state.goal)) goals.push([state.goal, state.goal]);
-    fill(
-      this.goal,
-      option("", "none"),
-      goals.map(([name, text]) => option(name, text)),
-    );
-    this.goal.value = state.goal;
+    setMenu(this.goal, [["", "none"], ...goals], state.goal);
   }
 
   /** Draws a chip for each status, which leaves out its runs and brings them back. */
@@ -184,17 +213,11 @@ class ViewBar {
       (there.size > 1 || state.without.length > 0) &&
         [...there].map(([label, total]) => {
           const isOut = state.without.includes(label);
-          return el(
-            "button",
-            {
-              type: "button",
-              class: "chip",
-              "aria-pressed": String(!isOut),
-              title: isOut ? `Show runs that are ${label}` : `Leave out runs that are ${label}`,
-              onclick: () => toggle("without", label),
-            },
-            `${shorten(label, 30)} ${total}`,
-          );
+          return button(`${shorten(label, 30)} ${total}`, () => toggle("without", label), {
+            class: "chip",
+            "aria-pressed": String(!isOut),
+            title: isOut ? `Show runs that are ${label}` : `Leave out runs that are ${label}`,
+          });
         }),
     );
   }
@@ -205,34 +228,21 @@ class ViewBar {
       ...this.fields.map(({ name }) => name).filter((name) => name.startsWith("hparams.")),
     ];
     return el(
-      "div",
-      { class: "choices" },
-      names.slice(0, MOST_FIELDS).map((name) =>
-        el(
-          "label",
-          { class: "check" },
-          el("input", {
-            type: "checkbox",
-            checked: state.group.includes(name),
-            onchange: () => {
-              toggle("group", name);
-              update({ unfold: [] });
-            },
-          }),
-          shorten(name, 80),
-        ),
-      ),
-      el(
-        "button",
-        { type: "button", class: "choice", onclick: () => update({ group: [], unfold: [] }) },
-        "No groups",
-      ),
+      "div.choices",
+      names.slice(0, MOST_FIELDS).map((name) => {
+        const turn = () => {
+          toggle("group", name);
+          update({ unfold: [] });
+        };
+        return checkbox(shorten(name, 80), state.group.includes(name), turn);
+      }),
+      button("No groups", () => update({ group: [], unfold: [] }), { class: "choice" }),
     );
   }
 
   /** Returns the list of saved views, which fills a moment later, and a field for the name of a new one. */
   chooseView(close) {
-    const list = el("div", { class: "choices" });
+    const list = el("div.choices");
     const keep = async (name, view) => {
       try {
         draw(await saveView(name, view));
@@ -249,20 +259,13 @@ class ViewBar {
     const draw = (views) =>
       fill(
         list,
-        el("button", { type: "button", class: "choice", onclick: () => take("", {}) }, "All runs"),
+        button("All runs", () => take("", {}), { class: "choice" }),
         Object.entries(views).map(([name, view]) =>
           el(
-            "div",
-            { class: "saved-view" },
-            el(
-              "button",
-              {
-                type: "button",
-                class: `choice${state.view === name ? " on" : ""}`,
-                onclick: () => take(name, view),
-              },
-              shorten(name, 60),
-            ),
+            "div.saved-view",
+            button(shorten(name, 60), () => take(name, view), {
+              class: `choice${state.view === name ? " on" : ""}`,
+            }),
             iconButton("close", `Remove ${shorten(name, 40)}`, () => keep(name, null)),
           ),
         ),
@@ -278,7 +281,7 @@ class ViewBar {
     const save = () => field.value.trim() && keep(field.value.trim(), viewNow());
     readViews().then(draw, (error) => fill(list, error.message));
     // Above the list, which grows when it arrives: a button must not move under a click.
-    return [field, el("button", { type: "button", class: "button", onclick: save }, "Save view"), list];
+    return [field, button("Save view", save), list];
   }
 }
 

@@ -164,8 +164,7 @@ def load_checkpoint(checkpoint: Mapping[str, Any], state: State, logger: Logger)
             raise CheckpointError(
                 f"checkpoint must fit the trainer's {len(current)} {kind}, got {len(saved)}."
             )
-        kinds = checkpoint.get("structure", {}).get(kind, map(_kind, current))
-        for one, name in zip(current, kinds, strict=True):
+        for one, name in zip(current, checkpoint["structure"][kind], strict=True):
             if _kind(one) != name:
                 raise CheckpointError(
                     f"checkpoint must fit the trainer's {kind}, got {name} for {_kind(one)}. "
@@ -180,27 +179,22 @@ def load_checkpoint(checkpoint: Mapping[str, Any], state: State, logger: Logger)
     for what, metric, saved in _metric_parts(checkpoint["train_metrics"], state):
         load_part(what, metric, saved)
     state.timestamp = Timestamp.from_state_dict(checkpoint["timestamp"])
-    evaluation = checkpoint.get("evaluation", {"values": {}, "batches": {}})
+    evaluation = checkpoint["evaluation"]
     state.eval_values, state.eval_batches = dict(evaluation["values"]), dict(evaluation["batches"])
     at_epoch_start = checkpoint["random_at_epoch_start"]
     state.random_at_epoch_start = at_epoch_start[state.rank] if state.rank < len(at_epoch_start) else None
 
 
-def _metric_parts(saved: Any, state: State) -> list[tuple[str, Any, Any]]:
+def _metric_parts(saved: Sequence[Mapping[str, Any]], state: State) -> list[tuple[str, Any, Any]]:
     """Returns the metrics of this rank with their states; none if the number of ranks has changed."""
-    if isinstance(saved, Mapping):  # An older version saved rank 0's only.
-        states = saved
-    elif len(saved) == state.world_size:
-        states = saved[state.rank]
-    else:
-        states = {}
-        if state.rank == 0 and any(saved):
-            _log.warning(
-                "The checkpoint was saved by %d ranks and is loaded on %d: "
-                "metrics of the current epoch start over.",
-                len(saved),
-                state.world_size,
-            )
+    is_same = len(saved) == state.world_size
+    states = saved[state.rank] if is_same else {}
+    if not is_same and state.rank == 0 and any(saved):
+        _log.warning(
+            "The checkpoint was saved by %d ranks and is loaded on %d: metrics of this epoch start over.",
+            len(saved),
+            state.world_size,
+        )
     return [
         (f"metric {name!r}", StatefulMetric(metric), states[name])
         for name, metric in state.train_metrics.items()
@@ -237,14 +231,13 @@ def load_optimizers(checkpoint: Mapping[str, Any], state: State, *, is_late: boo
     """
     parameters = state.parts.parameters()
     names = {id(one): name for name, one in parameters.items()}
-    saved_groups = checkpoint.get("structure", {}).get("groups") or itertools.repeat(None)
+    saved_groups = checkpoint["structure"]["groups"]
     for optimizer, saved, groups in zip(
-        state.optimizers, checkpoint["optimizers"], saved_groups, strict=False
+        state.optimizers, checkpoint["optimizers"], saved_groups, strict=True
     ):
         if is_late and id(optimizer) not in state.parts.late:
             continue
         now = _groups(optimizer, names)
-        groups = now if groups is None else groups  # noqa: PLW2901  # an older checkpoint
         pairs = [pair for both in zip(groups, now, strict=False) for pair in zip(*both, strict=False)]
         moved = [pair for pair in pairs if pair[0] != pair[1] and all(map(_is_of_model, pair))]
         added = groups[len(now) :]

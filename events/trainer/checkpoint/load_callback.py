@@ -8,6 +8,7 @@ from events.logger.logger import Logger
 from events.state import State
 
 from .contents import load_weights
+from .parts import find_parts
 from .reading import find_checkpoint
 
 __all__ = ["LoadCheckpoint"]
@@ -48,6 +49,7 @@ class LoadCheckpoint(Callback):
 
     def before_load(self, state: State, logger: Logger) -> None:
         """Loads the weights."""
+        find_parts(state, logger)
         found = find_checkpoint(self._load_path, None, state, logger)
         if found is not None:
             load_weights(found[0]["model"], state, strict=self._strict, exclude=self._exclude)

@@ -17,7 +17,7 @@ from events.state import State
 from events.trainer.reachable import GENERATORS, Reached, reach
 from events.trainer.weights import load_weights_into, plain_name, weights_of
 
-__all__ = ["RunParts", "load_part"]
+__all__ = ["RunParts", "find_parts", "load_part"]
 
 _log = logging.getLogger("events")
 
@@ -38,6 +38,12 @@ def load_part(what: str, part: Any, saved: Any) -> None:
             part.load_state_dict(saved)
     except (AttributeError, KeyError, RuntimeError, ValueError, TypeError) as error:
         raise CheckpointError(f"checkpoint must fit the trainer's {what}, got: {error}") from error
+
+
+def find_parts(state: State, logger: Logger) -> None:
+    """Gives a run its parts, if no trainer has: a loop of one's own has an `Engine`, or a `Run`."""
+    if state.parts is None:
+        state.parts = RunParts(state, logger, {}, {})
 
 
 class RunParts:
@@ -189,7 +195,7 @@ class RunParts:
             CheckpointError: a part does not accept its state.
         """
         parts = self.find().parts
-        for name, saved in checkpoint.get("modules", {}).items():
+        for name, saved in checkpoint["modules"].items():
             if name in parts and self._loaded.get(name) is not parts[name]:
                 load_part(name, parts[name], saved)
                 self._loaded[name] = parts[name]
@@ -208,7 +214,7 @@ class RunParts:
         modules["model"] = self._state.model
         self._switches = {name: _switches(one) for name, one in modules.items()}
         if checkpoint is not None:
-            for name, switches in checkpoint.get("switches", {}).items():
+            for name, switches in checkpoint["switches"].items():
                 if name in modules and switches:
                     _switch(modules[name], switches)
         if self._state.rank == 0 and checkpoint is not None:
@@ -220,7 +226,7 @@ class RunParts:
         self, checkpoint: Mapping[str, Any], parts: Mapping[str, Any], fixed: Mapping[str, torch.Tensor]
     ) -> None:
         """Warns of parts without a state in the checkpoint, and of states without a part."""
-        saved, others = checkpoint.get("modules", {}), checkpoint.get("fixed", {})
+        saved, others = checkpoint["modules"], checkpoint["fixed"]
         for names, text in (
             (
                 [name for name in parts if name not in saved and name not in fixed],

@@ -9,7 +9,7 @@ import os
 import re
 import tempfile
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
@@ -21,7 +21,6 @@ from events.logger.logger import Logger
 from events.names import LiteralName, format_name
 from events.state import State
 from events.trainer import distributed
-from events.trainer.weights import plain_weights
 
 from .contents import VERSION
 from .files import MANIFEST, POINTER_SUFFIX, read_pointer
@@ -101,14 +100,13 @@ def _read(
             f"checkpoint {str(path)!r} must be readable by torch.load(weights_only=True), "
             f"got {type(error).__name__}: {error}"
         ) from error
-    version = checkpoint.get("version") if isinstance(checkpoint, Mapping) else None
+    version = checkpoint.get("version") if isinstance(checkpoint, dict) else None
     if version != VERSION:
         raise CheckpointError(
             f"checkpoint {str(path)!r} must be of version {VERSION}, got {version!r}. "
             "To use weights from elsewhere, load them into the model before passing it to the Trainer."
         )
-    # Older versions saved the names of a compiled model.
-    return {**checkpoint, "model": plain_weights(checkpoint["model"])}
+    return dict(checkpoint)
 
 
 def _checkpoint_at(path: Path) -> Path:

@@ -53,13 +53,11 @@ class SavedCheckpoint:
 
     @classmethod
     def from_state(cls, state: Any) -> "SavedCheckpoint":
-        """Returns the checkpoint for the result of `attrs.asdict`, or for a path; ignores unknown entries.
+        """Returns the checkpoint for the result of `attrs.asdict`; ignores unknown entries.
 
         Raises:
             TypeError: a value is of another type.
         """
-        if not isinstance(state, Mapping):
-            return cls(str(state))
         return cls(**{one.name: state[one.name] for one in attrs.fields(cls) if one.name in state})
 
 

@@ -13,7 +13,7 @@ import secrets
 import time
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 
@@ -29,6 +29,7 @@ from events.trainer import distributed
 from .contents import checkpoint_of, summary_of
 from .files import POINTER_SUFFIX
 from .folder import CheckpointFolder, is_uri
+from .parts import find_parts
 from .publisher import CheckpointCounts, Publisher, Save, in_folder
 from .retention import KeptCheckpoints, Retention, SavedCheckpoint, rules_of
 from .schedule import AutoInterval, AutoSchedule
@@ -42,13 +43,6 @@ _LOOK_SECONDS = 0.1
 # Waits longer than this are logged.
 _NOTICE_SECONDS = 10.0
 _DESTINATION_SECONDS = 30.0
-# Attributes of Composer's saver, and what to use instead.
-_ELSEWHERE = {
-    "all_saved_checkpoints_to_timestamp": (
-        "state.last_checkpoint is the newest, and saver.state_dict() lists the kept ones."
-    ),
-    "saved_checkpoints": "saver.state_dict() lists the kept ones.",
-}
 _NOT_THE_NAME = re.compile(r"\{(?!run_name\})[^{}]*\}")
 
 
@@ -188,13 +182,6 @@ class CheckpointSaver(Callback):
             is_first_here=local_rank == 0,
         )
 
-    if not TYPE_CHECKING:  # which would then take any name
-
-        def __getattr__(self, name: str) -> Any:
-            """Tells what to use instead of an attribute of Composer's saver."""
-            hint = _ELSEWHERE.get(name, "")
-            raise AttributeError(f"CheckpointSaver has no {name!r}. {hint}".rstrip(), name=name, obj=self)
-
     @property
     def writer_pid(self) -> int | None:
         """The id of the process that writes, if there is one."""
@@ -221,6 +208,7 @@ class CheckpointSaver(Callback):
 
     def init(self, state: State, logger: Logger) -> None:
         """Locks the folder, and opens the queue to a store, which continues earlier uploads."""
+        find_parts(state, logger)
         for folder in (self._folder.template, self._folder.remote_folder):
             check_run_name(_NOT_THE_NAME.sub("", folder), state)
         for name in (self._folder.filename, self._folder.pointer or ""):
@@ -267,7 +255,10 @@ class CheckpointSaver(Callback):
 
         Raises:
             OSError: the folder cannot be made, or, as a FileExistsError, holds checkpoints of another run.
+            ValueError: the run has no model.
         """
+        if state.model is None:
+            raise ValueError("CheckpointSaver needs a model. Set run.state.model before the first batch.")
         self._interval.start(state)
         error = self._open_folder(state) if state.rank == 0 else None
         # All ranks raise, so that none waits for another.

@@ -366,10 +366,7 @@ class ShardedCheckpoint:
             own = range(self.world_size) if state is None else (state.rank, state.rank if is_same else 0)
             others = [self._values(rank, device) if rank in own else None for rank in range(self.world_size)]
             for name in ("random", "random_at_epoch_start", "train_metrics"):
-                # Metrics of an older version are no list.
-                checkpoint[name] = [
-                    one and (one[name][0] if isinstance(one[name], list) else one[name]) for one in others
-                ]
+                checkpoint[name] = [one and one[name][0] for one in others]
         places = checkpoint.pop("tensors")
         for key, tensor in self._tensors(places, device, state).items():
             for path in places[key]:

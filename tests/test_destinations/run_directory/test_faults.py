@@ -10,13 +10,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 from pathlib import Path
 
 import pytest
 
 from destinations import RunDirectory
-from destinations.background import PeriodicThread
 from destinations.run_directory import RunInUseError, read_rows, read_series
 from destinations.run_directory.documents import Documents
 from destinations.run_directory.drain import JournalDrain
@@ -28,17 +26,12 @@ from destinations.run_directory.rank_writer import RankWriter, RunOptions
 from destinations.run_directory.segments import MappedSegment
 from destinations.runs import Run
 from events import State
-from uploads.disk import Disk, file_system_of, is_network_file_system
+from uploads.disk import Disk
 
 
 def errors_of(caplog):
     """Returns the messages at level error."""
     return [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
-
-
-def kinds_of(messages):
-    """Returns the kinds of errors that messages name."""
-    return {re.search(r"\((\w+):", message)[1] for message in messages}
 
 
 def put_folder(path):
@@ -75,35 +68,6 @@ def test_a_row_counts_as_pending_when_a_full_disk_is_reported(tmp_path):
     journal.append({"a": 1.0}, 0)
 
     assert waiting == [1]
-    journal.close()
-
-
-def test_rows_wait_for_space_and_come_in_order(tmp_path):
-    """While no segment can be made, rows wait in memory.
-
-    Once there is space, they precede later rows.
-    """
-    folder = journal_path(tmp_path, 0)
-    folder.mkdir(parents=True)
-    told = []
-    disk = FullDisk()
-    journal = Journal(folder, State("x"), segment_bytes=1 << 16, on_full=told.append, make_segment=disk)
-    for step in range(20_000):
-        journal.append({f"m{index}": float(step) for index in range(10)}, step)
-        disk.is_full = step >= 5000
-
-    waiting = journal.counts.pending
-    disk.is_full = False
-    journal.write_pending()
-    journal.append({"m0": 20_000.0}, 20_000)
-    drain = JournalDrain(tmp_path, folder, MetricsCsv(tmp_path / "metrics.csv"), journal)
-    drained = drain.run()
-
-    assert waiting > 5000
-    assert told
-    assert all(error.errno == errno.ENOSPC for error in told)
-    assert (drained, journal.counts.pending, journal.counts.dropped) == (20_001, 0, 0)
-    assert read_series(tmp_path, "m0") == [(step, float(step)) for step in range(20_001)]
     journal.close()
 
 
@@ -144,41 +108,35 @@ def test_a_drain_that_fails_half_way_repeats_nothing(tmp_path):
     journal.close()
 
 
-def test_a_folder_deleted_during_training_is_recreated(drive, tmp_path, caplog):
-    """After rm -rf, training continues, and the folder comes back with every row from the open files."""
+def test_a_folder_deleted_during_training_ends_writing(drive, tmp_path, caplog):
+    """Training continues, the folder doesn't come back, and errors say that and how much is lost."""
     run = drive(flush_seconds=1000).fit()
-    run.logger.log_hyperparameters({"lr": 0.1})
     for step in range(100):
         run.log({"a": float(step)}, step)
-    # Otherwise the folder is recreated while rmtree works, which then gives up.
     run.stand_still()
 
     shutil.rmtree(tmp_path / "run")
     for step in range(100, 200):
         run.log({"a": float(step)}, step)
     run.flush()
-    for step in range(200, 300):
-        run.log({"a": float(step)}, step)
-    seen = read_series(tmp_path / "run", "a")
+    run.log({"a": 200.0}, 200)
+    run.logger.log_text("after")
     run.close()
 
-    assert seen == read_series(tmp_path / "run", "a") == [(step, float(step)) for step in range(300)]
-    assert json.loads((tmp_path / "run" / "sidecar.json").read_text())["status"] == "completed"
-    assert len(errors_of(caplog)) == len(kinds_of(errors_of(caplog)))
-    with (tmp_path / "run" / "hparams.yaml").open() as file:
-        assert file.read() == "lr: 0.1\n"
-    assert json.loads((tmp_path / "run" / "environment.json").read_text())["pid"] == os.getpid()
+    assert not (tmp_path / "run").exists()
+    messages = errors_of(caplog)
+    assert "was deleted. Writing has stopped" in messages[0]
+    assert "201 rows of metrics are lost" in messages[-1]
+    assert "lost 1 media and texts, 201 rows" in caplog.text
 
 
-@pytest.mark.parametrize("part", ["metrics.csv", "journal"])
-def test_a_part_deleted_during_training_is_recreated(drive, tmp_path, part):
-    """Either the file alone or the journal's folder alone is deleted; both were still open."""
+def test_a_file_deleted_during_training_is_written_again(drive, tmp_path):
+    """Its rows are in the open file."""
     run = drive(flush_seconds=1000).fit()
     run.log({"a": 0.0}, 0)
     run.stand_still()
-    path = tmp_path / "run" / "metrics.csv" if part == "metrics.csv" else journal_path(tmp_path / "run", 0)
 
-    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    (tmp_path / "run" / "metrics.csv").unlink()
     run.log({"a": 1.0}, 1)
     run.flush()
     run.log({"a": 2.0}, 2)
@@ -188,16 +146,16 @@ def test_a_part_deleted_during_training_is_recreated(drive, tmp_path, part):
     assert seen == read_series(tmp_path / "run", "a") == [(0, 0.0), (1, 1.0), (2, 2.0)]
 
 
-class DeletedFolder(Disk):
-    """Deletes the folder before one of its operations."""
+class FailingDisk(Disk):
+    """Fails at one of its operations, and works again afterwards."""
 
-    def __init__(self, folder):
-        self.folder, self.count, self.at = folder, 0, None
+    def __init__(self, number):
+        self.number, self.count, self.at = number, 0, None
 
     def _step(self):
         self.count += 1
         if self.count == self.at:
-            shutil.rmtree(self.folder)
+            raise OSError(self.number, os.strerror(self.number))
 
     def open(self, *arguments):
         self._step()
@@ -215,12 +173,12 @@ class DeletedFolder(Disk):
         super().replace(source, target)
 
 
-def rows_after_a_deletion(run_dir, at=None, disk=None):
-    """Drains twice; the folder is deleted before an operation of the second drain.
+def rows_after_an_error(run_dir, number, at=None):
+    """Drains twice; an operation of the second drain fails.
 
     Returns the rows read, the counts, and the number of operations.
     """
-    disk = disk or DeletedFolder(run_dir)
+    disk = FailingDisk(number)
     folder = journal_path(run_dir, 0)
     folder.mkdir(parents=True)
     journal = Journal(folder, State("x"))
@@ -237,40 +195,14 @@ def rows_after_a_deletion(run_dir, at=None, disk=None):
     return read_series(run_dir, "a"), drain.statistics.summaries()["a"].count, drain.rows, disk.count - before
 
 
-def test_a_folder_deleted_at_any_step_of_a_drain_keeps_its_rows(tmp_path):
-    """The deleted file stays open, because after an error its rows are nowhere else."""
-    *expected, steps = rows_after_a_deletion(tmp_path / "kept")
-    found = [list(rows_after_a_deletion(tmp_path / str(at), at)[:3]) for at in range(1, steps + 1)]
-
-    assert expected == [[(0, 0.0), (1, 1.0)], 2, 2]
-    assert steps > 10
-    assert found == [expected] * steps
-
-
-class FailingDisk(DeletedFolder):
-    """Fails at one of its operations, and works again afterwards."""
-
-    def __init__(self, folder, number):
-        super().__init__(folder)
-        self.number = number
-
-    def _step(self):
-        self.count += 1
-        if self.count == self.at:
-            raise OSError(self.number, os.strerror(self.number))
-
-
 @pytest.mark.parametrize("number", [errno.EIO, errno.EDQUOT, errno.ENOSPC, errno.EROFS, errno.ESTALE])
 def test_a_disk_that_fails_at_any_step_of_a_drain_loses_and_repeats_nothing(tmp_path, number):
     """After an exceeded quota, a bad sector or a server outage, the next drain repeats the step."""
-    folder = tmp_path / "kept"
-    *expected, steps = rows_after_a_deletion(folder, disk=FailingDisk(folder, number))
+    *expected, steps = rows_after_an_error(tmp_path / "kept", number)
+    found = [list(rows_after_an_error(tmp_path / str(at), number, at)[:3]) for at in range(1, steps + 1)]
 
-    found = []
-    for at in range(1, steps + 1):
-        folder = tmp_path / str(at)
-        found.append(list(rows_after_a_deletion(folder, at, FailingDisk(folder, number))[:3]))
-
+    assert expected == [[(0, 0.0), (1, 1.0)], 2, 2]
+    assert steps > 10
     assert found == [expected] * steps
 
 
@@ -394,57 +326,17 @@ def test_rows_of_earlier_sessions_are_restored_from_their_parts(drive, tmp_path,
     assert "another program has changed metrics.csv" in caplog.text
 
 
-@pytest.mark.parametrize("name", ["hparams.yaml", "environment.json"])
-def test_a_document_deleted_during_training_is_restored(drive, tmp_path, name):
+def test_hyperparameters_deleted_during_training_are_restored(drive, tmp_path):
     """The writer replaces each document as a whole, so it writes a missing one again."""
     run = drive(flush_seconds=1000).fit()
     run.logger.log_hyperparameters({"lr": 0.1})
     run.stand_still()
-    before = (tmp_path / "run" / name).read_text()
 
-    (tmp_path / "run" / name).unlink()
+    (tmp_path / "run" / "hparams.yaml").unlink()
     run.close()
 
-    after = (tmp_path / "run" / name).read_text()
-    assert name == "environment.json" or after == before
+    assert (tmp_path / "run" / "hparams.yaml").read_text() == "lr: 0.1\n"
     assert sidecar_of(tmp_path)["lost"] == {}
-
-
-@pytest.mark.parametrize("left", [0, 2])
-def test_lines_that_another_program_removes_from_an_index_are_counted(drive, tmp_path, left):
-    """The sidecar says how many lines are lost, whether the index was cut or deleted."""
-    run = drive(flush_seconds=1000).fit()
-    for step in range(5):
-        run.logger.log_text("t", name="t", step=step)
-    run.stand_still()
-    lines = (tmp_path / "run" / "texts.jsonl").read_text().splitlines(keepends=True)
-
-    (tmp_path / "run" / "texts.jsonl").unlink()
-    if left:
-        (tmp_path / "run" / "texts.jsonl").write_text("".join(lines[:left]))
-    run.logger.log_text("t", name="t", step=5)
-    run.close()
-
-    found = [json.loads(line)["step"] for line in (tmp_path / "run" / "texts.jsonl").read_text().splitlines()]
-    assert found == [*range(left), 5]
-    assert sidecar_of(tmp_path)["lost"] == {"media": 5 - left}
-
-
-def test_media_of_a_deleted_folder_are_counted(drive, tmp_path):
-    """Only later records are in the new folder; the sidecar counts the rest as lost."""
-    run = drive(flush_seconds=1000).fit()
-    run.logger.log_text("t", name="t", step=0)
-    run.logger.log_table(["a"], [[1]], name="tab", step=0)
-    run.stand_still()
-
-    shutil.rmtree(tmp_path / "run")
-    run.flush()
-    run.logger.log_text("t", name="t", step=1)
-    run.close()
-
-    found = [json.loads(line)["step"] for line in (tmp_path / "run" / "texts.jsonl").read_text().splitlines()]
-    assert found == [1]
-    assert sidecar_of(tmp_path)["lost"] == {"media": 2}
 
 
 def test_a_folder_moved_while_it_is_written_keeps_its_rows(drive, tmp_path, caplog):
@@ -847,81 +739,3 @@ def test_a_file_system_without_mappings_is_reported(drive, tmp_path, caplog):
     assert segments > 1
     warnings = [record for record in caplog.records if record.levelno == logging.WARNING]
     assert ["cannot be mapped ([Errno 19] No such device)" in one.getMessage() for one in warnings] == [True]
-
-
-def test_network_file_systems_are_known(tmp_path):
-    """The longest mount of a path determines the type of its file system."""
-    mounts = tmp_path / "mountinfo"
-    mounts.write_text(
-        "1 0 8:1 / / rw - ext4 /dev/sda rw\n2 1 0:5 / /home rw - nfs4 server:/ rw\n"
-        "3 2 0:6 / /home/a\\040b rw shared:1 - fuse.sshfs host:/ rw\n"
-    )
-
-    kinds = [file_system_of(Path(path), mounts) for path in ("/etc", "/home/x", "/home/a b/c", "/homes")]
-
-    assert kinds == ["ext4", "nfs4", "fuse.sshfs", "ext4"]
-    assert [is_network_file_system(kind) for kind in kinds] == [False, True, True, False]
-
-
-class LetsAFlushIn(threading.Event):
-    """Once cleared, waits for a flush that would set it again."""
-
-    def __init__(self):
-        super().__init__()
-        self.is_cleared = threading.Event()
-
-    def clear(self):
-        super().clear()
-        if not self.is_cleared.is_set():
-            self.is_cleared.set()
-            self.wait(0.2)
-
-
-def test_no_work_is_left_when_a_flush_returns():
-    """A flush that arrives just as a turn begins is answered by the next turn, and leaves nothing behind."""
-    seen = []
-    timer = PeriodicThread(seen.append, 1000, lambda _: None, "timer")
-    timer._wake = wake = LetsAFlushIn()
-
-    def flush():
-        wake.is_cleared.wait(60)
-        seen.append(timer.flush(60))
-
-    flusher = threading.Thread(target=flush)
-    timer.start()
-    flusher.start()
-    timer.wake()
-    flusher.join()
-    is_idle = not wake.is_set()
-    timer.stop(60)
-
-    # Two turns, the flush, and the last turn.
-    assert seen == [False, False, True, True]
-    assert is_idle
-
-
-def test_a_timer_continues_after_an_error_and_stops_in_time():
-    """The handler gets the error.
-
-    `stop` does the work once more, and reports whether that takes too long.
-    """
-    caught, lasts, gate = [], [], threading.Event()
-
-    def work(is_last):
-        lasts.append(is_last)
-        if len(lasts) == 1:
-            raise ValueError("first")
-        if is_last:
-            gate.wait(60)
-
-    timer = PeriodicThread(work, 0.001, caught.append, "timer")
-    timer.start()
-    flushed = timer.flush(60), timer.flush(60)
-    too_long = timer.stop(0.01)
-    gate.set()
-    stopped = timer.stop(60)
-
-    assert [str(error) for error in caught] == ["first"]
-    assert (flushed, too_long, stopped) == ((True, True), False, True)
-    assert lasts[-1] is True
-    assert lasts.count(True) == 1

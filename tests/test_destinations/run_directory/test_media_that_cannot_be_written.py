@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -154,20 +153,6 @@ def test_a_run_at_the_former_path_of_a_moved_folder_gets_nothing_of_the_other(tm
         assert len(list((folder / "media" / who).iterdir())) == times
         assert [entry.name for entry in (folder / "tables").iterdir()] == [who]
         assert [entry.name for entry in (folder / "artifacts").iterdir()] == [who]
-
-
-def test_media_of_a_deleted_folder_wait_until_it_is_back(tmp_path):
-    """The metrics writer recreates it, and it contains the records logged meanwhile."""
-    with Run(RunDirectory(tmp_path / "run", flush_seconds=1000), run_name="r") as run:
-        run.log_metrics({"loss": 1.0}, 0)
-        run.flush()
-        shutil.rmtree(tmp_path / "run", ignore_errors=True)
-        run.log_text("after")
-        run.log_images(IMAGE, "a")
-
-    assert [line["text"] for line in _lines(tmp_path / "run" / "texts.jsonl")] == ["after"]
-    assert [line["name"] for line in _lines(tmp_path / "run" / "media.jsonl")] == ["a"]
-    assert _sidecar(tmp_path / "run")["lost"] == {}
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a file system in a namespace of its own")

@@ -1,7 +1,6 @@
 """Deleted, cut or replaced parts: the loss is reported, and no reader mixes two branches."""
 
 import contextlib
-import json
 import os
 import shutil
 
@@ -79,7 +78,7 @@ def changed(path):
 @pytest.mark.parametrize("damage", [halved, emptied, unlinked, changed])
 def test_damage_of_a_part_is_a_problem_of_the_run(copy, caplog, damage):
     """Its rows are lost and all others are there, for every reader; a new session continues after it."""
-    assert Run.open(copy).record.problem is None
+    assert Run.open(copy).problems() == []
     expected = read_rows(copy)
     assert caplog.text == ""
     with take_snapshot(copy, 0) as snapshot, contextlib.closing(snapshot.parts[1].open()) as file:
@@ -94,7 +93,9 @@ def test_damage_of_a_part_is_a_problem_of_the_run(copy, caplog, damage):
     assert text in caplog.text or (
         damage is changed and f"{lost} of {lost} rows cannot be read" in caplog.text
     )
-    assert text in Run.open(copy).record.problem
+    assert text in Run.open(copy).problems()[0]
+    # A scan compares names and sizes only.
+    assert (Run.open(copy).record.problem is None) == (damage is changed)
     readings = {name: len(read(copy)) for name, read in READINGS.items()}
     if damage is changed:
         # The index of the part is still there, with the written values.
@@ -103,7 +104,7 @@ def test_damage_of_a_part_is_a_problem_of_the_run(copy, caplog, damage):
     with WrittenInParts(copy, batch=STEPS - 10) as run:
         run.log({"loss": -1.0}, STEPS - 10)
     assert [row.step for row in read_rows(copy)][-2:] == [STEPS - 11, STEPS - 10]
-    assert text in Run.open(copy).record.problem
+    assert text in Run.open(copy).problems()[0]
 
 
 def test_damage_of_a_metric_leaves_other_metrics_readable(copy):
@@ -125,20 +126,6 @@ def test_missing_last_parts_are_a_problem_of_an_ended_run(copy):
     assert "parts cannot be read" in Run.open(copy).record.problem
 
 
-@pytest.mark.parametrize("damage", [halved, emptied, unlinked])
-def test_rows_lost_from_a_part_during_the_run_are_counted(tmp_path, damage):
-    """The run reports rows that another program removed from a part when it ends."""
-    run_dir = tmp_path / "run"
-    with WrittenInParts(run_dir, flush_seconds=1000) as run:
-        write(run)
-        damage(file_of(run_dir, 2))
-
-    lost = STEPS - len(read_rows(run_dir))
-    assert lost > 0
-    sidecar = json.loads((run_dir / "sidecar.json").read_bytes())
-    assert (sidecar["lost"], sidecar["status"]) == ({"rows": lost}, "failed to write")
-
-
 def test_a_hostile_number_of_parts_takes_no_time(copy):
     """A part 99,999,999 that is in no history doesn't count."""
     shutil.copy(file_of(copy, numbers(copy)[-1]), file_of(copy, 99_999_999))
@@ -154,31 +141,6 @@ def go_back(writer, step):
     for start in range(step, 400, 10):
         writer.log(range(start, start + 10))
         writer.drain.run()
-
-
-def test_a_snapshot_does_not_mix_two_branches(tmp_path):
-    """A session that goes back doesn't change an earlier snapshot."""
-    writer = Writer(tmp_path)
-    writer.log_and_drain(range(300))
-    with take_snapshot(tmp_path, 0) as snapshot:
-        go_back(writer, 105)
-        assert [row.step for row in snapshot.rows()] == list(range(300))
-    writer.die()
-
-
-def test_a_snapshot_keeps_rows_that_a_resume_removes(tmp_path):
-    """The snapshot keeps the last parts open from its first row on."""
-    writer = Writer(tmp_path, part_bytes=1000)
-    writer.log_and_drain(range(300))
-    with take_snapshot(tmp_path, 0) as snapshot:
-        assert 3 < len(snapshot.parts) < 16
-        rows = snapshot.rows()
-        first = next(rows)
-        go_back(writer, 105)
-        found = [first.step, *(row.step for row in rows)]
-    writer.die()
-
-    assert found == list(range(300))
 
 
 READINGS = {

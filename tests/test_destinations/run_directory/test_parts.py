@@ -4,7 +4,6 @@ A part may be Parquet, or CSV from an earlier version.
 """
 
 import contextlib
-import errno
 import functools
 import itertools
 import json
@@ -20,7 +19,6 @@ import pytest
 
 from destinations import RunDirectory
 from destinations.history.aggregate import MISSING_STEP, Aggregate
-from destinations.history.csv_file import CsvSnapshot
 from destinations.history.sealed import Part
 from destinations.history.snapshot import last_rows, metric_columns, take_snapshot
 from destinations.run_directory import read_rows
@@ -33,13 +31,11 @@ from destinations.run_directory.metrics_csv import MetricsCsv, RowFormatter
 from destinations.run_directory.parquet import ENTRY_ROWS, ParquetRows, rows_entry
 from destinations.runs import open_runs
 from destinations.runs.content.follow import Follower
-from destinations.runs.content.rank_reader import RankReader
 from destinations.runs.content.series import read_series, run_blocks
 from destinations.runs.content.where import Where, values_where
 from destinations.runs.errors import FilterError
 from destinations.runs.move.ledger import ReadPosition
 from destinations.runs.move.stored import records_of
-from destinations.runs.summary import computed_summary
 from destinations.viewer.columns import ColumnCache
 from events import Run, State
 from tests.test_destinations.run_directory.conftest import steps_left
@@ -112,31 +108,6 @@ class Writer:
 def rows_now(run_dir):
     """Returns the rows that a reader sees."""
     return [(row.step, row.epoch, row.metrics) for row in read_rows(run_dir)]
-
-
-class Failing(Hasty):
-    """Fails once when a file is renamed or its folder synced; may be killed at the next position."""
-
-    fails_to_replace = fails_to_sync = ""
-    killed_at_lines = -1
-    renamed = ""
-
-    def replace(self, source, target):
-        """Renames, or raises."""
-        if self.fails_to_replace == target.name:
-            self.fails_to_replace = ""
-            raise OSError(errno.ENOSPC, "full")
-        csv = target.parents[2] / "metrics.csv"
-        if target.name == "position.json" and csv.read_bytes().count(b"\n") == self.killed_at_lines:
-            raise KeyboardInterrupt
-        super().replace(source, target)
-        self.renamed = target.name
-
-    def sync_folder(self, path):
-        """Raises right after a rename."""
-        if self.renamed and self.fails_to_sync == self.renamed:
-            self.fails_to_sync = ""
-            raise OSError(errno.EIO, "not synced")
 
 
 def numbers(run_dir):
@@ -232,24 +203,6 @@ def test_every_reader_sees_the_rows_of_all_parts(written, read):
         np.testing.assert_equal(read(written / name), read(written / "whole"))
 
 
-@pytest.mark.parametrize("name", ["parts", "csv"])
-def test_a_summary_is_computed_from_the_indexes(written, name):
-    """The summary equals the statistics of the indexes and the last file."""
-    kept = computed_summary(written / "whole", 0)
-
-    found = computed_summary(written / name, 0)
-
-    assert found.keys() == kept.keys()
-    for metric, one in kept.items():
-        of_parts = found[metric]
-        assert of_parts.mean == pytest.approx(one.mean, rel=1e-14)
-        np.testing.assert_equal(
-            [of_parts.last, of_parts.min, of_parts.max, of_parts.count, of_parts.non_finite],
-            [one.last, one.min, one.max, one.count, one.non_finite],
-        )
-        assert (of_parts.min_step, of_parts.max_step) == (one.min_step, one.max_step)
-
-
 NUMBERS = [1.5, float("nan"), float("inf"), True, -0.0, 7, 2**53 + 1, 1 / 3, 10**400, 5e-324]
 
 
@@ -337,34 +290,6 @@ def test_a_condition_reads_only_rows_that_may_match(written):
         Where.parse("value is large")
 
 
-@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
-def test_a_resume_leaves_parts_as_they_are(tmp_path, suffix):
-    """Rows beyond the checkpoint no longer count, but no part changes."""
-    with WrittenInParts(tmp_path / "run") as run:
-        for step in range(400):
-            run.log({"loss": float(step)}, step)
-            if step % 50 == 49:
-                run.flush()
-    if suffix == ".csv":
-        as_csv(tmp_path / "run")
-    before = {path: path.read_bytes() for path in (tmp_path / "run/parts/metrics").iterdir()}
-    assert len(numbers(tmp_path / "run")) > 1
-
-    with WrittenInParts(tmp_path / "run", batch=210) as run:
-        for step in range(210, 220):
-            run.log({"loss": -float(step)}, step)
-
-    folder = tmp_path / "run"
-    assert {path: path.read_bytes() for path in before} == before
-    assert [(row.step, row.metrics["loss"]) for row in read_rows(folder)] == [
-        *((step, float(step)) for step in range(210)),
-        *((step, -float(step)) for step in range(210, 220)),
-    ]
-    assert rows_left(folder) == list(range(210, 400))
-    summary = json.loads((folder / "summary.json").read_bytes())["metrics"]["loss"]
-    assert (summary["count"], summary["max"], summary["min"], summary["last"]) == (220, 209.0, -219.0, -219.0)
-
-
 @pytest.mark.parametrize("batch", [400, 350, 5])
 def test_folder_of_format_2_is_read_and_continued(tmp_path, batch):
     """Without a history, all parts count in order, followed by the continuing session's parts."""
@@ -395,49 +320,6 @@ def test_folder_of_format_2_is_read_and_continued(tmp_path, batch):
 def rows_left(run_dir):
     """Returns the steps of the abandoned rows, in order."""
     return sorted(itertools.chain.from_iterable(steps_left(run_dir)))
-
-
-def test_an_early_row_of_a_late_step_changes_no_part(tmp_path):
-    """The session that goes back rewrites the rows after it."""
-    writer = Writer(tmp_path, part_bytes=3000)
-    writer.log([10_000])
-    writer.log_and_drain(range(1, 1500))
-    folder = parts_path(tmp_path / "metrics.csv")
-    before = {number: part_path(folder, number).read_bytes() for number in numbers(tmp_path)}
-    calls = []
-    writer.drain._between = lambda: calls.append(1)
-    writer.go_back(1490)
-    writer.log(range(1490, 1495))
-    writer.drain.run()
-    writer.die()
-
-    assert [row.step for row in read_rows(tmp_path)] == list(range(1, 1495))
-    assert rows_left(tmp_path) == [*range(1490, 1500), 10_000]
-    assert {number: part_path(folder, number).read_bytes() for number in before} == before
-    assert len(before) > 5
-    # The heartbeat continues meanwhile.
-    assert len(calls) >= 3
-
-
-def test_only_rows_of_a_new_part_are_new_to_a_look(tmp_path):
-    """A look after a part was closed starts where the previous look ended, within the part."""
-    writer = Writer(tmp_path, part_bytes=2000)
-    reader = RankReader(tmp_path, 0)
-    writer.log_and_drain(range(25))
-    with reader.look() as look:
-        look.pass_files()
-    writer.log_and_drain(range(25, 35))
-    with reader.look() as look:
-        look.pass_files()
-
-    writer.log_and_drain(range(35, 225))
-
-    with reader.look() as look:
-        found = [row.step for file, start in look.pieces() for row in file.rows(start)]
-    writer.die()
-    assert len(numbers(tmp_path)) > 1
-    assert look.is_continued
-    assert found == list(range(35, 225))
 
 
 def test_a_part_in_both_formats_counts_once(tmp_path):
@@ -492,42 +374,6 @@ def test_unused_names_are_not_columns_of_the_next_part(tmp_path):
     assert read_rows(tmp_path)[0].metrics == {"loss": 0.0, "once": 1.0}
 
 
-def test_values_of_names_missing_in_the_next_part_are_written(tmp_path):
-    """The last row of a part introduced a name that the next file lacks at first."""
-    with WrittenInParts(tmp_path / "run", flush_seconds=1000) as run:
-        for step in range(150):
-            run.log({"loss": step / 8}, step)
-        run.log({"eval/acc": 0.5}, 150)
-        run.flush()
-        closed = numbers(tmp_path / "run")
-        for step in range(151, 400):
-            run.log({"eval/acc": step / 8}, step)
-
-    assert closed == [1]
-    assert [row.metrics for row in read_rows(tmp_path / "run")[151:]] == [
-        {"eval/acc": step / 8} for step in range(151, 400)
-    ]
-    sidecar = json.loads((tmp_path / "run" / "sidecar.json").read_bytes())
-    assert (sidecar["status"], sidecar["lost"]) == ("completed", {})
-
-
-def test_a_session_that_closes_an_earlier_file_writes_its_values(tmp_path):
-    """A file that exceeds the limit when opened becomes a part after one row, whose names are used again."""
-    with Written(tmp_path / "run") as run:
-        for step in range(400):
-            run.log({f"m{number}": step / 8 for number in range(5)}, step)
-
-    with WrittenInParts(tmp_path / "run", batch=400) as run:
-        for step in range(400, 404):
-            run.log({"m0": step / 8, "m1": 1.0}, step)
-            run.flush()
-
-    assert numbers(tmp_path / "run")[0] == 1
-    assert [row.metrics for row in read_rows(tmp_path / "run")[400:]] == [
-        {"m0": step / 8, "m1": 1.0} for step in range(400, 404)
-    ]
-
-
 def test_a_row_without_columns_for_its_values_is_not_written():
     """A line with fewer cells than values would lose values silently."""
     formatter = RowFormatter(("loss", "acc"), {"step": 0, "epoch": 1, "time": 2, "loss": 3})
@@ -565,51 +411,6 @@ def test_a_call_with_the_epoch_as_a_metric_has_its_own_line(tmp_path):
     assert seen == [{"loss": 0.5}, {"acc": 1.0}, {"lr": 0.1}]
 
 
-class KilledAtTruncate(Failing):
-    """Is killed after it has cut a file."""
-
-    def truncate(self, fd, size):
-        """Cuts, and raises."""
-        super().truncate(fd, size)
-        raise KeyboardInterrupt
-
-
-def test_rows_that_a_position_covers_are_not_written_again(tmp_path):
-    """If the folder can't be synced after position.json was renamed, its rows still count."""
-    disk = KilledAtTruncate()
-    writer = Writer(tmp_path, 1 << 20, disk)
-    writer.log(range(5))
-    writer.drain.run()
-    writer.log(range(5, 10))
-    disk.fails_to_sync = "position.json"
-    with pytest.raises(OSError, match="not synced"):
-        writer.drain.run()
-    writer.log(range(10, 12))
-    with contextlib.suppress(KeyboardInterrupt):
-        writer.drain.run()
-    writer.die()
-
-    assert [row.step for row in read_rows(tmp_path)] == list(range(12))
-
-
-def test_an_unfinished_part_does_not_count_without_its_journal(tmp_path):
-    """The next turn removes the unfinished part, and closes a larger one later."""
-    disk = Failing()
-    writer = Writer(tmp_path, disk=disk)
-    writer.log(range(40))
-    disk.fails_to_replace = "00000001.parquet"
-    with pytest.raises(OSError, match="full"):
-        writer.drain.run()
-    writer.drain.file.part_bytes = 1 << 20
-    writer.log(range(40, 50))
-    writer.drain.run()
-    writer.die()
-    assert writer.drain.source.is_drained()
-    shutil.rmtree(tmp_path / "journal")
-
-    assert [row.step for row in read_rows(tmp_path)] == list(range(50))
-
-
 class OfNoSize(RunDirectory):
     """Fails in the writer thread with an error other than OSError."""
 
@@ -628,95 +429,6 @@ def test_our_own_error_in_the_writer_thread_is_reported_at_the_end(tmp_path):
     assert [row.metrics for row in read_rows(tmp_path / "run")] == [{"loss": 0.5}]
 
 
-def test_rows_come_once_to_a_reader_while_parts_are_closed(tmp_path):
-    """A reader that reads continuously while files become parts sees each row once and in order."""
-    seen = []
-    with WrittenInParts(tmp_path / "run", flush_seconds=0.001) as run:
-        for step in range(1500):
-            run.log(
-                {"a": float(step)} if step % 250 < 125 else {"a": float(step), f"b{step // 250}": 1}, step
-            )
-            if step % 25 == 0:
-                seen.append((step + 1, [row.step for row in read_rows(tmp_path / "run")]))
-            if step % 200 == 199:
-                run.flush()
-
-    assert len(numbers(tmp_path / "run")) > 3
-    for count, steps in seen:
-        assert steps == list(range(count))
-
-
-def test_a_part_deleted_during_the_run_is_reported_as_lost(tmp_path, caplog):
-    """The run counts the rows of a removed part and reports them at its end."""
-    with WrittenInParts(tmp_path / "run", flush_seconds=1000) as run:
-        for step in range(300):
-            run.log({"loss": 1 / (step + 1)}, step)
-            if step % 100 == 99:
-                run.flush()
-        path = part_path(tmp_path / "run" / "parts" / "metrics", 1)
-        with contextlib.closing(ParquetRows(os.open(path, os.O_RDONLY))) as file:
-            rows = file.count
-        path.unlink()
-
-    assert json.loads((tmp_path / "run" / "sidecar.json").read_bytes())["lost"] == {"rows": rows}
-    assert f"{rows} rows of metrics are lost" in caplog.text
-    assert len(read_rows(tmp_path / "run")) == 300 - rows
-
-
-def test_a_part_identical_to_the_file_does_not_count(tmp_path):
-    """If a run was killed while closing a part and its journal was deleted, no row appears twice."""
-    writer = Writer(tmp_path)
-    writer.log_and_drain(range(100))
-    writer.die()
-    shutil.rmtree(tmp_path / "journal")
-    folder = parts_path(tmp_path / "metrics.csv")
-    before = numbers(tmp_path)
-    with (tmp_path / "metrics.csv").open("a") as file:
-        file.write("100,0,2000.0,1.0\n")
-    with contextlib.closing(CsvSnapshot.of(os.open(tmp_path / "metrics.csv", os.O_RDONLY))) as csv:
-        part_path(folder, before[-1] + 1).write_bytes(csv.to_parquet())
-
-    assert [row.step for row in read_rows(tmp_path)] == list(range(101))
-    with Written(tmp_path, batch=101) as run:
-        run.log({"loss": 0.5}, 101)
-    # The first session's open file is now one of its parts; files in no history stay, and don't count.
-    assert numbers(tmp_path) == [*before, before[-1] + 1, before[-1] + 2]
-    assert [row.step for row in read_rows(tmp_path)] == list(range(102))
-
-
-@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
-@pytest.mark.parametrize("rows", [100, 110])
-def test_a_copy_whose_parts_were_copied_later_has_each_row_once(tmp_path, suffix, rows):
-    """A metrics.csv that has meanwhile become the beginning of a part doesn't count.
-
-    This holds for readers and writers, and if it became a whole part with others after it.
-    """
-    live, copy = tmp_path / "live", tmp_path / "copy"
-    live.mkdir()
-    copy.mkdir()
-    writer = Writer(live, part_bytes=3000)
-    writer.log_and_drain(range(rows))
-    assert numbers(live) == []
-    shutil.copy(live / "metrics.csv", copy)
-    writer.log_and_drain(range(rows, 400))
-    writer.die()
-    if rows == 110:
-        # Everything that the first part will have.
-        with contextlib.closing(Part(parts_path(live / "metrics.csv"), 1).open()) as file:
-            (copy / "metrics.csv").write_bytes(b"".join([file.header, *file.chunks()]))
-    if suffix == ".csv":
-        as_csv(live)
-    shutil.copytree(live / "parts", copy / "parts")
-    with take_snapshot(live, 0) as snapshot:
-        steps = [row.step for row in snapshot.rows()]
-        expected = steps[: len(steps) - sum(1 for _ in snapshot.csv.rows())]
-
-    assert [row.step for row in read_rows(copy)] == expected
-    with Written(copy, batch=1000) as run:
-        run.log({"loss": 0.5}, 1000)
-    assert [row.step for row in read_rows(copy)] == [*expected, 1000]
-
-
 @pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
 def test_only_a_regular_file_is_a_part(tmp_path, make):
     """A folder, a FIFO, or a link with the name of a later part is left alone."""
@@ -732,13 +444,6 @@ def test_only_a_regular_file_is_a_part(tmp_path, make):
     again.die()
     shutil.rmtree(tmp_path / "journal")
     assert [row.step for row in read_rows(tmp_path)] == list(range(101))
-
-
-def test_the_epoch_is_a_metric_that_a_condition_finds(written):
-    """Like `series`, a condition accepts the epoch of each row."""
-    found = [one.step.tolist() for one in values_where(written / "parts", "epoch", Where.parse("step > 395"))]
-
-    assert list(itertools.chain.from_iterable(found)) == [396, 397, 398, 399]
 
 
 def test_a_folder_of_the_previous_version_is_continued(tmp_path):

@@ -284,7 +284,7 @@ def check_follower(model):
 def check_parts(model):
     """Checks that nothing is missing, and that no part is much larger than the limit."""
     with take_snapshot(model.run_dir, 0) as snapshot:
-        assert snapshot.damage() == []
+        assert snapshot.damage(is_whole=False) == []
         sizes = [part.size for part in snapshot.parts]
     # A turn writes a few kilobytes at most.
     assert max(sizes, default=0) < 40_000
@@ -312,12 +312,12 @@ def check_left(model):
     assert left <= logged
 
 
-@pytest.mark.parametrize("seed", range(times(6, 600)))
+@pytest.mark.parametrize("seed", range(times(3, 600)))
 def test_every_reader_sees_the_logged_rows(tmp_path, monkeypatch, seed):
     """This holds whatever happens between two looks, and at the end, with and without the journal."""
     monkeypatch.setattr(columns, "MAX_HELD_BYTES", [0, 2000, 64 << 20][seed % 3])
     model = Model(tmp_path, seed)
-    for _ in range(12):
+    for _ in range(times(8, 12)):
         model.act()
         rows = check_rows(model)
         check_columns(model, rows)

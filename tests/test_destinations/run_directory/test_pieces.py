@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from destinations.history.snapshot import damage_of_csvs
+from destinations.history.snapshot import damage_of_rows
 from destinations.history.sums import BlockSums
 from destinations.run_directory.pieces import (
     Change,
@@ -103,41 +103,16 @@ def test_a_reader_never_compares_new_rows_with_old_checksums(tmp_path, later, is
     found = []
 
     def look(name, start):
-        found.extend(damage_of_csvs(folder))
+        found.extend(damage_of_rows(folder, is_whole=True))
         yield from opened.chunks(name, start)
-        found.extend(damage_of_csvs(folder))
+        found.extend(damage_of_rows(folder, is_whole=True))
 
     path = put_piece(tmp_path / "2", later, first=1, last=2, states=states)
     with path.open("rb") as file, open_piece("2", file) as opened:
         apply_piece(folder, state, SimpleNamespace(about=opened.about, data=opened.data, chunks=look))
 
-    assert found == damage_of_csvs(folder) == []
+    assert found == damage_of_rows(folder, is_whole=True) == []
     assert (folder / "metrics.sums.jsonl").read_bytes() == later["metrics.sums.jsonl"]
-
-
-def test_a_deleted_file_is_removed(tmp_path):
-    """A piece names all files."""
-    folder, state = tmp_path / "copy", FolderState(1)
-    take(folder, state, put_piece(tmp_path / "1", {"a.json": b"{}", "time/rank-0.csv": b"x\n"}))
-    states = {"a.json": FileState(0, 2)}
-    take(folder, state, put_piece(tmp_path / "2", {}, first=2, last=2, states=states))
-
-    assert [path.name for path in folder.rglob("*") if path.is_file()] == ["a.json"]
-
-
-def test_excess_bytes_of_a_killed_reader_are_cut(tmp_path):
-    """It appends first, and notes the size afterwards."""
-    folder, state = tmp_path / "copy", FolderState(1)
-    take(folder, state, put_piece(tmp_path / "1", {"metrics.csv": b"step\n1\n"}))
-    state.save(folder, "rank0")
-    path = put_second_piece(tmp_path)
-    take(folder, state, path)
-    with (folder / "metrics.csv").open("ab") as file:
-        file.write(b"torn")
-
-    take(folder, FolderState.read(folder, "rank0"), path)
-
-    assert (folder / "metrics.csv").read_bytes() == b"step\n1\n2\n"
 
 
 @pytest.mark.parametrize(

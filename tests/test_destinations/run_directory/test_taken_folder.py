@@ -91,5 +91,5 @@ def test_a_deleted_folder_whose_path_is_taken_reports_its_lost_rows(drive, tmp_p
     assert read_series(tmp_path / "run", "other") == expected(50)
     assert read_series(tmp_path / "run", "a") == []
     messages = [one.getMessage() for one in caplog.records if one.levelno >= logging.ERROR]
-    assert "another run has taken its place" in " ".join(messages)
+    assert "was deleted. Writing has stopped" in " ".join(messages)
     assert "2100 rows of metrics are lost" in messages[-1]

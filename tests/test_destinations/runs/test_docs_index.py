@@ -6,7 +6,7 @@ from pathlib import Path
 import attrs
 import pytest
 
-from destinations.runs import HEARTBEAT_SECONDS, FilterError, RunRecord, ScanReport
+from destinations.runs import HEARTBEAT_SECONDS, FilterError, RunRecord
 from destinations.runs.index.filters import parse_filter
 from destinations.runs.record import FIELDS, is_terminal
 
@@ -54,15 +54,13 @@ def test_the_page_shows_the_error_verbatim():
     assert f"{caught.value}\n" == shown
 
 
-def test_the_fields_of_a_record_and_a_report_are_listed():
-    """The table has them in the order of the classes."""
+def test_the_fields_of_a_record_are_listed():
+    """The page has them in the order of the class."""
     record = next(
         line for line in section("Asking").splitlines() if line.startswith("Each run has a `record`")
     )
-    report = {name for cell in first_cells(section("What a scan does")) for name in codes(cell)}
 
     assert codes(record)[1:] == [field.name for field in attrs.fields(RunRecord)]
-    assert report == {field.name for field in attrs.fields(ScanReport)}
 
 
 def test_the_page_has_the_threshold_and_statuses_of_the_code():

@@ -134,4 +134,4 @@ def test_rows_cut_with_their_checksums_are_counted(copy):
 
     found, *_ = Run.open(copy).verify()
     assert found.text.startswith("has 5 rows less than summary.json covers")
-    assert "has 5 rows less" in Run.open(copy).record.problem
+    assert "has 5 rows less" in Run.open(copy).problems()[0]

@@ -1,4 +1,4 @@
-"""`TensorBoard` files, read by TensorBoard's own reader; `test_tensorboard_server.py` asks its server."""
+"""`TensorBoard` files, read by TensorBoard's own reader and its HPARAMS plugin."""
 
 import errno
 import importlib
@@ -373,6 +373,43 @@ def test_the_hparams_tab_shows_how_the_run_ended(tmp_path, exception, status):
     assert metadata.parse_session_end_info_plugin_data(content).status == status
 
 
+def test_the_hparams_tab_has_all_hyperparameters_and_metrics(tmp_path):
+    """It includes names that only one run has, and each run's status."""
+    from tensorboard.backend.event_processing import data_provider, plugin_event_multiplexer
+    from tensorboard.context import RequestContext
+    from tensorboard.plugins.base_plugin import TBContext
+    from tensorboard.plugins.hparams import api_pb2, backend_context, get_experiment, list_session_groups
+
+    runs = {
+        "first": ({"lr": 0.1, "model": {"name": "cnn"}}, None),
+        "second": ({"dropout": 0.5}, ValueError()),
+    }
+    for name, (hyperparameters, error) in runs.items():
+        run = DryRun(TensorBoard(tmp_path / name))
+        run.init()
+        run.logger.log_hyperparameters(hyperparameters)
+        run.logger.log_metrics({"loss": 0.5, name: 1.0}, 0)
+        run.close(error)
+    multiplexer = plugin_event_multiplexer.EventMultiplexer().AddRunsFromDirectory(str(tmp_path)).Reload()
+    provider = data_provider.MultiplexerDataProvider(multiplexer, str(tmp_path))
+    context = RequestContext(), backend_context.Context(TBContext(data_provider=provider)), "any"
+
+    experiment = get_experiment.Handler(*context, api_pb2.GetExperimentRequest()).run()
+    request = api_pb2.ListSessionGroupsRequest(start_index=0, slice_size=9)
+    request.allowed_statuses.extend(api_pb2.Status.values())
+    for info in experiment.hparam_infos:
+        request.col_params.add(hparam=info.name)
+    groups = list_session_groups.Handler(*context, request).run().session_groups
+
+    assert sorted(info.name for info in experiment.hparam_infos) == ["dropout", "lr", "model.name"]
+    assert sorted(info.name.tag for info in experiment.metric_infos) == ["first", "loss", "second"]
+    found = {group.name: (sorted(group.hparams), group.sessions[0].status) for group in groups}
+    assert found == {
+        "first": (["lr", "model.name"], api_pb2.STATUS_SUCCESS),
+        "second": (["dropout"], api_pb2.STATUS_FAILURE),
+    }
+
+
 def test_a_resumed_run_replaces_repeated_steps(tmp_path):
     """Records after the checkpoint disappear; earlier ones stay, even at its step or above."""
     ticks = itertools.count(1000)
@@ -670,37 +707,6 @@ def test_monitor_events_arrive_as_scalars(tmp_path):
 
 
 # torch warns if this process may use only one processor.
-@pytest.mark.filterwarnings("ignore:This DataLoader will create 2 worker processes:UserWarning")
-def test_forked_dataloader_workers_write_nothing(tmp_path):
-    """The parent's file is complete afterwards."""
-    import torch.utils.data
-
-    destination = TensorBoard(tmp_path, flush_seconds=0.01)
-
-    class Items(torch.utils.data.Dataset):
-        def __len__(self):
-            return 4
-
-        def __getitem__(self, index):
-            destination.log_metrics({"from a worker": 1.0}, index)
-            destination.flush()
-            return index
-
-    run = DryRun(destination)
-    run.init()
-    run.logger.log_metrics({"loss": 1.0}, 0)
-
-    loader = torch.utils.data.DataLoader(
-        Items(), num_workers=2, multiprocessing_context="fork", timeout=SECONDS
-    )
-    seen = [int(batch) for batch in loader]
-    run.logger.log_metrics({"loss": 2.0}, 1)
-    run.close()
-
-    assert seen == [0, 1, 2, 3]
-    assert rows(tmp_path) == [(0, {"loss": 1.0}), (1, {"loss": 2.0})]
-
-
 def test_an_impossible_folder_raises_at_init(tmp_path):
     """The error names the obstacle, and the run continues without this destination."""
     (tmp_path / "file").write_text("")
@@ -760,43 +766,6 @@ print([name for name in ("tensorflow", "torch") if name in sys.modules])
     )
 
     assert (finished.stdout, finished.stderr) == ("[]\n", "")
-
-
-def test_the_error_names_the_missing_package(tmp_path):
-    """The constructor raises, not `init`."""
-    code = """
-import sys
-sys.modules["tensorboard"] = None
-import destinations
-destinations.TensorBoard()
-"""
-
-    finished = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=500
-    )
-
-    assert "pip install tensorboard" in finished.stderr.splitlines()[-1]
-
-
-def test_the_file_is_the_same_without_fast_checksums(tmp_path):
-    """`google_crc32c` affects only speed."""
-    code = f"""
-import sys
-sys.modules["google_crc32c"] = None
-from destinations import TensorBoard
-from destinations.testing import DryRun
-run = DryRun(TensorBoard({str(tmp_path)!r}, clock=lambda: 5.0, close_seconds={SECONDS}))
-run.init(), run.fit(), run.close()
-"""
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=500)
-    (path,) = tmp_path.iterdir()
-    run = DryRun(TensorBoard(tmp_path / "quick", clock=lambda: 5.0))
-    run.init()
-    run.fit()
-    run.close()
-
-    (quick,) = (tmp_path / "quick").iterdir()
-    assert path.read_bytes() == quick.read_bytes()
 
 
 @pytest.mark.parametrize("restored", [6, 0])

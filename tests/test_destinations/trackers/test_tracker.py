@@ -10,6 +10,7 @@ import threading
 import numpy as np
 import pytest
 
+import destinations
 from destinations import LoggerDestination
 from destinations.background import Lane, RetryLaterError
 from destinations.testing import DestinationContract, DryRun
@@ -585,6 +586,21 @@ def test_a_missing_package_is_named_with_its_command():
         require_package("surely_not_installed", "WandB")
 
     assert caught.value.name == "surely_not_installed"
+
+
+def test_each_tracker_names_its_missing_package(monkeypatch):
+    """The constructor raises, not `init`."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+
+    for name, arguments, package in (
+        ("TensorBoard", [], "tensorboard"),
+        ("WandB", ["digits"], "wandb"),
+        ("MLflow", [None, "digits"], "mlflow"),
+        ("Trackio", ["digits"], "trackio"),
+        ("Comet", ["digits"], "comet_ml"),
+    ):
+        with pytest.raises(ImportError, match=f"pip install {package}"):
+            getattr(destinations, name)(*arguments)
 
 
 def test_a_hanging_lane_costs_one_wait():

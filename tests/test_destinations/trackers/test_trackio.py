@@ -198,14 +198,6 @@ def test_a_run_folder_is_sent(tmp_path):
     assert name.startswith("run-")
 
 
-def test_a_missing_package_is_named(monkeypatch):
-    """The constructor raises."""
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-
-    with pytest.raises(ImportError, match="pip install trackio"):
-        Trackio("project")
-
-
 def test_an_unknown_resume_mode_raises():
     """The constructor raises."""
     with pytest.raises(ValueError, match='resume must be "never"'):

@@ -4,7 +4,6 @@ import gc
 import json
 import math
 import os
-import pickle
 import re
 import socket
 import subprocess
@@ -688,14 +687,6 @@ def test_a_run_that_does_not_finish_in_time_shows_how_to_upload_it(tmp_path, mon
 # Arguments and names.
 
 
-def test_a_missing_package_is_named(monkeypatch):
-    """The constructor says which package to install."""
-    monkeypatch.setitem(sys.modules, "wandb", None)
-
-    with pytest.raises(ImportError, match="pip install wandb"):
-        WandB("p")
-
-
 @pytest.mark.parametrize("options", [{"mode": "dryrun"}, {"step_metric": "_step"}, {"step_metric": ""}])
 def test_bad_arguments_are_refused(options):
     """The constructor raises."""
@@ -712,18 +703,6 @@ def test_any_name_becomes_one_that_w_and_b_accepts(name):
     assert not media_key(name).startswith(("/", ".."))
     assert len(media_key(name).encode()) <= 60
     assert len(artifact_name(f"id-{name}")) <= 128
-
-
-def test_no_two_names_are_merged():
-    """If two names have the same key, the second gets a hash; good names are unchanged."""
-    names = Names(media_key)
-
-    keys = [names.key(name) for name in ("a/b", "a//b", "/a/b", "unnamed", "", "loss")]
-
-    assert len(set(keys)) == 6
-    assert (keys[0], keys[3], keys[5]) == ("a/b", "unnamed", "loss")
-    assert [names.name(key) for key in keys] == ["a/b", "a//b", "/a/b", "unnamed", "", "loss"]
-    assert keys == [names.key(name) for name in ("a/b", "a//b", "/a/b", "unnamed", "", "loss")]
 
 
 @pytest.mark.parametrize("count", [1, 511, 512, 513, 1000, 1024, 1025, 5000])
@@ -746,36 +725,6 @@ def test_the_example_of_the_docs_runs(tmp_path, monkeypatch):
 
     (path,) = files_of(tmp_path)
     assert [row["global_step"] for row in rows_of(path)] == list(range(100))
-
-
-def test_a_copy_is_closed(tmp_path):
-    """It can be sent to another process while the original is open."""
-    destination = make(tmp_path)
-    run = DryRun(destination)
-    run.init()
-
-    copied = pickle.loads(pickle.dumps(destination))  # noqa: S301  # our own bytes
-    run.close()
-
-    assert (copied.run, copied._project) == (None, "tests")
-
-
-def test_a_fork_writes_nothing(tmp_path):
-    """A child's calls don't reach the parent's run."""
-    destination = make(tmp_path)
-    run = DryRun(destination)
-    run.init()
-    run.logger.log_metrics({"a": 1.0}, step=0)
-    feed = destination._feed
-    assert feed.flush(SERVICE_SECONDS)
-
-    destination._forget_in_child()
-    destination.log_metrics({"a": 2.0}, 1)
-
-    assert destination.counts.rows == 0
-    # The parent would do it; here this process would otherwise keep a thread and a run.
-    assert feed.stop(SERVICE_SECONDS)
-    assert [row["a"] for row in rows_of(*files_of(tmp_path))] == [1.0]
 
 
 def test_a_run_folder_is_sent(tmp_path, monkeypatch):

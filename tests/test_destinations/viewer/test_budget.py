@@ -5,7 +5,6 @@ import contextlib
 import functools
 import itertools
 import json
-import struct
 import threading
 import tracemalloc
 from types import SimpleNamespace
@@ -98,25 +97,6 @@ def test_a_slow_answer_is_refused():
     assert "takes longer than 0.05 s" in json.loads(body["body"])["error"]
 
 
-def test_a_sound_of_many_channels(tmp_path):
-    """The answer has the first 64, read in pieces from the file, and the number of all."""
-    write_run(tmp_path / "runs" / "one")
-    samples = np.arange(65535 * 100).astype("<i2").tobytes()
-    # The bytes of a frame don't fit their field.
-    form = struct.pack("<4sIHHIIHH", b"fmt ", 16, 1, 65535, 8000, 0, 0, 16)
-    content = b"WAVE" + form + struct.pack("<4sI", b"data", len(samples)) + samples
-    sound = struct.pack("<4sI", b"RIFF", len(content)) + content
-    (tmp_path / "runs" / "one" / "many.wav").write_bytes(sound)
-    with served(tmp_path / "runs") as page:
-        path = f"/api/runs/{page.run_id('one')}/wave"
-        answer = page.request("GET", path, {"file": "many.wav", "points": 50})
-
-    found = json.loads(answer.content)
-    assert (found["total"], len(found["channels"]), found["seconds"]) == (65535, 64, 0.0125)
-    assert [len(found["channels"][63][name]) for name in ("low", "high")] == [50, 50]
-    assert len(answer.content) < 200_000
-
-
 def write_table(folder, rows):
     """Writes a run with a two-column table."""
     write_run(folder)
@@ -197,8 +177,8 @@ class Blocked:
     def fields(self):
         return {"fields": []}
 
-    def run_or_none(self, run_id):
-        return SimpleNamespace(id=run_id, writers=())
+    def runs_of(self, run_ids):
+        return [(run_id, SimpleNamespace(id=run_id, writers=())) for run_id in run_ids]
 
 
 def test_the_table_does_not_wait_for_charts():

@@ -1,6 +1,7 @@
 """`destinations view`, as a shell runs it."""
 
 import http.client
+import json
 import os
 import re
 import signal
@@ -8,10 +9,13 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import parse_qs
 
 import pytest
 
 from destinations import cli
+from destinations.runs.views import save_view
+from destinations.viewer.catalog import page_id
 from tests.test_destinations.runs.folders import write_run
 
 ROOT = Path(__file__).parents[3]
@@ -71,6 +75,19 @@ def test_it_prints_an_address_that_opens_and_ends_with_ctrl_c(root):
     assert count == "1 run in runs"
     assert status == 200
     assert (process.returncode, out, err) == (130, "", "")
+
+
+def test_a_saved_view_is_in_the_address(root):
+    """The address has the fields of the view, and the page's ids of its runs."""
+    run_id = json.loads((root / "one" / "sidecar.json").read_text())["run_id"]
+    save_view(root, "mine", {"sort": "-summary.loss", "run": [run_id, "gone"]})
+    process, (_, url) = start(root, str(root), "--port", "0", "--view", "mine")
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+
+    found = parse_qs(url.partition("#/runs?")[2])
+    expected = {"sort": ["-summary.loss"], "run": [page_id(root / "one", [root])], "view": ["mine"]}
+    assert found == expected
 
 
 def test_a_server_open_to_other_machines_warns(root):

@@ -5,7 +5,7 @@ import time
 import pytest
 import torch
 
-from events import Aggregation, Run, Throughput, Timer, Trainer
+from events import Aggregation, Run, Timer, Trainer
 
 
 class Clock:
@@ -130,10 +130,7 @@ def test_a_trainer_measures_the_time_of_the_dataloader(metric_list, clock):
         max_duration="2ep",
         loss_fn=slow_loss,
         optimizers=torch.optim.SGD(model.parameters(), lr=0.1),
-        callbacks=[
-            Timer("4ba", [Aggregation.MEAN, Aggregation.COUNT], clock=clock),
-            Throughput("4ba"),
-        ],
+        callbacks=Timer("4ba", [Aggregation.MEAN, Aggregation.COUNT], clock=clock),
         loggers=metric_list,
         device="cpu",
     )
@@ -154,88 +151,18 @@ def test_a_trainer_measures_the_time_of_the_dataloader(metric_list, clock):
         )
         for step in (4, 8)
     ]
-    rates = [row for row in metric_list.metrics if "throughput/batches_per_sec" in row[1]]
-    assert rates == [
-        (
-            step,
-            {
-                "throughput/batches_per_sec": pytest.approx(0.4),
-                "throughput/samples_per_sec": pytest.approx(1.6),
-            },
-        )
-        for step in (4, 8)
-    ]
-
-
-def test_throughput_counts_batches_samples_and_tokens(metric_list, clock):
-    """From the end of the first batch on, which warms up and is not counted."""
-    with Run(metric_list, Throughput("3ba"), "mine") as run:
-        train_batch(run, clock, step=1000.0, samples=8, tokens=100)
-        for _ in range(2):
-            train_batch(run, clock, read=1.0, step=3.0, samples=8, tokens=100)
-
-    assert metric_list.metrics == [
-        (
-            3,
-            {
-                "throughput/batches_per_sec": 0.25,
-                "throughput/samples_per_sec": 2.0,
-                "throughput/tokens_per_sec": 25.0,
-            },
-        )
-    ]
-
-
-def test_throughput_omits_rates_of_uncounted_units(metric_list, clock):
-    """A loop that does not count samples gets only the rate of batches."""
-    with Run(metric_list, Throughput("1ba"), "mine") as run:
-        for _ in range(3):
-            train_batch(run, clock, step=0.5)
-
-    assert metric_list.metrics == [(step, {"throughput/batches_per_sec": 2.0}) for step in (2, 3)]
-
-
-def test_throughput_per_device(metric_list, clock):
-    """With several ranks, the share of one is logged as well."""
-    with Run(metric_list, Throughput("2ba"), "mine") as run:
-        run.state.world_size = 4
-        for _ in range(2):
-            train_batch(run, clock, step=2.0, samples=8)
-
-    assert metric_list.metrics == [
-        (
-            2,
-            {
-                "throughput/batches_per_sec": 0.5,
-                "throughput/samples_per_sec": 4.0,
-                "throughput/device/batches_per_sec": 0.125,
-                "throughput/device/samples_per_sec": 1.0,
-            },
-        )
-    ]
-
-
-def test_no_rate_is_logged_if_no_time_has_passed(metric_list, clock):
-    """Nothing is divided by zero."""
-    with Run(metric_list, Throughput("1ba"), "mine") as run:
-        for _ in range(3):
-            train_batch(run, clock, step=0.0)
-
-    assert metric_list.metrics == []
 
 
 def test_a_flush_of_all_stats_in_between_changes_nothing(metric_list, clock):
     """Records from before and after the flush are combined."""
     from events import monitor
 
-    callbacks = [Throughput("3ba"), Timer("3ba", [Aggregation.MAX], clock=clock)]
-    with Run(metric_list, callbacks, "mine") as run:
+    with Run(metric_list, Timer("3ba", [Aggregation.MAX], clock=clock), "mine") as run:
         for _ in range(3):
             train_batch(run, clock, step=2.0)
             monitor.flush()
 
     assert {name: value for _, metrics in metric_list.metrics for name, value in metrics.items()} == {
-        "throughput/batches_per_sec": 0.5,
         "timer/data_seconds.max": 0.0,
         "timer/step_seconds.max": 2.0,
     }
@@ -244,12 +171,12 @@ def test_a_flush_of_all_stats_in_between_changes_nothing(metric_list, clock):
 def test_an_interval_of_epochs_ends_with_its_epoch(metric_list, clock):
     """The batches of an epoch are one row, logged before the next epoch begins."""
     timer = Timer("1ep", [Aggregation.COUNT], clock=clock)
-    with Run(metric_list, [timer, Throughput("1ep")], "mine") as run:
+    with Run(metric_list, timer, "mine") as run:
         for _ in range(2):
             run.epoch_start()
             for _ in range(3):
                 train_batch(run, clock)
             run.epoch_end()
 
-    counts = [(step, row.get("timer/step_seconds.count")) for step, row in metric_list.metrics]
-    assert counts == [(3, 3), (3, None), (6, 3), (6, None)]
+    counts = [(step, row["timer/step_seconds.count"]) for step, row in metric_list.metrics]
+    assert counts == [(3, 3), (6, 3)]

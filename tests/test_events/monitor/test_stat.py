@@ -639,7 +639,7 @@ def test_importing_starts_nothing(in_child):
     printed = in_child(
         """
         import sys, threading
-        from events import monitor, MonitorEvent, Stat, Aggregation, Timer, Throughput, SystemMonitor
+        from events import monitor, MonitorEvent, Stat, Aggregation, Timer, SystemMonitor
         names = ("torch", "psutil", "pynvml", "numpy")
         print([name for name in names if name in sys.modules], threading.active_count())
         """

@@ -50,9 +50,11 @@ class At(Callback):
 
 @pytest.fixture
 def make_run(make_trainer, tmp_path):
-    """Makes a trainer with a saver whose every checkpoint is written by a process."""
+    """Makes a trainer with a saver; a process writes its checkpoints with `process_bytes=0`, else a thread."""
 
-    def make(*callbacks, trainer=None, process_bytes=0, asynchronous=True, when_busy="wait", **arguments):
+    def make(
+        *callbacks, trainer=None, process_bytes=1 << 30, asynchronous=True, when_busy="wait", **arguments
+    ):
         writing = CheckpointWriting(
             asynchronous=asynchronous, when_busy=when_busy, process_bytes=process_bytes
         )
@@ -76,7 +78,7 @@ def make_stopped(make_run):
             until(lambda: stopped(saver.writer_pid))
 
         calls = {"ba2": stop, **arguments.pop("calls", {})}
-        saver, trainer = make_run(At(**calls), **arguments)
+        saver, trainer = make_run(At(**calls), process_bytes=0, **arguments)
         return saver, trainer
 
     yield make
@@ -85,11 +87,38 @@ def make_stopped(make_run):
             os.kill(pid, signal.SIGKILL)
 
 
+class HeldWriter(BackgroundWriter):
+    """Writes in a thread, which waits while its gate is shut."""
+
+    def __init__(self):
+        super().__init__(1 << 30)
+        self.gate = threading.Event()
+
+    def write(self, request, buffer, wait, is_wanted=lambda: True):
+        return super().write(request, buffer, lambda: (self.gate.wait(WAIT_SECONDS), wait()), is_wanted)
+
+
+@pytest.fixture
+def make_held(make_run):
+    """Makes a run whose checkpoints wait, in a thread, until a gate is opened."""
+    gates = []
+
+    def make(**arguments):
+        saver, trainer = make_run(At(**arguments.pop("calls", {})), **arguments)
+        saver._writing._buffer, saver._writing._writer = SnapshotBuffer(), HeldWriter()
+        gates.append(saver._writing._writer.gate)
+        return saver, trainer, gates[-1]
+
+    yield make
+    for gate in gates:
+        gate.set()
+
+
 class TestWhileItIsWritten:
     """Training continues, and no partial file is visible."""
 
-    def test_training_continues_while_the_process_writes(self, make_stopped, tmp_path):
-        """Five batches after the save there is no file yet; when training has ended, there is."""
+    def test_training_continues_while_the_process_writes(self, make_stopped, make_trainer, tmp_path):
+        """Two batches after the save there is no file; once training ends, it holds the state of its moment."""
         seen = []
 
         def look():
@@ -106,30 +135,22 @@ class TestWhileItIsWritten:
         assert seen == [([], 0)]
         assert listing(tmp_path / "saved") == ["ep0-ba3.pt", "ep1-ba6.pt", "ep1-ba8.pt", "latest.symlink"]
         assert saver.counts.saved == 3
-
-    def test_a_checkpoint_holds_the_state_of_its_moment(self, make_stopped, make_trainer, tmp_path):
-        """The process writes batches later what a synchronous save wrote at once."""
-        saver, trainer = make_stopped(
-            calls={"ba5": lambda: os.kill(saver.writer_pid, signal.SIGCONT)}, trainer={"max_duration": "6ba"}
-        )
-        trainer.fit()
         at_once = CheckpointSaver(
             tmp_path / "at_once", save_interval="3ba", writing=CheckpointWriting(asynchronous=False)
         )
-        make_trainer(callbacks=[At(ba99=None), at_once], max_duration="6ba").fit()
-
+        make_trainer(callbacks=[At(ba99=None), at_once], max_duration="3ba").fit()
         later, reference = (read_checkpoint(tmp_path / name / "ep0-ba3.pt") for name in ("saved", "at_once"))
-
-        assert later["timestamp"]["batch"] == reference["timestamp"]["batch"] == 3
         for part in ("model", "optimizers", "random"):
             torch.testing.assert_close(later[part], reference[part], rtol=0, atol=0)
 
-    def test_a_save_during_another_is_skipped(self, make_stopped, tmp_path):
+    def test_a_save_during_another_is_skipped(self, make_held, tmp_path):
         """This needs when_busy="skip"; the checkpoint at the end of training is still saved."""
-        saver, trainer = make_stopped(
-            when_busy="skip",
-            calls={"ba7": lambda: os.kill(saver.writer_pid, signal.SIGCONT)},
-            trainer={"max_duration": "8ba"},
+
+        def go_on():
+            gate.set()
+
+        saver, trainer, gate = make_held(
+            when_busy="skip", calls={"ba7": go_on}, trainer={"max_duration": "8ba"}
         )
 
         trainer.fit()
@@ -192,23 +213,6 @@ class TestTheProcessThatWrites:
         assert read_checkpoint(tmp_path / "saved" / "ep0-ba3.pt")["timestamp"]["batch"] == 3
         assert "ended with exit code -9; the checkpoint is written again" in caplog.text
 
-    def test_it_gives_way_to_training(self, make_run):
-        """It has a lower priority once it writes, within its session and against others."""
-        found = []
-
-        def look():
-            until(lambda: saver.counts.saved or saver._writing.pending.future.done())
-            group = Path(f"/proc/{saver.writer_pid}/autogroup")
-            group_nice = int(group.read_text().split()[-1]) if group.exists() else 10
-            found.append((os.getpriority(os.PRIO_PROCESS, saver.writer_pid), group_nice))
-
-        saver, trainer = make_run(At(ba4=look), trainer={"max_duration": "5ba"})
-        own = os.getpriority(os.PRIO_PROCESS, 0)
-
-        trainer.fit()
-
-        assert found == [(min(own + 10, 19), 10)]
-
     def test_killed_between_two_saves(self, make_run, tmp_path):
         """The next save starts another."""
         pids = []
@@ -222,7 +226,7 @@ class TestTheProcessThatWrites:
             until(lambda: saver._writing.pending is None or saver._writing.pending.future.done())
             pids.append(saver.writer_pid)
 
-        saver, trainer = make_run(At(ba4=kill, ba7=look), trainer={"max_duration": "8ba"})
+        saver, trainer = make_run(At(ba4=kill, ba7=look), process_bytes=0, trainer={"max_duration": "8ba"})
 
         trainer.fit()
 
@@ -233,7 +237,7 @@ class TestTheProcessThatWrites:
     def test_where_none_can_be_started_a_thread_writes(self, make_run, tmp_path, monkeypatch):
         """A missing interpreter costs no checkpoint."""
         monkeypatch.setattr("sys.executable", str(tmp_path / "gone"))
-        saver, trainer = make_run()
+        saver, trainer = make_run(process_bytes=0)
 
         trainer.fit()
 
@@ -251,7 +255,7 @@ class TestTheProcessThatWrites:
             start(thread)
 
         monkeypatch.setattr(threading.Thread, "start", refuse)
-        saver, trainer = make_run(process_bytes=1 << 30, asynchronous=asynchronous)
+        saver, trainer = make_run(asynchronous=asynchronous)
 
         trainer.fit()
 
@@ -261,34 +265,43 @@ class TestTheProcessThatWrites:
     def test_without_memory_files_a_thread_writes(self, make_run, tmp_path, monkeypatch):
         """Some systems have none, and a process would need one."""
         monkeypatch.delattr("os.memfd_create")
-        saver, trainer = make_run()
+        saver, trainer = make_run(process_bytes=0)
 
         trainer.fit()
 
         assert saver.counts.saved == 4
         assert read_checkpoint(tmp_path / "saved" / "latest.symlink")["timestamp"]["batch"] == 10
 
-    def test_it_ends_with_the_run(self, make_run):
-        """Nothing is left behind, neither process nor memory."""
+    def test_it_gives_way_to_training_and_ends_with_the_run(self, make_run):
+        """It has a lower priority once it writes, and leaves neither process nor memory behind."""
+
+        def look():
+            until(lambda: saver.counts.saved or saver._writing.pending.future.done())
+            group = Path(f"/proc/{saver.writer_pid}/autogroup")
+            group_nice = int(group.read_text().split()[-1]) if group.exists() else 10
+            found.append((saver.writer_pid, os.getpriority(os.PRIO_PROCESS, saver.writer_pid), group_nice))
+
         gc.collect()  # What earlier tests left.
-        before = open_files()
-        saver, trainer = make_run(At(ba9=lambda: pids.append(saver.writer_pid)))
-        pids = []
+        before, found = open_files(), []
+        saver, trainer = make_run(At(ba4=look), process_bytes=0, trainer={"max_duration": "5ba"})
 
         trainer.fit()
         trainer.close()
 
-        assert not Path(f"/proc/{pids[0]}").exists()
+        ((pid, *nice),) = found
+        assert nice == [min(os.getpriority(os.PRIO_PROCESS, 0) + 10, 19), 10]
+        assert not Path(f"/proc/{pid}").exists()
         # A thread of an earlier test may have a file open for a moment.
         until(lambda: open_files() <= before)
 
-    @pytest.mark.parametrize("method", ["fork", "spawn"])
-    def test_workers_of_dataloaders_do_not_disturb_it(self, make_run, tmp_path, method):
+    def test_workers_of_dataloaders_do_not_disturb_it(self, make_run, tmp_path):
         """They live across saves, and hold neither its socket nor its memory."""
         loader = DataLoader(
-            dataset(20), batch_size=4, num_workers=1, multiprocessing_context=method, persistent_workers=True
+            dataset(20), batch_size=4, num_workers=1, multiprocessing_context="fork", persistent_workers=True
         )
-        saver, trainer = make_run(trainer={"train_dataloader": loader, "max_duration": "8ba"})
+        saver, trainer = make_run(
+            process_bytes=0, trainer={"train_dataloader": loader, "max_duration": "8ba"}
+        )
 
         trainer.fit()
         trainer.close()
@@ -325,10 +338,9 @@ class TestAWriterThatHangs:
             in caplog.text
         )
 
-    @pytest.mark.parametrize("sharded", [False, True])
-    def test_the_last_checkpoint_is_tried_again(self, make_stopped, tmp_path, sharded):
+    def test_the_last_checkpoint_is_tried_again(self, make_stopped, tmp_path):
         """A thread tries it, for which nothing has to start."""
-        saver, trainer = make_stopped(sharded=sharded, trainer={"max_duration": "3ba"})
+        saver, trainer = make_stopped(trainer={"max_duration": "3ba"})
         limit_the_first(saver, trainer)
 
         trainer.fit()
@@ -370,8 +382,7 @@ class TestAWriterThatHangs:
         """A thread can't be killed: its buffer, and so the next checkpoints, wait for it."""
         hangs = concurrent.futures.Future()
         saver, trainer = make_run(
-            At(ba2=lambda: setattr(saver._writing, "_stuck", hangs), ba5=lambda: hangs.set_result(None)),
-            process_bytes=1 << 30,
+            At(ba2=lambda: setattr(saver._writing, "_stuck", hangs), ba5=lambda: hangs.set_result(None))
         )
 
         trainer.fit()
@@ -475,64 +486,32 @@ class TestMemory:
 class TestASecondCopy:
     """Once a save had to wait for the file before, the next one is copied to memory of its own."""
 
-    def test_is_not_made_where_no_save_waits(self, make_run):
-        """Checkpoints that do not overlap take the memory of one."""
-
-        def ends():
-            until(lambda: saver._writing.pending is None or saver._writing.pending.future.done())
-
-        def look():
-            ends()
-            seen.append((saver._writing._spare, saver.counts.waited))
-
-        seen = []
-        saver, trainer = make_run(At(ba5=ends, ba8=look))
-
-        trainer.fit()
-
-        assert seen == [(None, 0)]
-
-    def test_the_first_save_waits_and_later_ones_do_not(self, make_stopped, tmp_path):
+    def test_the_first_save_waits_and_later_ones_do_not(self, make_held, tmp_path):
         """The second copy is written after the first, and has the state of its batch."""
 
         def goes_on():
-            threading.Thread(target=lambda: (until(lambda: saver.counts.waited), resume())).start()
-
-        def resume():
-            os.kill(saver.writer_pid, signal.SIGCONT)
+            threading.Thread(target=lambda: (until(lambda: saver.counts.waited), gate.set())).start()
 
         def stop():
-            until(writing()._spare_ready.done)
-            until(lambda: writing().pending is None or writing().pending.future.done())
-            os.kill(saver.writer_pid, signal.SIGSTOP)
+            until(saver._writing._spare_ready.done)
+            until(lambda: saver._writing.pending is None or saver._writing.pending.future.done())
+            gate.clear()
 
         def look():
-            seen.append((saver.counts.waited, saver.counts.saved, writing().waiting.save.path.name))
-            resume()
+            seen.append((saver.counts.waited, saver.counts.saved, saver._writing.waiting.save.path.name))
+            gate.set()
 
-        def writing():
-            return saver._writing
-
-        class Keeps(LoggerDestination):
-            def can_upload_files(self):
-                return True
-
-            def upload_file(self, state, remote_file_name, file_path, *, overwrite, link=False, crc32=None):
-                if file_path.suffix == ".pt":
-                    published.append(read_checkpoint(file_path)["timestamp"]["batch"])
-
-        seen, published = [], []
-        saver, trainer = make_stopped(
-            calls={"ba5": goes_on, "ba8": stop, "ba13": look},
-            trainer={"max_duration": "14ba", "loggers": Keeps()},
+        seen = []
+        saver, trainer, gate = make_held(
+            calls={"ba5": goes_on, "ba8": stop, "ba13": look}, trainer={"max_duration": "14ba"}
         )
 
         trainer.fit()
 
         assert seen == [(1, 2, "ep2-ba12.pt")]
-        assert published == [3, 6, 9, 12, 14]
-        weights = [read_checkpoint(path)["model"] for path in sorted((tmp_path / "saved").glob("*ba*.pt"))]
-        assert len({str(one) for one in weights}) == 5
+        found = [read_checkpoint(path) for path in (tmp_path / "saved").glob("*ba*.pt")]
+        assert sorted(one["timestamp"]["batch"] for one in found) == [3, 6, 9, 12, 14]
+        assert len({str(one["model"]) for one in found}) == 5
         assert (saver.counts.saved, saver.counts.failed) == (5, 0)
 
     def test_a_newer_checkpoint_removes_the_surplus_of_a_failed_one(self, make_stopped, tmp_path):
@@ -572,7 +551,7 @@ class TestASecondCopy:
         assert (saver.counts.saved, saver.counts.failed, saver.counts.waited) == (3, 1, 0)
         assert listing(tmp_path / "saved") == ["ep2-ba12.pt", "latest.symlink"]
 
-    def test_close_writes_both(self, make_stopped, tmp_path):
+    def test_close_writes_both(self, make_held, tmp_path):
         """An exception of training costs none of them."""
 
         def make_room():
@@ -580,10 +559,10 @@ class TestASecondCopy:
 
         def fail():
             assert saver._writing.waiting is not None
-            os.kill(saver.writer_pid, signal.SIGCONT)
+            gate.set()
             raise RuntimeError("no more")
 
-        saver, trainer = make_stopped(calls={"ba4": make_room, "ba7": fail})
+        saver, trainer, gate = make_held(calls={"ba4": make_room, "ba7": fail})
 
         with pytest.raises(RuntimeError, match="no more"):
             trainer.fit()
@@ -612,16 +591,16 @@ class TestASecondCopy:
         assert (saver.counts.saved, saver.counts.failed) == (0, 2)
         assert caplog.text.count("is abandoned") == 2
 
-    def test_without_memory_saves_wait_and_one_line_says_so(self, make_stopped, caplog):
+    def test_without_memory_saves_wait_and_one_line_says_so(self, make_held, caplog):
         """Nothing is lost."""
 
         def look():
             saver._writing._buffer.available = lambda: 0
             rooms.extend(saver._writing.has_room() for _ in range(3))
-            os.kill(saver.writer_pid, signal.SIGCONT)
+            gate.set()
 
         rooms = []
-        saver, trainer = make_stopped(calls={"ba4": look})
+        saver, trainer, gate = make_held(calls={"ba4": look})
 
         trainer.fit()
 
@@ -629,21 +608,16 @@ class TestASecondCopy:
         assert caplog.text.count("Training waits for a checkpoint whenever the next is due") == 1
         assert saver.counts.saved == 4
 
-    def test_a_state_that_has_grown_waits_where_there_is_no_memory(self, make_stopped, tmp_path):
+    def test_a_state_that_has_grown_waits_where_there_is_no_memory(self, make_held, tmp_path):
         """It is written after the one before, while training waits."""
 
         def grow():
             until(saver._writing.has_room)
             saver._writing._spare.available = saver._writing._buffer.available = lambda: 0
             trainer.state.model.register_buffer("grown", torch.zeros(1 << 20))
-            threading.Thread(
-                target=lambda: (
-                    until(lambda: saver.counts.waited),
-                    os.kill(saver.writer_pid, signal.SIGCONT),
-                )
-            ).start()
+            threading.Thread(target=lambda: (until(lambda: saver.counts.waited), gate.set())).start()
 
-        saver, trainer = make_stopped(calls={"ba4": grow}, trainer={"max_duration": "7ba"})
+        saver, trainer, gate = make_held(calls={"ba4": grow}, trainer={"max_duration": "7ba"})
 
         trainer.fit()
 

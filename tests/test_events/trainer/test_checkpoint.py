@@ -14,8 +14,13 @@ from events import (
     Callback,
     CheckpointError,
     CheckpointSaver,
+    Engine,
+    Event,
+    Logger,
     RecordError,
     Retention,
+    Run,
+    State,
     Trainer,
     read_checkpoint,
 )
@@ -385,6 +390,39 @@ def flip_a_bit(path):
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
+
+
+def test_a_loop_of_ones_own_saves_and_continues(tmp_path):
+    """An `Engine` and a `CheckpointSaver` need no `Trainer`; the checkpoint is whole, and loads into one."""
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.Adam(model.parameters())
+    state = State("mine", model=model, optimizers=optimizer)
+    engine = Engine(state, Logger(state, []), [CheckpointSaver(tmp_path, save_interval="1ba", keep=1)])
+    for event in (Event.INIT, Event.BEFORE_LOAD, Event.AFTER_LOAD, Event.FIT_START):
+        engine.run_event(event)
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(torch.ones(1, 3)).sum().backward()
+        optimizer.step()
+        state.timestamp = state.timestamp.to_next_batch(1)
+        engine.run_event(Event.BATCH_END)
+        engine.run_event(Event.BATCH_CHECKPOINT)
+    engine.run_event(Event.FIT_END)
+    engine.close()
+
+    assert listing(tmp_path) == ["ep0-ba2.pt", "latest.symlink"]
+    again = torch.nn.Linear(3, 2)
+    resumed = Trainer(
+        again, optimizers=torch.optim.Adam(again.parameters()), load_path=tmp_path, device="cpu"
+    )
+    resumed.close()
+    assert resumed.state.timestamp == state.timestamp
+    assert again.weight.tolist() == model.weight.tolist()
+    with (
+        pytest.raises(ValueError, match="needs a model"),
+        Run(callbacks=[CheckpointSaver(tmp_path / "b")]) as run,
+    ):
+        run.batch_start()
 
 
 class TestNames:

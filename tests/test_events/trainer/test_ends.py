@@ -95,14 +95,10 @@ def interrupted(make_trainer, make_dataloader, event_list, metric_list, tmp_path
     ("event", "batches", "arguments"),
     [
         ("epoch_end", 3, {"train_subset_num_batches": 3}),
-        ("epoch_end", 6, {"train_subset_num_batches": 3}),
         ("eval_start", 3, {"train_subset_num_batches": 3}),
         ("epoch_end", 10, {}),
-        ("epoch_end", 10, {"max_duration": "10ba"}),
         ("eval_start", 10, {"max_duration": "10ba"}),
-        ("epoch_end", 6, {"train_subset_num_batches": 3, "max_duration": "6ba"}),
         ("epoch_end", 20, {"max_duration": "80sp"}),
-        ("fit_end", 7, {"max_duration": "7ba"}),
         ("fit_end", 10, {"max_duration": "10ba"}),
         ("batch_end", 12, {"eval_interval": "2ba"}),
     ],
@@ -117,14 +113,13 @@ def test_a_run_killed_where_something_ends_resumes_as_if_it_were_not(
 
 
 @pytest.mark.parametrize("duration", times(["3iter"], ["2iter", "4ep", "3iter"]))
-@pytest.mark.parametrize("event", ["iteration_end", "iteration_checkpoint", "iteration_start"])
-@pytest.mark.parametrize("batches", [4, 8])
+@pytest.mark.parametrize(
+    ("event", "batches"), [("iteration_end", 4), ("iteration_checkpoint", 8), ("iteration_start", 4)]
+)
 def test_a_run_killed_at_the_end_of_an_iteration_ends_it_when_it_resumes(
     interrupted, duration, event, batches
 ):
     """The checkpoint of the epoch is saved before; the iteration was a whole epoch longer."""
-    if event == "iteration_start" and batches == 8 and duration != "3iter":
-        pytest.skip("training is over")
     whole, resumed = interrupted(
         event,
         batches,
@@ -138,23 +133,18 @@ def test_a_run_killed_at_the_end_of_an_iteration_ends_it_when_it_resumes(
     assert resumed == whole
 
 
-@pytest.mark.parametrize("value", [0, -2, 2.5, True, "3"])
-@pytest.mark.parametrize("name", ["train_subset_num_batches", "eval_subset_num_batches"])
-def test_a_number_of_batches_that_means_nothing_raises(make_trainer, name, value):
+def test_a_number_of_batches_that_means_nothing_raises(make_trainer, make_dataloader):
     """None of them trained, or evaluated, on as many batches."""
-    with pytest.raises(
-        ValueError, match=f"{name} must be a whole number of batches, at least 1, or -1 or None"
-    ):
-        make_trainer(**{name: value})
-
-
-def test_an_evaluator_without_batches_raises(make_dataloader):
-    """Its metrics would be NaN."""
+    for value in (0, -2, 2.5, True, "3"):
+        for name in ("train_subset_num_batches", "eval_subset_num_batches"):
+            text = f"{name} must be a whole number of batches, at least 1, or -1 or None"
+            with pytest.raises(ValueError, match=text):
+                make_trainer(**{name: value})
     with pytest.raises(ValueError, match="subset_num_batches must be a whole number of batches"):
         Evaluator(label="near", dataloader=make_dataloader(), subset_num_batches=0)
 
 
-@pytest.mark.parametrize("event", ["init", "before_load", "after_load", "fit_start"])
+@pytest.mark.parametrize("event", ["init", "fit_start"])
 def test_a_stop_before_the_first_batch_holds(make_trainer, event):
     """No batch is trained, the run is stopped for that reason, and a later `fit` trains."""
     trainer = make_trainer(callbacks=Stops(event), max_duration="1ep")

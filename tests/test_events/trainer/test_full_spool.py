@@ -2,7 +2,6 @@
 
 import json
 import logging
-from pathlib import Path
 
 import pytest
 
@@ -100,20 +99,17 @@ def test_a_run_whose_files_found_no_room_is_not_completed(trained, caplog):
     assert "nothing is lost" not in caplog.text.split("1.pt was refused")[-1]
 
 
-@pytest.mark.parametrize(("room", "sharded"), [(None, False), (3.5, False), (None, True)])
-def test_the_calculator_of_the_docs_says_what_waits(trained, tmp_path, room, sharded):
-    """Files exactly; bytes as far as checkpoints have the same size."""
-    page = (Path(__file__).parents[3] / "docs/uploads.md").read_text(encoding="utf-8")
-    scope = {}
-    exec(page[page.index("def waiting(") : page.index("\n\nfor minutes, gib")], scope)  # noqa: S102  # our own
-
+@pytest.mark.parametrize(
+    ("room", "sharded", "checkpoints", "files"),
+    [(None, False, 11, 12), (3.5, False, 3, 4), (None, True, 11, 44)],
+)
+def test_every_checkpoint_and_one_pointer_wait(trained, tmp_path, room, sharded, checkpoints, files):
+    """A checkpoint in shards has four files on one rank."""
     trained(room, sharded=sharded, keep=None)
 
     saved = [path for path in (tmp_path / "measured/saved").rglob("*") if path.is_file()]
-    one = sum(path.stat().st_size for path in saved)
-    limit = None if room is None else int(room * one)
-    # The last is saved at its batch, and again at the end of the epoch.
-    files, size = scope["waiting"](11, 60, one, files=4 if sharded else 1, spool_bytes=limit)
     staged = [path.stat().st_size for path in (tmp_path / "trained/spool").rglob("data")]
+    # The last is saved at its batch, and again at the end of the epoch.
     assert len(staged) == files
-    assert sum(staged) == pytest.approx(size, rel=0.1)
+    one = sum(path.stat().st_size for path in saved)
+    assert sum(staged) == pytest.approx(checkpoints * one, rel=0.1)

@@ -287,17 +287,6 @@ def test_a_finished_probe_makes_room_for_the_next(schedule, clock):
     assert schedule.next(0) == _folder(3, "c")
 
 
-def test_an_older_version_learns_of_a_delivered_newer_one(schedule):
-    """The newest version counts, in any order of delivery; other names don't."""
-    older, newer, other = _folder(1, "a"), _folder(3, "a"), _folder(2, "b")
-    assert schedule.delivered_after(older) is None
-    schedule.note_delivered(newer)
-    schedule.note_delivered(_folder(2, "a"))
-
-    assert schedule.delivered_after(older) == identifier_of(newer)
-    assert [schedule.delivered_after(one) for one in (newer, _folder(4, "a"), other)] == [None, None, None]
-
-
 def test_a_retry_of_an_entry_not_in_flight_changes_nothing(schedule):
     """It was settled meanwhile, or another version of the name is in flight."""
     schedule.add([_folder(1, "a"), _folder(2, "a")])

@@ -13,12 +13,9 @@ from queue import SimpleQueue
 import pytest
 
 import uploads
-from tests.servers.s3_servers import refusing_port
-from tests.waiting import until
-from uploads import RetryPolicy, Timeouts, UploadQueue, UploadState
+from uploads import Timeouts, UploadQueue, UploadState
 from uploads.drain.supervisor import WorkerConfig, WorkerSupervisor
 from uploads.drain.worker import _run_commands
-from uploads.spool.entry import read_attempts
 from uploads.spool.ownership import owner_of
 
 LIMIT_SECONDS = 180
@@ -82,30 +79,6 @@ def test_failures_arrive_with_their_reason(make_worker_queue, make_file, moto, p
     assert "a was not uploaded (conflict)" in caplog.text
 
 
-def test_a_killed_worker_is_replaced_and_nothing_is_lost(make_worker_queue, make_file, moto, prefix, caplog):
-    """SIGKILL of the worker costs one message and no file, and no wait hangs."""
-    queue = make_worker_queue()
-    queue.submit(make_file(), "first").result(LIMIT_SECONDS)
-
-    os.kill(queue._drainer.pid, signal.SIGKILL)
-    handles = [queue.submit(make_file(content=b"%d" % number), f"n{number}") for number in range(20)]
-
-    assert [handle.result(LIMIT_SECONDS).state for handle in handles] == [UploadState.DONE] * 20
-    assert len(moto.objects(prefix)) == 21
-    assert sum("worker ended" in record.message for record in caplog.records) == 1
-
-
-def test_an_unreported_outcome_is_looked_up(make_worker_queue, make_file, moto, prefix):
-    """If the message of a delivery was lost, the queue finds it in the spool's log."""
-    queue = make_worker_queue()
-    queue.submit(make_file(), "first").result(LIMIT_SECONDS)
-    queue._drainer._on_settled = lambda *_: None  # Reported outcomes get lost; "idle" arrives.
-
-    handle = queue.submit(make_file(), "second")
-
-    assert handle.result(LIMIT_SECONDS).state is UploadState.DONE
-
-
 def test_a_stopped_worker_never_blocks_training(make_worker_queue, make_file, moto, prefix):
     """With the worker frozen and the pipe full, submit continues; afterwards everything arrives."""
     queue = make_worker_queue(workers=8)
@@ -135,22 +108,6 @@ def test_a_worker_needs_a_uri(tmp_path):
 
     with pytest.raises(ValueError, match="needs a store given by URI"):
         UploadQueue(LocalStore(tmp_path), isolation="process", spool=tmp_path / "spool")
-
-
-def test_secrets_reach_the_worker_but_no_file(
-    make_worker_queue, make_file, moto, prefix, tmp_path, monkeypatch
-):
-    """Keys given as options go through the pipe; no file of the spool has them."""
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.delenv(name)
-    secrets = {"aws_access_key_id": "AKIAABCDEFGHIJKLMNOP", "aws_secret_access_key": "hush-hush"}
-    queue = make_worker_queue(store_options=secrets)
-
-    queue.submit(make_file(), "a").result(LIMIT_SECONDS)
-    queue.close(LIMIT_SECONDS)
-
-    text = b"".join(path.read_bytes() for path in queue.spool.path.rglob("*") if path.is_file())
-    assert not [secret for secret in secrets.values() if secret.encode() in text]
 
 
 def upload_with(package_home, source, uri, folder, **options):
@@ -192,22 +149,6 @@ def test_the_worker_runs_the_package_that_training_imported(make_file, moto, pre
 
     assert done.stdout.strip() == "done", done.stderr
     assert len(set(pids.read_text(encoding="utf-8").split())) == 2
-
-
-def test_the_worker_uses_the_policys_delays(make_worker_queue, make_file):
-    """Twenty attempts at an absent server take minutes by default, and a moment with this policy."""
-    policy = RetryPolicy(first_seconds=0.001, cap_seconds=0.001)
-    with refusing_port() as port:
-        queue = make_worker_queue(f"s3://bucket?endpoint_url=http://127.0.0.1:{port}", policy=policy)
-        queue.submit(make_file(), "a")
-
-        until(lambda: _attempts(queue.spool) >= 20)
-
-
-def _attempts(spool):
-    places = [spool.pending / folder for folder in spool.list_pending()]
-    places += [spool.inflight / folder for folder in spool.list_inflight()]
-    return max((read_attempts(place).count for place in places), default=0)
 
 
 OBEDIENT = """read order; echo '{"owner": 1}'; while read line; do case "$line" in *stop*) exit 0;; esac; done; exit 1"""

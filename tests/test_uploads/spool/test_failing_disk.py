@@ -12,17 +12,14 @@ import pytest
 from tests.servers.failing_disk import FailingDisk
 from tests.servers.stores import MemoryStore, StoreThatFails, StoreThatWaits
 from uploads import UploadState
-from uploads.command_line import gc, resume
+from uploads.command_line import gc
 from uploads.errors import (
     RemoteConflictError,
     SpoolError,
-    SpoolFullError,
     SpoolOwnedError,
     SpoolUnusableError,
     TransientStoreError,
 )
-from uploads.spool.entry import Entry
-from uploads.spool.spool import Spool
 
 LIMIT_SECONDS = 60
 CODES = {"full": errno.ENOSPC, "broken": errno.EIO, "no descriptors": errno.EMFILE}
@@ -85,18 +82,6 @@ def test_each_call_of_submit_pointer_may_fail(make_queue, make_file, gate, monke
     assert UploadState.REFUSED in states
     assert not states[-1].is_failure
     assert queue.drain(LIMIT_SECONDS).remaining == ()
-
-
-def test_a_refusal_raises_on_request(make_queue, make_file, monkeypatch):
-    """With `raise_errors` you get SpoolFullError with the error of the disk."""
-    queue = make_queue(MemoryStore(), raise_errors=True)
-    target = queue.submit(make_file(), "target")
-    disk = FailingDisk(queue.spool.path, errno.EMFILE, is_ours=_of_main_thread)
-
-    with disk.failing(monkeypatch, 1), pytest.raises(SpoolFullError):
-        queue.submit_pointer("latest", target)
-    with disk.failing(monkeypatch, 1), pytest.raises(SpoolFullError):
-        queue.submit(make_file(), "a")
 
 
 @pytest.mark.parametrize("short", [False, True], ids=["whole", "short"])
@@ -207,37 +192,6 @@ def test_a_partly_deleted_spool_is_repaired(make_queue, make_file, tmp_path, lef
     assert queue.spool.list_unfinished() == ([], [])
 
 
-def test_a_moved_file_is_delivered_from_a_spool_with_only_tmp(make_file, tmp_path):
-    """The process was killed after it moved the file; `resume --store` uploads it."""
-    spool = Spool(tmp_path / "spool")
-    spool.create()
-    staged = spool.new_folder()
-    make_file("source", b"moved").rename(staged / "data")
-    spool.write_manifest(
-        staged,
-        Entry(
-            "1" * 16,
-            1,
-            "a",
-            overwrite=False,
-            size=5,
-            crc32=None,
-            staging="moved",
-            source="",
-            after={},
-            submitted_at="",
-        ),
-    )
-    for path in spool.path.iterdir():
-        if path != spool.tmp:
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-    store = MemoryStore()
-
-    code = resume(spool.path, store=store)
-
-    assert (code, store.objects) == (0, {"a": b"moved"})
-
-
 def test_a_deleted_spool_stays_the_queues_own(make_queue, make_file):
     """A deleted lock protects nothing, so the queue takes a new one with the new spool."""
     queue = make_queue(MemoryStore())
@@ -278,19 +232,6 @@ def test_a_folder_that_is_no_spool_is_not_made_one(tmp_path):
     assert [path.name for path in tmp_path.rglob("*")] == ["tmp", "notes.txt"]
 
 
-def test_a_spool_that_was_deleted_is_recreated_for_a_pointer(make_queue, make_file, tmp_path):
-    """`submit_pointer` creates a missing spool, as `submit` does."""
-    store = MemoryStore()
-    queue = make_queue(store)
-    target = queue.submit(make_file(), "target")
-    target.result(LIMIT_SECONDS)
-    shutil.rmtree(queue.spool.path)
-
-    queue.submit_pointer("latest", target).result(LIMIT_SECONDS)
-
-    assert store.objects["latest.symlink"] == b"target"
-
-
 def test_a_move_that_cannot_remove_its_source_is_not_refused(make_queue, other_disk, monkeypatch):
     """A move from another disk is a copy, and its source may be in a read-only folder; a pending entry can't be refused."""
     store = MemoryStore()
@@ -307,7 +248,7 @@ def test_a_move_that_cannot_remove_its_source_is_not_refused(make_queue, other_d
 
 
 def test_a_move_from_another_disk_needs_room_on_this_one(make_queue, other_disk, make_file):
-    """Such a move is a copy, so the limit of free space refuses it and keeps the source; a rename takes no room."""
+    """Such a move is a copy, so the limit of free space refuses it and keeps the source; a link takes no room."""
     store = MemoryStore()
     queue = make_queue(store, free_bytes=1 << 60)
     source = other_disk / "a"
@@ -319,24 +260,8 @@ def test_a_move_from_another_disk_needs_room_on_this_one(make_queue, other_disk,
     assert "bytes free" in str(copied.exception(0))
     assert source.read_bytes() == b"copied"
 
-    assert queue.submit(make_file(content=b"renamed"), "renamed", move=True).result(LIMIT_SECONDS)
-    assert store.objects == {"renamed": b"renamed"}
-
-
-@pytest.mark.parametrize("move", [True, False])
-def test_a_moved_file_is_not_waited_for(make_queue, other_disk, monkeypatch, move):
-    """The writer of a moved file is gone, but a copied file could still be written in this tick."""
-    queue = make_queue(MemoryStore())
-    source = other_disk / "a"
-    source.write_bytes(b"just written")
-    waits = []
-    with monkeypatch.context() as patch:
-        patch.setattr("time.clock_gettime_ns", lambda _: source.stat().st_ctime_ns)
-        patch.setattr("time.sleep", lambda seconds: waits.append(threading.get_ident()))
-        handle = queue.submit(source, "a", move=move)
-
-    assert (threading.get_ident() in waits) is not move
-    assert handle.result(LIMIT_SECONDS)
+    assert queue.submit(make_file(content=b"linked"), "linked", move=True).result(LIMIT_SECONDS)
+    assert store.objects == {"linked": b"linked"}
 
 
 FULL = """

@@ -1,19 +1,15 @@
 """A hostile spool: nothing outside it is read, written or removed, whatever it contains."""
 
 import json
-import os
 import shutil
 
 import pytest
 
 from tests.servers.stores import MemoryStore
 from uploads.command_line import resume
-from uploads.disk import append_line
 from uploads.errors import ManifestError
-from uploads.handle import Outcome, UploadState
 from uploads.names import name_key
 from uploads.spool.entry import Entry, folder_name
-from uploads.spool.ownership import OwnerLock
 from uploads.spool.spool import Spool
 from uploads.stores.s3.parts import abandon_parts
 
@@ -79,7 +75,7 @@ def _plant(spool, name="a", **changes):
         {"size": 1e300},
         {"size": None},
         {"overwrite": 1},
-        {"staging": ["moved"]},
+        {"staging": ["linked"]},
         {"source": 7},
         {"store": {}},
     ],
@@ -105,45 +101,6 @@ def test_a_name_that_leaves_the_store_is_set_aside(spool, tmp_path):
     assert not (tmp_path / "escaped").exists()
 
 
-@pytest.mark.parametrize("kind", ["link", "fifo", "folder"])
-def test_bytes_that_are_no_regular_file_are_not_sent(spool, outside, kind):
-    """A link to an outside file, a FIFO and a folder fail as corrupt."""
-    folder = _plant(spool)
-    (folder / "data").unlink()
-    if kind == "link":
-        (folder / "data").symlink_to(outside)
-    elif kind == "fifo":
-        os.mkfifo(folder / "data")
-    else:
-        (folder / "data").mkdir()
-    store = MemoryStore()
-
-    resume(spool.path, store=store)
-
-    assert store.objects == {}
-    assert [len(folders) for folders in spool.list_failed().values()] == [0, 1, 0]
-
-
-@pytest.mark.parametrize("kind", ["link", "fifo", "folder", "huge"])
-def test_a_manifest_that_is_no_small_regular_file_is_unreadable(spool, outside, kind):
-    """A link, a FIFO and a folder aren't read, and neither is a huge file."""
-    folder = _plant(spool)
-    manifest = folder / "entry.json"
-    manifest.rename(outside.with_name("manifest"))
-    if kind == "link":
-        manifest.symlink_to(outside.with_name("manifest"))
-    elif kind == "fifo":
-        os.mkfifo(manifest)
-    elif kind == "folder":
-        manifest.mkdir()
-    else:
-        with manifest.open("wb") as stream:
-            stream.truncate(1 << 40)
-
-    with pytest.raises(ManifestError, match="cannot read the manifest"):
-        Entry.read(folder)
-
-
 def test_an_entry_that_is_a_link_to_a_folder_outside_is_none(spool, outside):
     """Nothing behind the link is sent or removed."""
     folder = _plant(spool)
@@ -155,28 +112,6 @@ def test_an_entry_that_is_a_link_to_a_folder_outside_is_none(spool, outside):
 
     assert store.objects == {}
     assert sorted(path.name for path in (outside.parent / "entry").iterdir()) == ["data", "entry.json"]
-
-
-@pytest.mark.parametrize("name", ["queue.lock", "drain.lock"])
-def test_a_lock_that_is_a_link_is_not_followed(spool, outside, name):
-    """The lock's text doesn't replace a foreign file."""
-    (spool.path / name).symlink_to(outside)
-
-    with pytest.raises(OSError, match="symbolic link"):
-        OwnerLock(spool.path / name, "test").take()
-
-    assert outside.read_bytes() == b"secret"
-
-
-def test_a_log_that_is_a_link_is_not_appended_to(spool, outside):
-    """Deliveries aren't written into a foreign file."""
-    log = spool.path / "delivered.jsonl"
-    log.symlink_to(outside)
-
-    with pytest.raises(OSError, match="symbolic link"):
-        append_line(log, json.dumps(Outcome(IDENTIFIER, "a", UploadState.DONE).to_json()))
-
-    assert outside.read_bytes() == b"secret"
 
 
 def test_notes_of_parts_cannot_abort_uploads_of_others(tmp_path):

@@ -4,7 +4,6 @@ import errno
 import fcntl
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -52,36 +51,26 @@ def _run(program, *arguments):
     assert done.returncode == -signal.SIGKILL, done.stderr
 
 
-@pytest.fixture
-def as_other_host(monkeypatch):
-    """Gives the host another name from here on."""
-    monkeypatch.setattr("socket.gethostname", lambda: "renamed")
-
-
-def test_a_moved_file_is_adopted_though_the_host_was_renamed(tmp_path, make_file, make_queue, as_other_host):
-    """A container has another name and the same process ids at every start.
-
-    The kernel's lock tells who is dead.
-    """
+def test_a_process_that_dies_while_it_moves_a_file_leaves_it(tmp_path, make_file, make_queue, monkeypatch):
+    """The next queue removes the rest, though a container has another host name at every start."""
     source = make_file("moved", b"x" * 100)
     _run(MOVE_AND_DIE, tmp_path / "store", tmp_path / "spool", source)
-    assert not source.exists()
+    monkeypatch.setattr("socket.gethostname", lambda: "renamed")
 
     queue = make_queue(tmp_path / "store", spool=tmp_path / "spool")
 
-    assert queue.drain(LIMIT_SECONDS).is_empty
-    assert (tmp_path / "store/moved").read_bytes() == b"x" * 100
+    assert source.read_bytes() == b"x" * 100
     assert [path for path in queue.spool.tmp.iterdir() if path.is_dir()] == []
 
 
 def test_staged_files_of_a_living_process_are_kept(tmp_path):
-    """Every process keeps them, this one included; other leftovers are removed."""
+    """The queue that owns the spool may be staging; leftovers are removed once it has ended."""
     spool = Spool(tmp_path)
     spool.create()
     left = spool.new_folder()
 
-    with spool.staging() as staged:
-        assert (Spool(tmp_path).sweep_tmp(), spool.sweep_tmp()) == (0, 0)
+    with OwnerLock(spool.queue_lock, "queue"), spool.staging() as staged:
+        assert Spool(tmp_path).sweep_tmp() == 0
         assert staged.is_dir()
 
     assert not staged.exists()
@@ -107,58 +96,6 @@ def test_a_spool_opens_despite_files_that_cannot_be_removed(tmp_path, make_queue
 
     assert spool.sweep_tmp() == 1
     assert not left.exists()
-
-
-def test_files_staged_after_a_look_by_another_process_are_kept(tmp_path, monkeypatch):
-    """A file that is staged during that process's look stays, and the next look finds it."""
-    spool = Spool(tmp_path)
-    spool.create()
-    looking = os.open(tmp_path / "staging.lock", os.O_RDWR | os.O_CREAT)
-    fcntl.flock(looking, fcntl.LOCK_EX)
-    monkeypatch.setattr("time.sleep", lambda _: fcntl.flock(looking, fcntl.LOCK_UN))
-
-    with spool.staging() as staged:
-        os.close(looking)
-
-        assert Spool(tmp_path).sweep_tmp() == 0
-        assert staged.is_dir()
-
-
-def test_a_forked_child_that_stages_is_left_alone(tmp_path):
-    """A child may outlive its parent, so the next queue doesn't sweep files that it stages."""
-    spool = Spool(tmp_path)
-    spool.create()
-    ready, go_on = os.pipe(), os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            with spool.staging():
-                os.write(ready[1], b"x")
-                os.read(go_on[0], 1)
-        finally:
-            os._exit(0)
-    os.read(ready[0], 1)
-
-    assert Spool(tmp_path).sweep_tmp() == 0
-    os.write(go_on[1], b"x")
-    assert os.waitpid(child, 0)[1] == 0
-    for descriptor in (*ready, *go_on):
-        os.close(descriptor)
-
-    assert list((tmp_path / "tmp").iterdir()) == []
-
-
-def test_a_spool_that_was_deleted_and_recreated_protects_what_is_staged(tmp_path):
-    """Its lock was deleted too, so the queue takes a new one."""
-    spool = Spool(tmp_path / "spool")
-    spool.create()
-    with spool.staging():
-        shutil.rmtree(spool.path)
-        spool.create()
-
-        with spool.staging() as staged:
-            assert Spool(spool.path).sweep_tmp() == 0
-            assert staged.is_dir()
 
 
 class Down(MemoryStore):

@@ -103,19 +103,6 @@ def test_a_folder_is_refused_whole(make_queue, make_file, gate, tmp_path, bad):
     assert {path.name for path in (tmp_path / "folder").iterdir()} >= {"a", "b", "z"}
 
 
-def test_linked_folders_of_a_folder_are_delivered(make_queue, make_file, tmp_path):
-    """When a folder is `done`, everything visible in it has arrived."""
-    store = MemoryStore()
-    make_file("run/checkpoints/ep1.pt", b"weights")
-    (tmp_path / "run/best").symlink_to("checkpoints")
-    (tmp_path / "run/latest.pt").symlink_to("best/ep1.pt")
-
-    make_queue(store).submit(tmp_path / "run").result(LIMIT_SECONDS)
-
-    names = ["run/best/ep1.pt", "run/checkpoints/ep1.pt", "run/latest.pt"]
-    assert store.objects == dict.fromkeys(names, b"weights")
-
-
 def test_a_folder_that_holds_the_spool_is_refused(make_queue, make_file, tmp_path):
     """The spool's own files would be submitted with it."""
     queue = make_queue(MemoryStore(), spool=tmp_path / "run/spool")
@@ -289,93 +276,6 @@ def test_a_linked_file_that_is_replaced_by_rename_arrives_as_one_of_its_versions
     assert source.read_bytes() == b"newer version"
 
 
-def test_a_link_without_proc_is_compared_with_what_was_read(
-    make_queue, make_file, monkeypatch, replaced_while_read
-):
-    """If an open file can't be linked, another file that took its name isn't accepted for it."""
-    store = MemoryStore()
-    queue = make_queue(store)
-    source = make_file("model", b"older")
-    real = os.link
-
-    def link(place, target, **options):
-        if options:
-            raise FileNotFoundError(errno.ENOENT, "no /proc")
-        if source.read_bytes() == b"older":
-            source.with_name("newer").write_bytes(b"newer version")
-            source.with_name("newer").replace(source)
-        return real(place, target)
-
-    monkeypatch.setattr(os, "link", link)
-
-    handle = queue.submit(source, "model", link=True)
-
-    assert handle.result(LIMIT_SECONDS).state is UploadState.DONE
-    assert store.objects == {"model": b"newer version"}
-
-
-@pytest.mark.parametrize("size", [10, 3 << 20])
-def test_a_moved_file_that_is_replaced_by_rename_arrives_as_it_is_then(
-    make_queue, make_file, replaced_while_read, size
-):
-    """Another file took the name after the first was measured, so the moved one is measured again."""
-    store = MemoryStore()
-    queue = make_queue(store)
-    source = make_file("model", b"older")
-    replaced_while_read(source, b"newer" * size)
-
-    handle = queue.submit(source, "model", move=True)
-
-    assert handle.result(LIMIT_SECONDS).state is UploadState.DONE
-    assert store.objects == {"model": b"newer" * size}
-    assert not source.exists()
-
-
-def test_a_symlink_that_replaces_a_file_to_move_gets_its_name_again(
-    make_queue, make_file, tmp_path, monkeypatch
-):
-    """Only the link would be moved, so the call raises and the link stays."""
-    queue = make_queue(MemoryStore())
-    source, target = make_file("model"), make_file("target")
-    real = os.rename
-
-    def rename(place, to):
-        if place == str(source):
-            (tmp_path / "link").symlink_to(target)
-            (tmp_path / "link").replace(source)
-        real(place, to)
-
-    monkeypatch.setattr(os, "rename", rename)
-
-    with pytest.raises(InvalidSourceError, match="symlink"):
-        queue.submit(source, "model", move=True)
-
-    assert source.readlink() == target
-    assert list(queue.spool.tmp.iterdir()) == []
-
-
-def test_a_linked_file_that_is_replaced_all_the_time_is_refused(make_queue, make_file, monkeypatch):
-    """Without /proc an open file can't be linked; after twenty replacements the call raises."""
-    queue = make_queue(MemoryStore())
-    source = make_file("model", b"older")
-    real = os.link
-
-    def link(place, target, **options):
-        if options:
-            raise FileNotFoundError(errno.ENOENT, "no /proc")
-        source.with_name("newer").write_bytes(b"newer version")
-        source.with_name("newer").replace(source)
-        return real(place, target)
-
-    monkeypatch.setattr(os, "link", link)
-
-    with pytest.raises(UnstableSourceError, match="replaced"):
-        queue.submit(source, "model", link=True)
-
-    assert queue.drain(0).is_empty
-    assert list(queue.spool.tmp.iterdir()) == []
-
-
 @pytest.mark.parametrize("change", ["replaced", "appended"])
 def test_a_file_that_changes_after_it_was_copied_is_not_removed(
     make_queue, other_disk, replaced_while_read, monkeypatch, change
@@ -387,10 +287,10 @@ def test_a_file_that_changes_after_it_was_copied_is_not_removed(
     source.write_bytes(b"older")
     if source.stat().st_dev == queue.spool.path.stat().st_dev:
         pytest.skip("there is one disk only")
-    real = queue._announce
+    real = queue.spool.publish
 
-    def announce(entry):
-        real(entry)
+    def publish(*arguments, **options):
+        real(*arguments, **options)
         if change == "replaced":
             (other_disk / "newer").write_bytes(b"newer")
             (other_disk / "newer").replace(source)
@@ -398,7 +298,7 @@ def test_a_file_that_changes_after_it_was_copied_is_not_removed(
             with source.open("ab") as stream:
                 stream.write(b" and newer")
 
-    monkeypatch.setattr(queue, "_announce", announce)
+    monkeypatch.setattr(queue.spool, "publish", publish)
 
     handle = queue.submit(source, "model", move=True)
 
@@ -419,54 +319,61 @@ def test_a_symlink_on_another_disk_is_not_moved(make_queue, other_disk, make_fil
     assert (other_disk / "link").is_symlink()
 
 
-def test_a_move_between_two_mounts_of_one_device_is_a_copy(make_queue, make_file, monkeypatch):
-    """The kernel refuses to rename between bind mounts, which have the same device number."""
+@pytest.mark.parametrize(
+    ("code", "how"),
+    [(errno.EXDEV, "move"), (errno.EPERM, "move"), (errno.ENOENT, "link")],
+    ids=["two mounts", "no links", "no proc"],
+)
+def test_a_file_that_cannot_be_linked_is_copied(make_queue, make_file, monkeypatch, code, how):
+    """The kernel refuses links between bind mounts of one device, FAT has none, and macOS has no /proc."""
     store = MemoryStore()
     queue = make_queue(store)
     source = make_file("elsewhere/model", b"bytes")
-    disk = FailingDisk(source.parent, errno.EXDEV, only=("rename",))
 
-    with disk.failing(monkeypatch, 1):
-        handle = queue.submit(source, "model", move=True)
-
-    assert disk.failed == "rename"
-    assert handle.result(LIMIT_SECONDS).state is UploadState.DONE
-    assert store.objects == {"model": b"bytes"}
-    assert list(source.parent.iterdir()) == []
-
-
-@pytest.mark.parametrize("is_taken", [False, True], ids=["free", "taken"])
-def test_a_ctrl_c_right_after_a_rename_loses_no_file(make_queue, make_file, tmp_path, monkeypatch, is_taken):
-    """The file gets its name back; if that is taken, the next queue finds it in the spool."""
-    store = MemoryStore()
-    queue = make_queue(store)
-    source = make_file("model", b"bytes")
-    real = os.rename
-
-    def rename(place, target):
-        real(place, target)
-        if place == str(source):
-            if is_taken:
-                source.write_bytes(b"another")
-            raise KeyboardInterrupt
+    def refuse(*_, **__):
+        raise OSError(code, os.strerror(code))
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, "rename", rename)
-        with pytest.raises(KeyboardInterrupt):
-            queue.submit(source, "model", move=True)
-    queue.close(0)
+        patch.setattr(os, "link", refuse)
+        handle = queue.submit(source, "model", **{how: True})
 
-    assert source.read_bytes() == (b"another" if is_taken else b"bytes")
-    make_queue(store).drain(LIMIT_SECONDS)
-    assert store.objects == ({"model": b"bytes"} if is_taken else {})
+    assert handle.result(LIMIT_SECONDS).state is UploadState.DONE
+    assert store.objects == {"model": b"bytes"}
+    assert source.exists() == (how == "link")
 
 
-def test_a_replacement_counts_with_its_own_size(make_queue, make_file, replaced_while_read):
-    """No room for the older version stays reserved."""
-    queue = make_queue(MemoryStore(), spool_bytes=100)
-    source = make_file("model", b"x" * 10)
-    replaced_while_read(source, b"y" * 90)
+def test_a_ctrl_c_during_a_move_loses_no_file(make_queue, make_file, monkeypatch):
+    """The file keeps its name until the spool has it."""
+    queue = make_queue(MemoryStore())
+    source = make_file("model", b"bytes")
 
-    queue.submit(source, "model", move=True).result(LIMIT_SECONDS)
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
 
-    assert queue.submit(make_file("next", b"z" * 100), "next").result(LIMIT_SECONDS)
+    monkeypatch.setattr(queue.spool, "publish", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        queue.submit(source, "model", move=True)
+
+    assert source.read_bytes() == b"bytes"
+    assert list(queue.spool.tmp.iterdir()) == []
+
+
+@pytest.mark.parametrize("size", [10, 3 << 20])
+def test_a_file_that_takes_the_name_of_a_moved_one_stays(make_queue, make_file, monkeypatch, size):
+    """The file that was opened is moved; another one, or a symlink, keeps its name."""
+    store = MemoryStore()
+    queue = make_queue(store)
+    source = make_file("model", b"older" * size)
+    real = queue.spool.publish
+
+    def publish(*arguments, **options):
+        source.with_name("newer").write_bytes(b"newer")
+        source.with_name("newer").replace(source)
+        real(*arguments, **options)
+
+    monkeypatch.setattr(queue.spool, "publish", publish)
+    handle = queue.submit(source, "model", move=True)
+
+    assert handle.result(LIMIT_SECONDS).state is UploadState.DONE
+    assert store.objects == {"model": b"older" * size}
+    assert source.read_bytes() == b"newer"

@@ -164,23 +164,6 @@ def test_an_entry_is_found_while_it_moves(spool):
     assert spool.list_inflight() == [folder]
 
 
-def test_an_entry_put_back_between_two_lookups_is_found(spool, monkeypatch):
-    """It wasn't pending yet, and is no longer in flight, so the spool looks again."""
-    folder = _publish(spool, _entry())
-    spool.claim(folder)
-    looked = os.path.isdir
-
-    def isdir(path):
-        is_there = looked(path)
-        if path == f"{spool.pending}/{folder}" and not is_there:
-            spool.release(folder)
-        return is_there
-
-    monkeypatch.setattr(os.path, "isdir", isdir)
-
-    assert spool.state_of(folder) is UploadState.PENDING
-
-
 def test_the_search_for_an_entry_without_a_manifest_ends(spool):
     """What cannot be found ends the search."""
     folder = _publish(spool, _entry(name="a"))
@@ -296,36 +279,6 @@ def test_a_superseded_entry_is_not_logged_as_delivered_after_a_crash(spool):
     spool.recover()
 
     assert list(spool.delivered()) == list(spool.superseded()) == [superseded]
-
-
-def test_a_moved_file_of_a_dead_process_is_adopted(spool):
-    """A process died between taking a file by rename and publishing it.
-
-    The file is nowhere else, so it becomes an entry.
-    """
-    moved = spool.new_folder()
-    (moved / "data").write_bytes(b"x")
-    one = _entry(staging="moved")
-    spool.write_manifest(moved, one)
-
-    spool.sweep_tmp()
-
-    assert spool.list_pending() == [one.folder]
-    assert [path for path in spool.tmp.iterdir() if path.is_dir()] == []
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [b"", b"\0" * 64, b"garbage", b'{"version": 1}', b'{"version": 99}', b"[]"],
-    ids=["empty", "zeroed", "garbage", "incomplete", "future", "list"],
-)
-def test_a_damaged_manifest_differs_from_an_unreadable_disk(spool, damage):
-    """Truncated, zeroed, foreign and future manifests are named as such."""
-    folder = _publish(spool, _entry())
-    (spool.pending / folder / "entry.json").write_bytes(damage)
-
-    with pytest.raises(ManifestError, match="must"):
-        Entry.read(spool.pending / folder)
 
 
 def test_a_manifest_of_another_entry_is_refused(spool):
@@ -496,21 +449,6 @@ def test_a_released_lock_is_free_while_a_child_has_its_file_open(tmp_path):
         second.release()
     finally:
         os.close(shared)
-
-
-def test_nothing_in_the_spool_can_run_code():
-    """No module of the package can unpickle."""
-    from pathlib import Path
-
-    import uploads
-
-    sources = [path.read_text() for path in Path(uploads.__file__).parent.rglob("*.py")]
-
-    assert not [
-        source
-        for source in sources
-        if "import pickle" in source or "import marshal" in source or "import shelve" in source
-    ]
 
 
 def test_reading_a_spool_does_not_lock_it(tmp_path, monkeypatch):

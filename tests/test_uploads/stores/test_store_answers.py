@@ -19,7 +19,7 @@ from uploads.errors import StoreError, StoreParkedError, TransientStoreError
 from uploads.stores import Body
 
 LIMIT_SECONDS = 120
-MANY_REQUESTS = 60  # More than would have failed every entry when the limit was ten unknown answers.
+MANY_REQUESTS = 25  # More than would fail two entries if an unknown answer counted: ten for each.
 PART_BYTES = 5 << 20
 LARGE = os.urandom(1 << 20) * 12
 SMALL_PARTS = f"&part_bytes={PART_BYTES}"
@@ -74,7 +74,7 @@ def test_an_expired_aws_token_is_renewed(s3_behind, make_queue, make_file, tmp_p
         return Answer(400, "" if request.method == "HEAD" else "ExpiredToken", (("x-amz-request-id", "1"),))
 
     proxy.plan = expired
-    handles = submit_all(make_queue(uri_at(proxy, "p")), make_file, 3)
+    handles = submit_all(make_queue(uri_at(proxy, "p")), make_file, 2)
     wait_for_requests(proxy, MANY_REQUESTS)
     assert not any(handle.done() for handle in handles)
 
@@ -83,7 +83,7 @@ def test_an_expired_aws_token_is_renewed(s3_behind, make_queue, make_file, tmp_p
     new.replace(file)
 
     assert {handle.result(LIMIT_SECONDS).state for handle in handles} == {UploadState.DONE}
-    assert len(server.under("p")) == 3
+    assert len(server.under("p")) == 2
 
 
 STATUSES = [302, 400, 401, 403, 404, 407, 418]
@@ -92,8 +92,8 @@ STATUSES = [302, 400, 401, 403, 404, 407, 418]
 @pytest.mark.parametrize(
     ("status", "overwrite"),
     [
-        *((status, False) for status in times([302, 403, 404], STATUSES)),
-        *((status, True) for status in times([302, 404], STATUSES)),
+        *((status, False) for status in times([302, 403], STATUSES)),
+        *((status, True) for status in times([404], STATUSES)),
     ],
 )
 def test_a_proxys_refusals_fail_nothing(s3_behind, make_queue, make_file, status, overwrite):
@@ -101,10 +101,10 @@ def test_a_proxys_refusals_fail_nothing(s3_behind, make_queue, make_file, status
     server, proxy = s3_behind
     proxy.plan = until(proxy, MANY_REQUESTS, lambda _: front(status))
 
-    handles = submit_all(make_queue(uri_at(proxy, "p")), make_file, 4, overwrite=overwrite)
+    handles = submit_all(make_queue(uri_at(proxy, "p")), make_file, 2, overwrite=overwrite)
 
     assert {handle.result(LIMIT_SECONDS).state for handle in handles} == {UploadState.DONE}
-    assert sorted(server.under("p")) == ["n0", "n1", "n2", "n3"]
+    assert sorted(server.under("p")) == ["n0", "n1"]
 
 
 def test_a_pause_is_reported_once_whatever_file_is_probed(s3_behind, make_queue, make_file, caplog):
@@ -114,7 +114,7 @@ def test_a_pause_is_reported_once_whatever_file_is_probed(s3_behind, make_queue,
 
     for pause in (1, 2):
         proxy.plan = until(proxy, len(proxy.seen) + MANY_REQUESTS, lambda _: front(403))
-        handles = submit_all(queue, make_file, 8, overwrite=True)
+        handles = submit_all(queue, make_file, 2, overwrite=True)
         assert {handle.result(LIMIT_SECONDS).state for handle in handles} == {UploadState.DONE}
 
         said = [record.message for record in caplog.records]
@@ -128,10 +128,10 @@ def test_a_captive_portal_is_not_a_store(s3_behind, make_queue, make_file, overw
     server, proxy = s3_behind
     proxy.plan = until(proxy, MANY_REQUESTS, captive_portal)
 
-    handles = submit_all(make_queue(uri_at(proxy, "p")), make_file, 8, overwrite=overwrite)
+    handles = submit_all(make_queue(uri_at(proxy, "p")), make_file, 2, overwrite=overwrite)
 
     assert {handle.result(LIMIT_SECONDS).state for handle in handles} == {UploadState.DONE}
-    assert len(server.under("p")) == 8
+    assert len(server.under("p")) == 2
 
 
 @pytest.mark.parametrize(
@@ -292,10 +292,10 @@ def test_no_upload_in_parts_is_left_after_answers_of_503(moto, proxy, prefix, ma
     file = make_file(content=LARGE)
     queue = make_queue(moto.at(proxy.url).uri(prefix) + SMALL_PARTS, workers=2)
     proxy.plan = first_thrice
-    handles = [queue.submit(file, f"n{number}", overwrite=bool(number % 2)) for number in range(4)]
+    handles = [queue.submit(file, f"n{number}", overwrite=bool(number % 2)) for number in range(2)]
 
     assert {handle.result(LIMIT_SECONDS).state for handle in handles} == {UploadState.DONE}
-    assert sorted(moto.objects(prefix)) == ["n0", "n1", "n2", "n3"]
+    assert sorted(moto.objects(prefix)) == ["n0", "n1"]
     assert moto.open_uploads(prefix) == 0
 
 

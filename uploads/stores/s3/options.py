@@ -21,7 +21,7 @@ def _or_configured(url: str | None) -> str | None:
 
 def _check_checksum(_options: object, _field: object, value: str) -> None:
     if value not in {"auto", *get_args(Checksum)}:
-        raise ValueError(f"checksum must be 'auto', 'aws', 'md5' or 'none', got {value!r}")
+        raise ValueError(f"checksum must be 'auto', 'aws' or 'md5', got {value!r}")
 
 
 @attrs.frozen(kw_only=True)
@@ -37,9 +37,8 @@ class S3Options:
         aws_secret_access_key: As above.
         aws_session_token: As above.
         addressing_style: "path" or "virtual"; boto3 chooses by default.
-        checksum: "auto": "aws", or if the server refuses that "md5", or else "none", found out with the first
-            file that it refuses and logged once. With one of the three, see `Requests`, the server must
-            accept it.
+        checksum: "auto": "aws", or "md5" if the server refuses that, found out with the first file that it
+            refuses and logged once. With one of the two, see `Requests`, the server must accept it.
         create_only: What `overwrite=False` requires. "auto": if the server doesn't honour `If-None-Match: *`,
             which is tried once, look and then put, so that two ranks at the same instant may both succeed.
             "require": the server must honour it, and nothing is ever overwritten. "head": an earlier name of
@@ -84,9 +83,10 @@ class S3Options:
 
     def of_client(self) -> dict[str, Any]:
         """Returns the arguments of botocore's `Config`."""
-        style = {"s3": {"addressing_style": self.addressing_style}} if self.addressing_style else {}
+        style = {"addressing_style": self.addressing_style} if self.addressing_style else {}
         return {
             "connect_timeout": self.connect_timeout_seconds,
             "read_timeout": self.read_timeout_seconds,
-            **style,
+            # The signed header of a checksum says enough. For http, botocore would sum every byte once more.
+            "s3": {"payload_signing_enabled": False, **style},
         }

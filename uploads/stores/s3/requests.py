@@ -23,7 +23,7 @@ __all__ = [
     "whole_crc32",
 ]
 
-Checksum = Literal["aws", "md5", "none"]
+Checksum = Literal["aws", "md5"]
 
 _MD5 = re.compile(r"[0-9a-f]{32}")
 _MIN_BYTES_PER_SECOND = 32 << 10
@@ -98,8 +98,7 @@ class Requests:
         client: From boto3.
         bucket: Its name.
         checksum: "aws": SHA-256 for files of one request, CRC-32 for parts and for the object made of them.
-            "md5": Content-MD5, which older and smaller servers check. "none": for servers that refuse both;
-            the MD5 in their ETag is still compared.
+            "md5": Content-MD5, which older and smaller servers check.
         extra_args: Sent with every request that accepts them (ServerSideEncryption, StorageClass, ACL, …).
     """
 
@@ -123,7 +122,7 @@ class Requests:
         headers = dict(condition)
         if self.checksum == "aws":
             headers["ChecksumSHA256"] = base64.b64encode(bytes.fromhex(body.sha256)).decode()
-        elif self.checksum == "md5":
+        else:
             md5 = md5_of(data)
             headers["ContentMD5"] = _encoded_md5(md5)
         answer = self._client.put_object(
@@ -181,7 +180,7 @@ class Requests:
         headers = self._extra("UploadPart")
         if self.checksum == "aws":
             headers["ChecksumCRC32"] = _encoded(crc32)
-        elif self.checksum == "md5":
+        else:
             assert md5 is not None  # noqa: S101  # it is needed
             headers["ContentMD5"] = _encoded_md5(md5)
         answer = self._client.upload_part(

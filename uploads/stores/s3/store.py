@@ -7,11 +7,10 @@ and needs an executor that refuses work at interpreter exit.
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import datetime
-from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, get_args
 from urllib.parse import quote
 
 import attrs
@@ -41,11 +40,7 @@ _REPLACE_TRIES = 3
 _NAMES_NOTED = 10_000
 # Refusals of unknown headers.
 _NOT_KNOWN = {"400", "501", "InvalidArgument", "InvalidRequest", "MalformedXML", "NotImplemented"}
-# Refusals of an unsigned payload, see `_leave_unsigned`; some servers check it as if it were signed.
-_WANTS_SIGNED = {"SignatureDoesNotMatch", "XAmzContentSHA256Mismatch"}
 _USER_AGENT = "training-destinations"
-
-_T = TypeVar("_T")
 
 
 class S3Store:
@@ -86,11 +81,9 @@ class S3Store:
         self._part_bytes = self._options.part_bytes
         self._slots = threading.BoundedSemaphore(self._options.part_threads)
         self._takes_conditions = True  # Until the server refuses If-Match.
-        self._signs_payload = False  # Until the server refuses unsigned payloads.
         self._present: set[str] = set()  # Names that exist, or that a put of ours may create.
         self._lock = threading.Lock()  # Guards the client, and the remaining kinds of checksums.
         self._client: Any = None
-        self._unsigned: Any = None  # The client's configuration, see `_leave_unsigned`.
 
     def put(self, name: str, body: Body, *, overwrite: bool, notes: Path | None = None) -> RemoteObject:
         create_only = not overwrite and self._create_only.check(self, name)
@@ -172,9 +165,8 @@ class S3Store:
         choice = self._checksums[in_parts]
         refusal: StoreError | None = None
         for number in range(len(choice)):
-            send = partial(self._send, name, body, condition, notes, choice[number:], overwrite=overwrite)
             try:
-                left = self._signed_if_wanted(send)
+                left = self._send(name, body, condition, notes, choice[number:], overwrite=overwrite)
             except (RejectedByStoreError, StoreParkedError) as error:
                 if code_of(error) not in _NOT_KNOWN:
                     raise
@@ -183,23 +175,7 @@ class S3Store:
                 self._keep_checksums(left, refusal, in_parts=in_parts)
                 return
         assert refusal is not None  # noqa: S101  # there is one choice at least
-        raise refusal  # The server refuses it with every checksum and without one.
-
-    def _signed_if_wanted(self, send: Callable[[], _T]) -> _T:
-        """Sends with an unsigned payload, see `_leave_unsigned`, or signed if the server requires it."""
-        if not self._signs_payload:
-            try:
-                return send()
-            except StoreError as error:
-                if code_of(error) not in _WANTS_SIGNED:
-                    raise
-                self._signs_payload = True
-        try:
-            return send()
-        except StoreError as error:
-            if code_of(error) in _WANTS_SIGNED:  # The credentials are wrong.
-                self._signs_payload = False
-            raise
+        raise refusal  # The server refuses it with every kind.
 
     def _keep_checksums(
         self, left: tuple[Checksum, ...], refusal: StoreError | None, *, in_parts: bool
@@ -247,9 +223,7 @@ class S3Store:
         try:
             upload.run(condition, overwrite=overwrite)
         except StoreError as error:
-            if (
-                code_of(error) in _NOT_KNOWN | _WANTS_SIGNED
-            ):  # The server accepted the upload but doesn't complete it.
+            if code_of(error) in _NOT_KNOWN:  # The server accepted the upload but doesn't complete it.
                 upload.abort()
             raise
         finally:
@@ -362,7 +336,7 @@ class S3Store:
     def _key(self, name: str) -> str:
         return f"{self.prefix}/{name}" if self.prefix else name
 
-    def _requests(self, checksum: Checksum = "none") -> Requests:
+    def _requests(self, checksum: Checksum = "aws") -> Requests:
         return Requests(self._connected(), self.bucket, checksum, self._extra_args)
 
     def _connected(self) -> Any:
@@ -393,24 +367,12 @@ class S3Store:
         client = session.client("s3", endpoint_url=self._options.endpoint_url, config=config)
         client.meta.events.register("before-call.s3.HeadBucket", _follow_no_redirect)
         for operation in ("PutObject", "UploadPart"):
-            client.meta.events.register(f"before-call.s3.{operation}", self._leave_unsigned)
             client.meta.events.register(f"request-created.s3.{operation}", _send_at_once)
-        # Made once, because it costs a fiftieth of a small put.
-        self._unsigned = client.meta.config.merge(Config(s3={"payload_signing_enabled": False}))
         return client
-
-    def _leave_unsigned(self, context: dict[str, Any], **_: Any) -> None:
-        """Saves the SHA-256 of a payload whose checksum is in a signed header, or in the answer.
-
-        botocore does so only with https, and reads every byte once more for http.
-        """
-        if not self._signs_payload:
-            context["client_config"] = self._unsigned
 
     def put_probe(self, name: str) -> None:
         """Puts a small object create-only; see `CreateOnlySupport`."""
-
-        def send() -> None:
+        try:
             with translated(f"probe {self.uri()}"):
                 answer = self._connected().put_object(
                     Bucket=self.bucket, Key=self._key(name), Body=b"probe", IfNoneMatch="*"
@@ -418,9 +380,6 @@ class S3Store:
                 check_sender(f"probe {self.uri()}", answer)
                 # A truncated answer doesn't confirm that the put was carried out.
                 required(f"probe {self.uri()}", answer, "ETag")
-
-        try:
-            self._signed_if_wanted(send)
         except (RejectedByStoreError, StoreParkedError) as error:
             if code_of(error) in _NOT_KNOWN:
                 raise NotImplementedError(str(error)) from error

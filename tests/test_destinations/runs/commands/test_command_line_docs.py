@@ -1,4 +1,4 @@
-"""docs/command-line.md agrees with the parser about every command, option and exit code."""
+"""docs/command-line.md agrees with the parser about commands, options and exit codes."""
 
 import argparse
 import re
@@ -9,7 +9,6 @@ import pytest
 
 from destinations.cli import EXIT_INTERRUPTED, EXIT_PIPE_CLOSED, GROUPS, build_parser
 from destinations.runs.commands import EXIT_CODES
-from destinations.runs.commands.fields import OWN_FIELDS
 from destinations.runs.commands.running import EXIT_FAILED, EXIT_OK, EXIT_TIMEOUT, EXIT_USAGE
 from uploads.command_line import EXIT_FAILED as EXIT_LEFT_FAILED
 from uploads.command_line import EXIT_OWNED
@@ -47,24 +46,14 @@ def test_every_group_is_on_the_page():
 
 
 @pytest.mark.parametrize("name", list(COMMANDS))
-def test_every_option_of_a_command_is_on_the_page(name):
-    """The section of the command has each of its options, and no others."""
+def test_a_command_is_on_the_page_with_options_that_exist(name):
+    """The reference, made from the parser, lists the others."""
     section = section_of(name)
     shown = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", section)) - SHARED
 
-    assert (
-        f"destinations runs {name} " in section
-        or f"`{name} " in section
-        or f"`{name}`" in section
-        or f"`destinations runs {name}`" in section
-    )
-    assert options_of(COMMANDS[name]) <= shown
-    others = (
-        set()
-        if name not in {"compact", "sql"}
-        else options_of(COMMANDS["compact"]) | options_of(COMMANDS["sql"])
-    )
-    assert shown - options_of(COMMANDS[name]) - others == set()
+    assert re.search(rf"`(destinations runs )?{name}\b|destinations runs {name} ", section)
+    names = ("compact", "sql") if name in {"compact", "sql"} else (name,)
+    assert shown - set().union(*(options_of(COMMANDS[one]) for one in names)) == set()
 
 
 def test_every_command_on_the_page_parses():
@@ -78,13 +67,6 @@ def test_every_command_on_the_page_parses():
         options, rest = build_parser().parse_known_args(words)
         assert not rest or options.takes_rest, line
     assert len(lines) > 15
-
-
-def test_every_column_is_on_the_page():
-    """The line about `--columns` lists all of them."""
-    (line,) = [line for line in PAGE.splitlines() if line.startswith("| `--columns")]
-
-    assert [name for name in OWN_FIELDS if f"`{name}`" not in line] == []
 
 
 def test_every_exit_code_is_on_the_page_and_in_the_help():

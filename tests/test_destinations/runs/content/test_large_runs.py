@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from destinations.history.snapshot import last_rows, read_rows
 from destinations.runs import Run
 from destinations.runs.files import json_lines
 from destinations.runs.move.ledger import ReadPosition
@@ -29,10 +28,15 @@ def bytes_read():
 @pytest.fixture(scope="module")
 def large(tmp_path_factory):
     """A finished run of many rows."""
-    run = write_run(tmp_path_factory.mktemp("large") / "run")
+    return write_rows(tmp_path_factory.mktemp("large") / "run", ROWS)
+
+
+def write_rows(folder, count):
+    """Writes a finished run of this many rows; the eighth has a metric of its own."""
+    run = write_run(folder)
     with (run / "metrics.csv").open("w") as file:
         file.write("step,epoch,time,loss,rare\n")
-        file.writelines(f"{row},0,{row}.5,0.{row},{row if row == 7 else ''}\n" for row in range(ROWS))
+        file.writelines(f"{row},0,{row}.5,0.{row},{row if row == 7 else ''}\n" for row in range(count))
     return run
 
 
@@ -47,56 +51,17 @@ def test_the_last_rows_are_read_from_the_end(large):
     assert read < MIB < (large / "metrics.csv").stat().st_size / 4
 
 
-def test_the_last_rows_are_the_last_of_all(large):
-    """Reading from the end gives the same rows as from the beginning, even for a rare metric."""
-    rows = read_rows(large)
-
-    assert last_rows(large, 12_345) == rows[-12_345:]
-    assert last_rows(large, 5, wanted={"rare"}) == [rows[7]]
-    assert last_rows(large, 0) == []
-    assert last_rows(large, ROWS + 1) == rows
-
-
-def test_the_last_rows_of_a_live_run(tmp_path):
-    """They include the journal's rows, without the ones that a resume removed."""
-    with Written(tmp_path / "run", flush_seconds=600.0) as run:
-        for step in range(4):
-            run.log({"loss": float(step)}, step)
-        run.flush()
-        for step in range(4, 6):
-            run.log({"loss": float(step)}, step)
-
-        found = [last_rows(tmp_path / "run", count) for count in range(8)]
-        rows = read_rows(tmp_path / "run")
-
-    assert found == [rows[len(rows) - count :] if count <= 6 else rows for count in range(8)]
-
-
-@pytest.mark.parametrize("header", ["loss,step", "step,epoch,time,loss"])
-def test_a_file_with_a_second_header(tmp_path, header):
-    """The rows of another program's file follow its last header.
-
-    Quoted cells may have several lines.
-    """
-    run = write_run(tmp_path / "run")
-    cells = ",".join("1" for _ in header.split(","))
-    (run / "metrics.csv").write_text(f'{header}\n{cells}\nstep,epoch,time,other\n2,0,2.0,5\n3,0,3.0,"6"\n')
-
-    assert last_rows(run, 2) == read_rows(run)[-2:]
-
-
 def test_following_holds_only_new_rows_in_memory(large):
     """Memory grows neither with the existing rows nor with the rows handed out."""
-    stop = threading.Event()
     tracemalloc.start()
     try:
-        count = sum(1 for _ in _until(Run.open(large).follow(stop=stop, poll_seconds=0), ROWS, stop))
+        count = sum(1 for _ in itertools.islice(Run.open(large).follow(), ROWS // 4))
         _, most = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
 
-    assert count == ROWS
-    assert most < 40 * MIB
+    assert count == ROWS // 4
+    assert most < 12 * MIB
 
 
 def test_a_run_is_sent_without_holding_it(large):
@@ -110,18 +75,8 @@ def test_a_run_is_sent_without_holding_it(large):
         tracemalloc.stop()
 
     assert [item.step for item in items] == list(range(1000))
-    assert most < 40 * MIB
+    assert most < 12 * MIB
     assert bytes_read() - before < (large / "metrics.csv").stat().st_size // 2
-
-
-def test_following_from_the_last_rows_on(large):
-    """The first rows are never read."""
-    stop = threading.Event()
-    before = bytes_read()
-    rows = list(_until(Run.open(large).follow(stop=stop, poll_seconds=0, last=3), 3, stop))
-
-    assert [row.step for row in rows] == [ROWS - 3, ROWS - 2, ROWS - 1]
-    assert bytes_read() - before < 4 * MIB
 
 
 def test_rows_after_the_last_ones_arrive_once(tmp_path):
@@ -149,7 +104,7 @@ def test_records_are_counted_without_holding_them(tmp_path):
     run = write_run(tmp_path / "run")
     line = json.dumps({"step": 1, "name": "note", "text": "x" * 50})
     with (run / "texts.jsonl").open("w") as file:
-        file.writelines(f"{line}\n" for _ in range(50_000))
+        file.writelines(f"{line}\n" for _ in range(10_000))
         file.write('{"text": "')
         file.writelines("y" * MIB for _ in range(40))
         file.write(f'"}}\n{line}\n')
@@ -161,7 +116,7 @@ def test_records_are_counted_without_holding_them(tmp_path):
     finally:
         tracemalloc.stop()
 
-    assert counts["texts"].count == 50_001
+    assert counts["texts"].count == 10_001
     assert read.damaged_lines() == {"texts.jsonl": 1}
     assert sum(one is None for one in json_lines(run / "texts.jsonl")) == 1
     assert most < 150 * MIB

@@ -15,7 +15,6 @@ import pytest
 from destinations import InMemory, LoggerDestination, RunDirectory
 from destinations.run_directory import read_rows
 from destinations.runs import Run
-from destinations.runs.content.sources import branches_of
 from destinations.runs.index.edits import edit_run
 from destinations.runs.move.ledger import SentLedger
 from destinations.runs.send import SendingError, TargetError, send
@@ -253,35 +252,22 @@ def ranked(tmp_path_factory):
 
 
 def test_copy_has_all_ranks(ranked, tmp_path):
-    """Each rank's rows are in its own file, once. Abandoned rows are included on request."""
-    target = f"run:{tmp_path / 'to'}"
-
-    reports = [
-        send(ranked, target, cache=tmp_path, abandoned=abandoned) for abandoned in (False, False, True, True)
-    ]
+    """Each rank's rows are in its own file, once, without the rows of a branch."""
+    reports = [send(ranked, f"run:{tmp_path / 'to'}", cache=tmp_path) for _ in range(2)]
 
     copy = tmp_path / "to/run"
     for rank in (0, 1):
         assert [row.step for row in read_rows(ranked.path, rank)] == list(range(8))
         assert repr(read_rows(copy, rank)) == repr(read_rows(ranked.path, rank))
-    assert [(one.rows, one.failures) for one in reports] == [(16, []), (0, []), (0, []), (0, [])]
-    left = [[*map(repr, rows_left(folder))] for folder in (ranked.path, copy)]
-    assert left[0] == left[1]
-    assert len(left[0]) == 4
-
-
-def rows_left(folder):
-    """Returns the rows of all abandoned branches."""
-    return [row for branch in branches_of(folder) for file in branch.files() for row in file.rows()]
+    assert [(one.rows, one.failures) for one in reports] == [(16, []), (0, [])]
 
 
 def test_metrics_of_other_ranks_get_a_prefix(ranked):
-    """Metrics of rank 1 are named `rank1/…`. Abandoned rows are included on request, once each."""
-    memory, more = InMemory(), InMemory()
+    """Metrics of rank 1 are named `rank1/…`."""
+    memory = InMemory()
 
     report = replay(ranked, memory)
-    again = replay(ranked, more, position=report.position, abandoned=True)
-    last = replay(ranked, more, position=again.position, abandoned=True)
+    again = replay(ranked, InMemory(), position=report.position)
 
     losses = {name: memory.get_timeseries(name)[name].tolist() for name in ("loss", "rank1/loss")}
     assert losses == {
@@ -289,21 +275,7 @@ def test_metrics_of_other_ranks_get_a_prefix(ranked):
         "rank1/loss": [step + 0.5 for step in range(8)],
     }
     assert memory.get_timeseries("rank1/loss")["step"].tolist() == list(range(8))
-    assert (report.rows, again.rows, last.rows) == (16, 4, 0)
-    branches = {name.partition(".")[0]: more.get_timeseries(name)[name].tolist() for name in more.data}
-    assert branches == {"abandoned/step4": [4.0, 5.0], "rank1/abandoned/step4": [4.5, 5.5]}
-
-
-def test_prefix_of_a_rank_avoids_metrics_of_that_name(tmp_path):
-    """If rank 0 has a metric `rank1/loss`, the metrics of rank 1 get another prefix."""
-    run = write_ranks(tmp_path / "run", range(2), Clock(), more={"rank1/loss": 7.0})
-    memory = InMemory()
-
-    replay(run, memory)
-
-    assert sorted(memory.data) == ["loss", "rank1/loss", "rank1_/loss", "rank1_/rank1/loss"]
-    assert memory.get_timeseries("rank1/loss")["rank1/loss"].tolist() == [7.0, 7.0]
-    assert memory.get_timeseries("rank1_/loss")["rank1_/loss"].tolist() == [0.5, 1.5]
+    assert (report.rows, again.rows) == (16, 0)
 
 
 def test_replay_raises_for_a_position_in_an_abandoned_branch(tmp_path):

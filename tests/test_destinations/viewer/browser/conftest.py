@@ -1,5 +1,6 @@
 """A real browser for the tests of the page; an error in its console fails the test."""
 
+import contextlib
 from urllib.parse import urlsplit
 
 import pytest
@@ -91,11 +92,14 @@ def new_page(chromium, left_pages, console):
         page.goto("about:blank")
         page.mouse.move(0, 0)
         page.context.clear_cookies()
+        left.append(page)
+        # A server of a test's own had another port, so it leaves nothing for the next one.
+        if visited.scheme == "about":
+            continue
         of_visited = {"origin": f"{visited.scheme}://{visited.netloc}", "storageTypes": "local_storage"}
         devtools = page.context.new_cdp_session(page)
         devtools.send("Storage.clearDataForOrigin", of_visited)
         devtools.detach()
-        left.append(page)
     assert console == [], "the browser reported errors"
 
 
@@ -106,6 +110,22 @@ def _page_of_its_own(chromium, options):
     )
     context.set_default_timeout(WAIT_MS)
     return context.new_page()
+
+
+@pytest.fixture
+def open_root(new_page, tmp_path):
+    """Opens the page of a folder of runs, by default `runs` in the test's own folder."""
+    server = pytest.importorskip("destinations.viewer.server")
+    with contextlib.ExitStack() as stack:
+
+        def open_page(root=tmp_path / "runs"):
+            runs = stack.enter_context(open_runs(root, cache=tmp_path / "index"))
+            opened = Opened(new_page(), stack.enter_context(server.Viewer(runs, port=0)))
+            # Otherwise the page would report that its server is gone.
+            stack.callback(opened.page.goto, "about:blank")
+            return opened
+
+        yield open_page
 
 
 @pytest.fixture

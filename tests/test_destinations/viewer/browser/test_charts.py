@@ -8,10 +8,8 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from destinations.runs import open_runs
 from tests.test_destinations.runs.written import Written
 from tests.test_destinations.viewer.browser.browser_runs import LONG, SPIKE_AT
-from tests.test_destinations.viewer.browser.opened import Opened
 
 pytestmark = pytest.mark.xdist_group("browser")
 
@@ -177,90 +175,71 @@ def test_runs_that_differ_only_in_the_seed_are_a_band(opened):
     assert median["y"] == pytest.approx([2 / (1 + step) for step in range(200)])
     assert band["y"][:200] == pytest.approx([3 / (1 + step) for step in range(200)])
     assert band["y"][:-201:-1] == pytest.approx([1 / (1 + step) for step in range(200)])
-    assert "straggler is" in card(opened, "loss").locator(".card-foot").inner_text()
+    assert "Furthest from the median: " in opened.hovered("loss", "Furthest")
     assert opened.page.locator(".band-legend li").all_inner_texts() == ["all\n3 runs"]
 
 
 @pytest.mark.parametrize(("first", "last"), [("loss", "acc"), ("acc", "loss")])
-def test_the_colour_of_a_band_is_the_same_in_all_charts(tmp_path, new_page, first, last):
+def test_the_colour_of_a_band_is_the_same_in_all_charts(tmp_path, open_root, first, last):
     """Colours and legend follow the values, whichever chart comes first and whichever runs it shows."""
-    server = pytest.importorskip("destinations.viewer.server")
     for lr in (2, 10):
         with Written(tmp_path / "runs" / f"lr{lr}") as run:
             run.logger.log_hyperparameters({"lr": lr})
             for step in range(3):
                 run.log({"loss": float(lr)} if lr == 2 else {"loss": 1.0, "acc": 1.0}, step)
-    with (
-        open_runs(tmp_path / "runs", cache=tmp_path / "index") as runs,
-        server.Viewer(runs, port=0) as viewer,
-    ):
-        opened = Opened(new_page(), viewer)
-        # The last request is answered after the first chart is drawn.
-        opened.page.route(
-            re.compile(f"api/band.*metric={last}"),
-            lambda route: (opened.drawn(first), route.continue_()),
-        )
-        query = "&".join(f"run={row['id']}" for row in opened.answer("runs")["rows"])
-        opened.go(f"charts?{query}&band=range&group=hparams.lr")
-        opened.drawn(last)
-        found = {}
-        for metric in ("loss", "acc"):
-            found[metric] = {name: line["color"] for name, line in opened.traces(metric, "median").items()}
-        legend = opened.page.locator(".band-legend li").all_inner_texts()
-        strokes = [path.get_attribute("stroke") for path in opened.page.locator(".band-legend path").all()]
-        opened.page.close()
+    opened = open_root()
+    # The last request is answered after the first chart is drawn.
+    opened.page.route(
+        re.compile(f"api/band.*metric={last}"),
+        lambda route: (opened.drawn(first), route.continue_()),
+    )
+    query = "&".join(f"run={row['id']}" for row in opened.answer("runs")["rows"])
+    opened.go(f"charts?{query}&band=range&group=hparams.lr")
+    opened.drawn(last)
+    found = {}
+    for metric in ("loss", "acc"):
+        found[metric] = {name: line["color"] for name, line in opened.traces(metric, "median").items()}
+    legend = opened.page.locator(".band-legend li").all_inner_texts()
+    strokes = [path.get_attribute("stroke") for path in opened.page.locator(".band-legend path").all()]
     assert legend == ["2\n1 run", "10\n1 run"]
     assert found == {"loss": dict(zip(["2", "10"], strokes, strict=True)), "acc": {"10": strokes[1]}}
     assert len(set(strokes)) == 2
 
 
-def test_hovering_names_the_straggler_of_the_nearest_band(tmp_path, new_page):
+def test_hovering_names_the_straggler_of_the_nearest_band(tmp_path, open_root):
     """Only the straggler of the band at the mouse is named, below the values."""
-    server = pytest.importorskip("destinations.viewer.server")
     for lr, seed in itertools.product((1, 2), range(4)):
         with Written(tmp_path / "runs" / f"lr{lr}-seed{seed}") as run:
             run.logger.log_hyperparameters({"lr": lr, "seed": seed})
             for step in range(20):
                 run.log({"loss": lr * 10 + (seed == lr)}, step)
-    with (
-        open_runs(tmp_path / "runs", cache=tmp_path / "index") as runs,
-        server.Viewer(runs, port=0) as viewer,
-    ):
-        opened = Opened(new_page(), viewer)
-        query = "&".join(f"run={row['id']}" for row in opened.answer("runs")["rows"])
-        opened.go(f"charts?{query}&band=range&group=hparams.lr")
-        opened.drawn("loss", 2)
-        said = [
-            opened.hovered("loss", f"of {lr}:", height).splitlines()[-1]
-            for lr, height in ((2, 0.1), (1, 0.9))
-        ]
-        assert opened.page.locator(".hover-box:visible div").count() == 2
-        assert card(opened, "loss").locator(".card-foot").inner_text() == ""
-        opened.page.close()
+    opened = open_root()
+    query = "&".join(f"run={row['id']}" for row in opened.answer("runs")["rows"])
+    opened.go(f"charts?{query}&band=range&group=hparams.lr")
+    opened.drawn("loss", 2)
+    said = [
+        opened.hovered("loss", f"of {lr}:", height).splitlines()[-1] for lr, height in ((2, 0.1), (1, 0.9))
+    ]
+    assert opened.page.locator(".hover-box:visible div").count() == 2
+    assert card(opened, "loss").locator(".card-foot").inner_text() == ""
     assert said == [
         "Furthest from the median of 2: lr2-seed2, by 1 in the mean",
         "Furthest from the median of 1: lr1-seed1, by 1 in the mean",
     ]
 
 
-def test_a_band_over_ranks_names_the_straggler(tmp_path, new_page):
+def test_a_band_over_ranks_names_the_straggler(tmp_path, open_root):
     """The ranks of a run become a band, and the rank furthest from the others is named."""
-    server = pytest.importorskip("destinations.viewer.server")
     for rank in (0, 1, 2):
         with Written(tmp_path / "runs" / "ranks", rank=rank, all_ranks=True) as run:
             for step in range(20):
                 run.log({"seconds": 1.0 if rank < 2 else 5.0}, step)
-    with (
-        open_runs(tmp_path / "runs", cache=tmp_path / "index") as runs,
-        server.Viewer(runs, port=0) as viewer,
-    ):
-        opened = Opened(new_page(), viewer)
-        opened.go("charts?band=ranks")
-        opened.drawn("seconds")
-        (band,) = opened.traces("seconds", "range").values()
-        assert (max(band["y"]), min(band["y"])) == (5.0, 1.0)
-        assert "rank 2" in card(opened, "seconds").locator(".card-foot").inner_text()
-        opened.page.close()
+    opened = open_root()
+    opened.go("charts?band=ranks")
+    opened.drawn("seconds")
+    (band,) = opened.traces("seconds", "range").values()
+    assert (max(band["y"]), min(band["y"])) == (5.0, 1.0)
+    assert "Furthest from the median: rank 2" in opened.hovered("seconds", "Furthest")
 
 
 def test_charts_of_ended_runs_are_requested_once(opened):
@@ -277,51 +256,39 @@ def test_charts_of_ended_runs_are_requested_once(opened):
     assert [url for url in asked if "/api/series" in url or "/api/selected" in url] == []
 
 
-def test_a_noisy_line_is_smoothed_and_hovering_shows_its_values(tmp_path, new_page):
+def test_a_noisy_line_is_smoothed_and_hovering_shows_its_values(tmp_path, open_root):
     """By default, a noisy line is smoothed gently in front of its values; "off" is a choice."""
-    server = pytest.importorskip("destinations.viewer.server")
     with Written(tmp_path / "runs" / "noisy") as run:
         for step in range(300):
             run.log({"noise": float(step * 7919 % 101), "slope": float(step)}, step)
-    with (
-        open_runs(tmp_path / "runs", cache=tmp_path / "index") as runs,
-        server.Viewer(runs, port=0) as viewer,
-    ):
-        opened = Opened(new_page(), viewer)
-        opened.go("charts")
-        opened.drawn("noise")
-        opened.drawn("slope")
-        (raw,) = opened.traces("noise", "raw").values()
-        assert raw["y"] == [float(step * 7919 % 101) for step in range(300)]
-        assert opened.traces("slope", "raw") == {}
-        text = opened.hovered("noise")
-        step, value = int(re.search(r"step (\d+)", text)[1]), float(re.search(r"(\d+)\s*$", text)[1])
-        assert value == step * 7919 % 101
-        opened.go("charts?smooth=0")
-        opened.until("() => document.querySelector('.slider output').innerText === 'off'")
-        opened.until(
-            "() => { const data = document.querySelector('[data-metric=noise] .plot').data; return data && !data.some((one) => one.meta.part === 'raw'); }"
-        )
-        opened.page.close()
+    opened = open_root()
+    opened.go("charts")
+    opened.drawn("noise")
+    opened.drawn("slope")
+    (raw,) = opened.traces("noise", "raw").values()
+    assert raw["y"] == [float(step * 7919 % 101) for step in range(300)]
+    assert opened.traces("slope", "raw") == {}
+    text = opened.hovered("noise")
+    step, value = int(re.search(r"step (\d+)", text)[1]), float(re.search(r"(\d+)\s*$", text)[1])
+    assert value == step * 7919 % 101
+    opened.go("charts?smooth=0")
+    opened.until("() => document.querySelector('.slider output').innerText === 'off'")
+    opened.until(
+        "() => { const data = document.querySelector('[data-metric=noise] .plot').data; return data && !data.some((one) => one.meta.part === 'raw'); }"
+    )
 
 
-def test_a_stretch_of_nan_is_marked_at_its_ends(tmp_path, new_page):
+def test_a_stretch_of_nan_is_marked_at_its_ends(tmp_path, open_root):
     """Many NaN in a row have two marks, and the card counts them."""
-    server = pytest.importorskip("destinations.viewer.server")
     with Written(tmp_path / "runs" / "diverged") as run:
         for step in range(100):
             run.log({"loss": float("nan") if step == 10 or step >= 60 else 1.0 + step}, step)
-    with (
-        open_runs(tmp_path / "runs", cache=tmp_path / "index") as runs,
-        server.Viewer(runs, port=0) as viewer,
-    ):
-        opened = Opened(new_page(), viewer)
-        opened.go("charts")
-        opened.drawn("loss")
-        (marks,) = opened.traces("loss", "NaN").values()
-        assert marks["x"] == [10, 60, 99]
-        assert "NaN at 41 places" in card(opened, "loss").locator(".card-foot").inner_text()
-        opened.page.close()
+    opened = open_root()
+    opened.go("charts")
+    opened.drawn("loss")
+    (marks,) = opened.traces("loss", "NaN").values()
+    assert marks["x"] == [10, 60, 99]
+    assert "NaN at 41 places" in card(opened, "loss").locator(".card-foot").inner_text()
 
 
 def test_charts_are_pinned_hidden_and_found(opened):
@@ -365,53 +332,41 @@ def test_a_chart_is_saved_as_csv_svg_and_png(opened):
     assert found["PNG"].startswith(b"\x89PNG")
 
 
-def test_only_charts_in_view_are_drawn(tmp_path, new_page):
+def test_only_charts_in_view_are_drawn(tmp_path, open_root):
     """Of sixty charts only those on screen request data and are drawn; the others follow when you scroll."""
-    server = pytest.importorskip("destinations.viewer.server")
     with Written(tmp_path / "runs" / "many") as run:
         run.log({f"layer/{index:02}": float(index) for index in range(60)}, 0)
-    with (
-        open_runs(tmp_path / "runs", cache=tmp_path / "index") as runs,
-        server.Viewer(runs, port=0) as viewer,
-    ):
-        opened = Opened(new_page(), viewer)
-        asked = []
-        opened.page.on("request", lambda request: asked.append(request.url))
-        opened.go("charts")
-        opened.drawn("layer/00")
-        assert opened.page.locator(".chart").count() == 60
-        assert (
-            opened.page.evaluate(
-                "[...document.querySelectorAll('.chart .plot')].filter((plot) => plot.data).length"
-            )
-            < 20
+    opened = open_root()
+    asked = []
+    opened.page.on("request", lambda request: asked.append(request.url))
+    opened.go("charts")
+    opened.drawn("layer/00")
+    assert opened.page.locator(".chart").count() == 60
+    assert (
+        opened.page.evaluate(
+            "[...document.querySelectorAll('.chart .plot')].filter((plot) => plot.data).length"
         )
-        assert len([url for url in asked if "/api/series" in url]) < 20
-        opened.page.evaluate("scrollTo(0, document.documentElement.scrollHeight)")
-        opened.drawn("layer/59")
-        opened.until("() => !document.querySelector('.chart[data-metric=\"layer/00\"] .plot').data", None)
-        opened.page.close()
+        < 20
+    )
+    assert len([url for url in asked if "/api/series" in url]) < 20
+    opened.page.evaluate("scrollTo(0, document.documentElement.scrollHeight)")
+    opened.drawn("layer/59")
+    opened.until("() => !document.querySelector('.chart[data-metric=\"layer/00\"] .plot').data", None)
 
 
-def test_rows_left_by_a_resume_are_dotted(tmp_path, new_page):
+def test_rows_left_by_a_resume_are_dotted(tmp_path, open_root):
     """The rows that a resumed run left behind are drawn as a dotted line."""
-    server = pytest.importorskip("destinations.viewer.server")
     with Written(tmp_path / "runs" / "resumed") as run:
         for step in range(100):
             run.log({"loss": float(step)}, step)
     with Written(tmp_path / "runs" / "resumed", batch=50) as run:
         for step in range(50, 100):
             run.log({"loss": 0.0}, step)
-    with (
-        open_runs(tmp_path / "runs", cache=tmp_path / "index") as runs,
-        server.Viewer(runs, port=0) as viewer,
-    ):
-        opened = Opened(new_page(), viewer)
-        opened.go("charts")
-        lines = opened.drawn("loss", 2)
-        assert lines["left"]["y"][-1] == 99.0
-        assert lines["left"]["dash"] == "dot"
-        opened.page.close()
+    opened = open_root()
+    opened.go("charts")
+    lines = opened.drawn("loss", 2)
+    assert lines["left"]["y"][-1] == 99.0
+    assert lines["left"]["dash"] == "dot"
 
 
 def test_explore_has_a_log_axis_for_rates_and_ticks_at_their_values(opened):

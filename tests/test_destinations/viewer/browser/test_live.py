@@ -71,7 +71,7 @@ def test_a_live_run_grows_by_its_new_rows(tmp_path, new_page):
             run.log({"loss": -1.0}, 521)
             run.flush()
             opened.until(
-                "() => document.querySelector('.run-curves [data-metric=loss] .plot').data.find((one) => one.meta.part === 'line').y.at(-1) === -1"
+                "() => document.querySelector('.curves [data-metric=loss] .plot').data.find((one) => one.meta.part === 'line').y.at(-1) === -1"
             )
             run.logger.log_images(np.zeros((4, 4)), "Inputs", step=1)
             run.flush()
@@ -84,7 +84,7 @@ def test_a_live_run_grows_by_its_new_rows(tmp_path, new_page):
             opened.until(f"(before) => {image}?.src !== before && {image}.naturalWidth === 4", before)
             assert "step 2" in opened.page.inner_text(".images output")
             assert opened.page.evaluate("globalThis.notReloaded")
-            opened.page.close()
+            opened.page.goto("about:blank")
 
 
 def test_a_killed_run_is_shown_as_killed(tmp_path, new_page):
@@ -118,7 +118,7 @@ def test_a_killed_run_is_shown_as_killed(tmp_path, new_page):
             ahead[0] = 200.0
             opened.until("() => document.querySelector('.grid-row .status')?.innerText === 'killed'")
             assert opened.page.evaluate("globalThis.notReloaded")
-            opened.page.close()
+            opened.page.goto("about:blank")
 
 
 def test_the_page_reports_an_unreachable_server(tmp_path, new_page, console):
@@ -132,7 +132,7 @@ def test_the_page_reports_an_unreachable_server(tmp_path, new_page, console):
             opened.page.wait_for_selector(".grid-row[data-run]")
         opened.until("() => document.querySelector('#live').innerText === 'offline'")
         assert opened.page.locator(".grid-row[data-run]").count() == 1
-        opened.page.close()
+        opened.page.goto("about:blank")
     assert all("ERR_" in said or "500" in said for said in console)
     console.clear()
 
@@ -159,7 +159,7 @@ def test_rows_left_by_a_resume_stay_while_the_run_grows(tmp_path, new_page):
             lines = opened.drawn("loss", 2)
             assert lines["left"]["y"][-1] == 19.0
             assert lines[opened.id_of("resumed")]["y"] == [*map(float, range(10)), 0.0, -1.0]
-            opened.page.close()
+            opened.page.goto("about:blank")
 
 
 @pytest.fixture
@@ -179,7 +179,7 @@ def live(tmp_path, new_page):
             opened.root = root
             opened.page.wait_for_selector(".grid-row[data-run]")
             yield opened, run
-            opened.page.close()
+            opened.page.goto("about:blank")
 
 
 def test_the_page_of_a_live_run_keeps_typed_text(live):

@@ -103,13 +103,11 @@ def test_masks_switch_by_class_and_fade(opened):
     assert page.get_by_role("button", name="sky").get_attribute("aria-pressed") == "false"
 
 
-def test_audio_plays_with_its_waveform(opened):
-    """A sound plays, with its outline."""
+def test_audio_plays(opened):
+    """The browser plays a sound."""
     show(opened, "alpha", more="&kind=audio")
     panel(opened, "audio/Tone")
-    opened.until(
-        "() => Number(document.querySelector('canvas.wave')?.dataset.points) > 100 && document.querySelector('audio').duration === 1"
-    )
+    opened.until("() => document.querySelector('audio')?.duration === 1")
     opened.page.evaluate("document.querySelector('audio').play()")
     opened.until("() => document.querySelector('audio').currentTime > 0.1")
 

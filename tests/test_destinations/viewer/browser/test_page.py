@@ -57,9 +57,9 @@ def test_a_run_page_begins_with_its_curves(opened):
     opened.go(f"run/{alpha}?run={opened.id_of('beta')}&band=ranks")
     line = opened.drawn("loss")[alpha]
     assert line["y"] == [1 / (1 + step) for step in range(200)]
-    assert page.locator(".run-curves .chart h3").all_inner_texts() == ["val/acc", "loss"]
+    assert page.locator(".curves .chart h3").all_inner_texts() == ["val/acc", "loss"]
     assert page.get_by_label("Pin").count() == 0
-    tops = opened.tops(".run-facts", ".run-curves", ".panels")
+    tops = opened.tops(".run-facts", ".curves", ".panels")
     assert tops == sorted(tops)
     page.locator('.chart[data-metric="loss"]').get_by_label("Enlarge").click()
     opened.until("() => document.querySelector('.chart[data-metric=loss].wide')")
@@ -77,6 +77,8 @@ def test_compare_shows_differences_and_the_first_different_step(opened):
     assert loss.locator(".best-value").all_inner_texts() == ["0.005000"], "the smaller loss is marked"
     assert loss.locator(".apart").all_inner_texts() == ["+0.005000"]
     assert "diverge at step 0, in loss" in " ".join(page.inner_text('[data-panel="Parting"]').split())
+    assert page.locator(".curves .chart h3").all_inner_texts() == ["val/acc", "loss"]
+    assert len(opened.drawn("loss", 2)) == 2
     page.get_by_label("Same in all").check()
     alike = page.locator('[data-panel="Same in all"] tr:not(.section)').all_inner_texts()
     assert [row.split() for row in alike] == [["seed", "1", "1"], ["model", "small", "small"]]
@@ -202,7 +204,7 @@ def test_a_phone_breaks_no_word_inside(long_names, new_page, width):
     )
     ids = [row["id"] for row in opened.answer("runs")["rows"]]
     last = {"runs": ".grid-row[data-run]", "charts": ".chart .main-svg", "media": ".text-record",
-            "explore": "#parallel polyline", "compare": "[data-panel=Parting]", "run": ".run-curves .main-svg"}  # fmt: skip
+            "explore": "#parallel polyline", "compare": "[data-panel=Parting]", "run": ".curves .main-svg"}  # fmt: skip
     for view in VIEWS:
         opened.go(f"run/{ids[0]}" if view == "run" else f"{view}?run={ids[0]}&run={ids[1]}")
         opened.page.locator(last[view]).first.wait_for(state="attached")
@@ -278,9 +280,8 @@ def test_the_page_contacts_no_other_servers(new_page, viewer):
     assert [url for url in asked if not url.startswith((viewer.address, "data:", "blob:"))] == []
 
 
-def test_the_page_of_a_run_shows_its_flight_recordings(tmp_path, new_page):
+def test_the_page_of_a_run_shows_its_flight_recordings(tmp_path, open_root):
     """The page shows which rank waits where, and the stacks; text of the run stays text."""
-    server = pytest.importorskip("destinations.viewer.server")
 
     def train_and_fail():
         with Run(RunDirectory(tmp_path / "runs" / "failed"), FlightRecorder(), run_name="failed") as run:
@@ -290,16 +291,11 @@ def test_the_page_of_a_run_shows_its_flight_recordings(tmp_path, new_page):
 
     with pytest.raises(ValueError, match="<img"):
         train_and_fail()
-    with (
-        open_runs(tmp_path / "runs", cache=tmp_path / "index") as runs,
-        server.Viewer(runs, port=0) as viewer,
-    ):
-        opened = Opened(new_page(), viewer)
-        opened.go(f"run/{opened.id_of('failed')}")
-        panel = opened.page.locator('[data-panel="Flight recording"]')
-        panel.locator("summary").click()
-        text = panel.inner_text()
-        opened.page.close()
+    opened = open_root()
+    opened.go(f"run/{opened.id_of('failed')}")
+    panel = opened.page.locator('[data-panel="Flight recording"]')
+    panel.locator("summary").click()
+    text = panel.inner_text()
 
     assert "rank 0: exception, at test_page.py:" in text
     assert "<img src=x onerror=alert(1)>" in text
@@ -308,31 +304,25 @@ def test_the_page_of_a_run_shows_its_flight_recordings(tmp_path, new_page):
     )
 
 
-def test_the_page_of_a_run_shows_its_time(tmp_path, new_page):
+def test_the_page_of_a_run_shows_its_time(tmp_path, open_root):
     """The page shows a band of times with the goodput, and a table of faults and their costs."""
-    server = pytest.importorskip("destinations.viewer.server")
     run = tmp_path / "runs" / "slow"
     (run / "time").mkdir(parents=True)
     (run / "metrics.csv").write_text("step,epoch,time,loss\n1,0,1.0,2.0\n")
     (run / "time" / "rank-0.csv").write_text(
         "session,begin,end,step,start,data,forward,backward\n100,100,110,9,1,2,3,4\n150,150,160,19,1,2,3,4\n"
     )
-    with (
-        open_runs(tmp_path / "runs", cache=tmp_path / "index") as runs,
-        server.Viewer(runs, port=0) as viewer,
-    ):
-        opened = Opened(new_page(), viewer)
-        opened.go(f"run/{opened.id_of('slow')}")
-        panel = opened.page.locator('[data-panel="Time"]')
-        text = panel.inner_text()
-        faults = opened.page.locator('[data-panel="Faults"]').inner_text()
-        # Above everything else about the run.
-        tops = opened.tops('[data-panel="Time"]', ".panels")
-        widths = opened.until(
-            "() => { const all = [...document.querySelectorAll('.time-band span')].map((one) => one.clientWidth);"
-            " return all.length && all; }"
-        )
-        opened.page.close()
+    opened = open_root()
+    opened.go(f"run/{opened.id_of('slow')}")
+    panel = opened.page.locator('[data-panel="Time"]')
+    text = panel.inner_text()
+    faults = opened.page.locator('[data-panel="Faults"]').inner_text()
+    # Above everything else about the run.
+    tops = opened.tops('[data-panel="Time"]', ".panels")
+    widths = opened.until(
+        "() => { const all = [...document.querySelectorAll('.time-band span')].map((one) => one.clientWidth);"
+        " return all.length && all; }"
+    )
 
     assert "Goodput 23.3 % of 1 min" in text
     assert sorted(line for line in text.splitlines() if line.startswith(("training", "gone"))) == [
@@ -407,7 +397,7 @@ def noted(tmp_path, new_page):
         opened.go(f"run/{opened.id_of('a')}")
         opened.page.wait_for_selector('[data-panel="Log"]')
         yield opened
-        opened.page.close()
+        opened.page.goto("about:blank")
 
 
 def test_the_page_of_a_run_keeps_lines_and_links_files_beside_the_log(noted):
@@ -417,7 +407,7 @@ def test_the_page_of_a_run_keeps_lines_and_links_files_beside_the_log(noted):
     with page.expect_download() as download:
         page.get_by_role("link", name="ep1.pt").click()
     assert download.value.path().read_bytes() == b"weights"
-    log, curves = noted.box(page.locator('[data-panel="Log"]')), noted.box(page.locator(".run-curves"))
+    log, curves = noted.box(page.locator('[data-panel="Log"]')), noted.box(page.locator(".curves"))
     assert log["x"] >= curves["x"] + curves["width"]
     assert log["y"] < 400
 

@@ -7,10 +7,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from destinations.runs import open_runs
 from tests.test_destinations.runs.written import change_sidecar
 from tests.test_destinations.viewer.browser.browser_runs import HOSTILE
-from tests.test_destinations.viewer.browser.opened import Opened
 
 pytestmark = pytest.mark.xdist_group("browser")
 
@@ -220,20 +218,17 @@ def test_hostile_texts(opened):
 
 
 @pytest.fixture
-def own(run_root, tmp_path, new_page):
+def own(run_root, tmp_path, open_root):
     """The page of a copy of the runs, which the test may change."""
-    server = pytest.importorskip("destinations.viewer.server")
     root = tmp_path / "runs"
     for name in ("alpha", "beta"):
         shutil.copytree(run_root / name, root / name)
         # The table shows their date, because an age would change during the test.
         change_sidecar(root / name, created_at=1.6e9)
-    with open_runs(root, cache=tmp_path / "index") as runs, server.Viewer(runs, port=0) as viewer:
-        opened = Opened(new_page(), viewer)
-        opened.root = root
-        opened.page.wait_for_selector(".grid-row[data-run]")
-        yield opened
-        opened.page.close()
+    opened = open_root(root)
+    opened.root = root
+    opened.page.wait_for_selector(".grid-row[data-run]")
+    return opened
 
 
 def test_the_first_run_appears(own):
@@ -322,9 +317,8 @@ def test_archive(own):
     wait_for_names(own, "beta")
 
 
-def test_ten_thousand_runs(tmp_path, new_page):
+def test_ten_thousand_runs(tmp_path, open_root):
     """Ten thousand runs scroll; the page creates and requests only the rows in view."""
-    server = pytest.importorskip("destinations.viewer.server")
     root = tmp_path / "runs"
     now = time.time()
     for index in range(10_000):
@@ -334,22 +328,20 @@ def test_ten_thousand_runs(tmp_path, new_page):
             "schema_version": 1, "run_id": folder.name, "status": "completed", "created_at": now - index, "updated_at": now,
             "tags": [], "notes": "", "hparams": {"lr": index % 7}, "summary": {"loss": 1 / (1 + index)},
         }))  # fmt: skip
-    with open_runs(root, cache=tmp_path / "index") as runs, server.Viewer(runs, port=0) as viewer:
-        opened = Opened(new_page(), viewer)
-        opened.page.wait_for_selector(".grid-row[data-run]")
-        asked = []
-        opened.page.on("request", lambda request: asked.append(request.url))
-        assert opened.page.evaluate("document.querySelector('.grid').scrollHeight") > 250_000
-        opened.page.get_by_label("Select all runs").check()
-        opened.page.wait_for_selector(".toast:text('Selected 1000 of 10')")
-        opened.page.get_by_role("button", name="Clear").click()
-        asked.clear()
-        opened.page.evaluate("document.querySelector('.grid').scrollTop = 1e9")
-        opened.until(
-            "() => [...document.querySelectorAll('.grid-row .name')].some((node) => node.innerText === 'run09999')"
-        )
-        assert opened.page.locator(".grid-body .grid-row").count() < 100
-        assert len([url for url in asked if urlsplit(url).path == "/api/runs"]) <= 3, (
-            "only the window in view is asked for"
-        )
-        opened.page.close()
+    opened = open_root(root)
+    opened.page.wait_for_selector(".grid-row[data-run]")
+    asked = []
+    opened.page.on("request", lambda request: asked.append(request.url))
+    assert opened.page.evaluate("document.querySelector('.grid').scrollHeight") > 250_000
+    opened.page.get_by_label("Select all runs").check()
+    opened.page.wait_for_selector(".toast:text('Selected 1000 of 10')")
+    opened.page.get_by_role("button", name="Clear").click()
+    asked.clear()
+    opened.page.evaluate("document.querySelector('.grid').scrollTop = 1e9")
+    opened.until(
+        "() => [...document.querySelectorAll('.grid-row .name')].some((node) => node.innerText === 'run09999')"
+    )
+    assert opened.page.locator(".grid-body .grid-row").count() < 100
+    assert len([url for url in asked if urlsplit(url).path == "/api/runs"]) <= 3, (
+        "only the window in view is asked for"
+    )

@@ -5,9 +5,7 @@ import json
 import pytest
 
 from destinations.cli import main
-from destinations.runs import open_runs
 from tests.test_destinations.runs.written import Written
-from tests.test_destinations.viewer.browser.opened import Opened
 
 pytestmark = pytest.mark.xdist_group("browser")
 
@@ -22,9 +20,8 @@ DOTS = """() => [...document.querySelectorAll('.chart')]
 
 
 @pytest.fixture
-def grid(tmp_path, new_page):
+def grid(tmp_path, open_root):
     """The page of twelve runs: two models, three rates and two seeds; one run has a spike."""
-    server = pytest.importorskip("destinations.viewer.server")
     for number in range(12):
         model, rate, seed = "ab"[number % 2], 10 ** -(number // 2 % 3), number // 6
         with Written(tmp_path / "runs" / f"{model}-lr{rate:g}-seed{seed}") as run:
@@ -32,13 +29,7 @@ def grid(tmp_path, new_page):
             for step in range(40):
                 loss = 50.0 if (number, step) == (0, 20) else number - 2 + 1 / (1 + step)
                 run.log({"loss": loss, "acc": number + step / 40}, step)
-    with (
-        open_runs(tmp_path / "runs", cache=tmp_path / "index") as runs,
-        server.Viewer(runs, port=0) as viewer,
-    ):
-        opened = Opened(new_page(), viewer)
-        yield opened
-        opened.page.close()
+    return open_root()
 
 
 def test_bands_average_all_runs_of_the_view_by_several_fields(grid):
@@ -61,6 +52,24 @@ def test_bands_average_all_runs_of_the_view_by_several_fields(grid):
     assert sorted(labels) == ["0.01", "0.01", "0.1", "0.1", "1", "1"]
 
 
+def test_the_best_groups_come_first(grid):
+    """The goal orders the groups and their colours, and the legend of the colour field is above the charts."""
+    grid.go("charts?band=std&group=hparams.model&group=hparams.lr&goal=max.acc&sc=hparams.model")
+    order = grid.until(
+        """() => { const found = [...document.querySelectorAll('.band-legend li')];
+            return found.length === 6 && found.map((one) => one.children[1].innerText); }"""
+    )
+    assert order == ["b · 0.01", "a · 0.01", "b · 0.1", "a · 0.1", "b · 1", "a · 1"]
+    legend = grid.page.locator(".toolbar > .color-legend")
+    legend.locator("li").first.wait_for()
+    assert legend.inner_text().split() == ["model", "a", "b"]
+    assert grid.box(legend)["height"] <= 24
+    grid.go("runs?group=hparams.model&group=hparams.lr&goal=max.acc")
+    grid.page.locator(".group-row").first.wait_for()
+    assert [row.get_attribute("data-group") for row in grid.page.locator(".group-row").all()] == order
+    assert grid.page.locator(".group-row .best-value").count() == 1
+
+
 def test_chosen_and_hidden_runs_of_a_view_are_saved(grid, tmp_path, capsys):
     """The file names them by `run_id`; the page opens the view with them, and the shell takes them."""
     chosen = [grid.id_of(f"a-lr{rate}-seed0") for rate in ("0.1", "1")]
@@ -77,7 +86,11 @@ def test_chosen_and_hidden_runs_of_a_view_are_saved(grid, tmp_path, capsys):
     grid.page.click("#views")
     grid.page.get_by_role("button", name="pair", exact=True).click()
     grid.until("(id) => location.hash.includes(`off=${id}`)", chosen[0])
-    assert set(grid.drawn("loss")) == {chosen[1]}
+    grid.until(
+        """(id) => { const lines = document.querySelector('.chart[data-metric=loss] .plot').data
+            .filter((trace) => trace.meta.part === 'line'); return String(lines.map((one) => one.meta.run)) === id; }""",
+        chosen[1],
+    )
     assert main(["runs", "ls", "--root", str(tmp_path / "runs"), "--view", "pair", "--json"]) == 0
     assert [row["name"] for row in json.loads(capsys.readouterr().out)] == ["a-lr1-seed0"]
 
@@ -145,24 +158,18 @@ def test_a_saved_view_is_the_same_in_the_table_the_charts_and_the_shell(grid, tm
     assert [row["name"] for row in json.loads(capsys.readouterr().out)] == names
 
 
-def test_the_metrics_of_a_prefix_are_one_chart(tmp_path, new_page):
+def test_the_metrics_of_a_prefix_are_one_chart(tmp_path, open_root):
     """A section becomes one chart with a line for each metric, and keeps the ones that a search finds."""
-    server = pytest.importorskip("destinations.viewer.server")
     with Written(tmp_path / "runs" / "layers") as run:
         for step in range(5):
             run.log({f"norm/layer{layer}": float(layer + step) for layer in range(12)}, step)
-    with (
-        open_runs(tmp_path / "runs", cache=tmp_path / "index") as runs,
-        server.Viewer(runs, port=0) as viewer,
-    ):
-        opened = Opened(new_page(), viewer)
-        opened.go("charts")
-        opened.drawn("norm/layer0")
-        opened.page.get_by_role("button", name="as one chart").click()
-        opened.until(LINES.replace("COUNT", "12"))
-        assert opened.page.locator(".chart").count() == 1
-        assert "join=" in opened.page.url
-        opened.page.fill("#search", "layer1*")
-        opened.until(LINES.replace("COUNT", "3"))
-        assert "layer10" in opened.hovered("norm/*", "layer10", 0.5)
-        opened.page.close()
+    opened = open_root()
+    opened.go("charts")
+    opened.drawn("norm/layer0")
+    opened.page.get_by_role("button", name="as one chart").click()
+    opened.until(LINES.replace("COUNT", "12"))
+    assert opened.page.locator(".chart").count() == 1
+    assert "join=" in opened.page.url
+    opened.page.fill("#search", "layer1*")
+    opened.until(LINES.replace("COUNT", "3"))
+    assert "layer10" in opened.hovered("norm/*", "layer10", 0.5)

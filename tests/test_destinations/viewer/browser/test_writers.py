@@ -51,7 +51,7 @@ def test_each_writer_has_a_line_that_grows(tmp_path, new_page):
             with Written(root / "digits", writer="probe") as probe:
                 probe.log({"acc": 1.0}, 5)
             both = lines_of(opened, "acc", 2)
-            opened.page.close()
+            opened.page.goto("about:blank")
 
     assert {name: line["y"][0] for name, line in loss.items()} == {"digits": 0.0, "digits · eval": 9.5}
     assert loss["digits · eval"]["x"] == list(range(10))
@@ -61,18 +61,15 @@ def test_each_writer_has_a_line_that_grows(tmp_path, new_page):
     assert {*both} == {"digits · eval", "digits · probe"}
 
 
-def test_the_page_of_a_run_has_a_row_for_each_writer(tmp_path, new_page):
+def test_the_page_of_a_run_has_a_row_for_each_writer(tmp_path, open_root):
     """The row has the writer's status, its rows and its last sign of life."""
-    server = pytest.importorskip("destinations.viewer.server")
     root = tmp_path / "runs"
     write_shared(root / "digits")
-    with open_runs(root, cache=tmp_path / "index") as runs, server.Viewer(runs, port=0) as viewer:
-        opened = Opened(new_page(), viewer)
-        opened.go(f"run/{opened.id_of('digits')}")
-        rows = opened.page.locator('[data-panel="Writers"] tbody tr')
-        rows.first.wait_for()
-        texts = [row.inner_text().split("\t")[:3] for row in rows.all()]
-        opened.page.close()
+    opened = open_root(root)
+    opened.go(f"run/{opened.id_of('digits')}")
+    rows = opened.page.locator('[data-panel="Writers"] tbody tr')
+    rows.first.wait_for()
+    texts = [row.inner_text().split("\t")[:3] for row in rows.all()]
 
     assert texts[-2:] == [["eval", "completed", "3"], ["probe", "completed", "2"]]
 
@@ -90,7 +87,7 @@ def test_an_exported_site_has_a_line_for_each_writer(tmp_path, new_page):
     page.goto(f"{(tmp_path / 'site' / 'index.html').as_uri()}#/charts?run={digits}")
     page.wait_for_function(f"(metric) => ({LINES})(metric)?.length === 3", arg="loss")
     lines = page.evaluate(LINES, "loss")
-    page.close()
+    page.goto("about:blank")
 
     assert {line["name"]: line["y"] for line in lines} == {
         "digits": [10, 20],
