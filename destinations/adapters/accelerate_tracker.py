@@ -12,7 +12,7 @@ from destinations.run_directory import RunDirectory
 from events import Callback, Destination, Logger
 
 from .media import log_images, log_table
-from .session import Session, log_values, missing_package_error
+from .session import Session, log_values, missing_package_error, whole
 
 try:
     from accelerate import Accelerator
@@ -122,12 +122,13 @@ class AccelerateTracker(GeneralTracker):
     @on_main_process
     def log(self, values: Mapping[str, Any], step: int | None = None, **kwargs: Any) -> None:
         """Logs scalars as metrics, strings as texts, and other values as traces."""
-        step = self._next_step if step is None else int(step)
+        step = self._next_step if step is None else step
+        number = whole(step, self._next_step)
         if self._has_loaded:
             self._has_loaded = False
-            self._session.fit_start(self._session.state.timestamp.copy(batch=step))
+            self._session.fit_start(self._session.state.timestamp.copy(batch=number))
         log_values(self.tracker, values, step)
-        self._next_step = max(self._next_step, step + 1)
+        self._next_step = max(self._next_step, number + 1)
         self._session.advance_to(step)
 
     @on_main_process

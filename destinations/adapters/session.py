@@ -49,6 +49,7 @@ __all__ = [
     "missing_package_error",
     "plain_values",
     "samples_in",
+    "whole",
 ]
 
 
@@ -679,14 +680,16 @@ class Session:
     def predict_end(self) -> None:
         self._end_stage(Event.PREDICT_END)
 
-    def advance_to(self, step: int | None, epoch: float | None = None) -> None:
-        """Advances the timestamp to a record's, for trainers without loop events; never goes back."""
+    def advance_to(self, step: Any, epoch: Any = None) -> None:
+        """Advances the timestamp to a record's, for trainers without loop events; never goes back.
+
+        Values that are no numbers are ignored: the logger reports them.
+        """
         timestamp = self.state.timestamp
-        if step is not None and step > timestamp.batch.value:
-            timestamp = timestamp.copy(batch=int(step))
-        if epoch is not None and int(epoch) > timestamp.epoch.value:
-            timestamp = timestamp.copy(epoch=int(epoch))
-        self.state.timestamp = timestamp
+        self.state.timestamp = timestamp.copy(
+            batch=max(timestamp.batch.value, whole(step, 0)),
+            epoch=max(timestamp.epoch.value, whole(epoch, 0)),
+        )
 
     def _set_phase(self, phase: Phase, label: str, length: int | None) -> None:
         state = self.state
@@ -729,3 +732,11 @@ class SessionMixin(SessionContext):
     def close(self) -> None:
         """Ends the run: flushes and closes the destinations. Also done at interpreter exit."""
         self._session.close()
+
+
+def whole(value: Any, default: int) -> int:
+    """Returns a step or an epoch as a number; the default for anything else, which the logger reports."""
+    try:
+        return int(value)
+    except (OverflowError, RuntimeError, TypeError, ValueError):
+        return default

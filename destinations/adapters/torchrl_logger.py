@@ -23,7 +23,7 @@ from destinations.text.formatting import flattened
 from events import Callback, Destination, Logger
 
 from .media import log_images, log_videos
-from .session import Session, SessionContext, log_values, missing_package_error
+from .session import Session, SessionContext, log_values, missing_package_error, whole
 
 try:
     from tensordict import TensorDictBase, is_non_tensor
@@ -168,11 +168,10 @@ class TorchRLLogger(SessionContext, TorchRLBase):
             self._session.advance_to(step)
 
     def _step(self, names: Sequence[str], step: int | None) -> int:
-        if step is None:
-            step = max((self._counts[name] for name in names), default=0)
+        number = whole(step, max((self._counts[name] for name in names), default=0))
         for name in names:
-            self._counts[name] = int(step) + 1
-        return int(step)
+            self._counts[name] = number + 1
+        return number if step is None else step
 
     def log_video(self, name: str, video: Any, step: int | None = None, **kwargs: Any) -> None:
         """Logs videos `(T, C, H, W)` or `(N, T, C, H, W)`; `fps` defaults to `video_fps`."""

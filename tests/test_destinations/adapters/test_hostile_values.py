@@ -62,7 +62,7 @@ def hugging_face(destination):
     callback = TransformersCallback(destination)
     arguments = types.SimpleNamespace(process_index=0, world_size=1, local_process_index=0)
     state = types.SimpleNamespace(global_step=1)
-    return lambda values: callback.on_log(arguments, state, None, logs=values)
+    return lambda values, _step=1: callback.on_log(arguments, state, None, logs=values)
 
 
 def accelerate(destination):
@@ -71,7 +71,7 @@ def accelerate(destination):
     from destinations.adapters.accelerate_tracker import AccelerateTracker
 
     tracker = AccelerateTracker(destination, run_name="mine")
-    return lambda values: tracker.log(values, step=1)
+    return lambda values, step=1: tracker.log(values, step=step)
 
 
 def torchrl(destination):
@@ -80,7 +80,7 @@ def torchrl(destination):
     from destinations.adapters.torchrl_logger import TorchRLLogger
 
     logger = TorchRLLogger(destination, exp_name="mine")
-    return lambda values: logger.log_metrics(values, 1)
+    return lambda values, step=1: logger.log_metrics(values, step)
 
 
 def lightning(destination):
@@ -90,9 +90,9 @@ def lightning(destination):
 
     logger = LightningLogger(destination)
 
-    def log(values):
+    def log(values, step=1):
         with contextlib.suppress(RecordError):  # A bad value is the caller's error, as with `Logger`.
-            logger.log_metrics(values, 1)
+            logger.log_metrics(values, step)
 
     return log
 
@@ -110,7 +110,7 @@ def test_bad_metrics_do_not_affect_good_ones(adapter):
     log = adapter(destination)
 
     for value in VALUES.values():
-        log({"bad": value, "good": 1.0})
+        log({"bad": value, "epoch": value, "good": 1.0}, value)
     for name in NAMES.values():
         log({name: 2.0, "good": 3.0})
 
