@@ -75,7 +75,7 @@ class Part:
     Attributes:
         folder: the folder of the rank's parts.
         number: the number of the part, from 1 on.
-        is_csv: whether it is a CSV.
+        is_csv: whether it is a CSV, until `runs pack` makes it Parquet.
         keep: which of its rows count.
         sealed: its line in the history, with size and checksum; None in format 2.
     """

@@ -329,6 +329,7 @@ class ParquetRows:
         header: the first line of the CSV that it was made from.
         csv_bytes: the size of that CSV.
         version: the version of the file.
+        content: the bytes of the file, if these were given.
         count: the number of rows.
         lost: how many of the requested rows can't be read.
 
@@ -339,6 +340,7 @@ class ParquetRows:
 
     def __init__(self, file: int | bytes, path: str | None = None) -> None:
         self._path = path
+        self.content = file if isinstance(file, bytes) else None
         self._held: tuple[tuple[int, tuple[int, ...]], Any] | None = None
         self._damaged: set[int] = set()
         # The numbers of the rows that count, if these aren't the first `count` rows.

@@ -62,6 +62,7 @@ _EXAMPLES = {
     "rm": ("digits", "first second --yes"),
     "gc": ("--older-than 7d", "--older-than 7d --delete"),
     "scan": ("", "--full"),
+    "pack": ("digits", "first second --json"),
     "verify": ("", "digits --json"),
     "compact": ("runs dataset", "runs s3://bucket/dataset"),
     "sql": (
@@ -359,6 +360,12 @@ def _add_upkeep(commands: _Commands) -> None:
     parser.add_argument("--delete", action="store_true", help="delete them permanently")
     parser = commands.add("scan", "listing.scan", "update the index and report what changed")
     parser.add_argument("--full", action="store_true", help="rebuild the index from scratch")
+    parser = commands.add(
+        "pack",
+        "export.pack",
+        "convert closed parts of long runs from earlier versions to this version's Parquet",
+    )
+    _add_run(parser, nargs="+")
     parser = commands.add(
         "verify", "verify.verify", "read runs completely, and report what is damaged or missing"
     )

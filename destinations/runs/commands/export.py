@@ -1,4 +1,4 @@
-"""The commands `export` (to one file), and `compact` and `sql` (datasets)."""
+"""The commands `export` (to one file), `pack` (parts to Parquet), and `compact` and `sql` (datasets)."""
 
 import argparse
 from collections.abc import Sequence
@@ -9,10 +9,10 @@ from destinations.runs import DatasetError, RecordedRun
 from destinations.runs.export import ExportFormat, export_metrics, export_rows, export_runs
 
 from .listing import selection_of
-from .running import EXIT_INCOMPLETE, EXIT_OK, UsageError, find_runs, open_selected, roots_of
+from .running import EXIT_FAILED, EXIT_INCOMPLETE, EXIT_OK, UsageError, find_runs, open_selected, roots_of
 from .screen import Cell, Column, CommandContext, bytes_text, table_lines, value_text
 
-__all__ = ["compact", "export", "sql"]
+__all__ = ["compact", "export", "pack", "sql"]
 
 _SUFFIXES = (".csv", ".parquet", ".jsonl")
 
@@ -57,6 +57,32 @@ def _selected(options: argparse.Namespace, session: CommandContext) -> Sequence[
         return find_runs(options.run_name, options, session)
     with open_selected(options, session) as runs:
         return runs.query(**selection_of(options))
+
+
+def pack(options: argparse.Namespace, session: CommandContext) -> int:
+    """Converts the closed parts of earlier versions to the format of this version."""
+    from destinations.run_directory import RunInUseError
+    from destinations.run_directory.conversion import convert_parts
+
+    packed, code = [], EXIT_OK
+    for run in find_runs(options.run_name, options, session):
+        try:
+            found = [(rank, *one) for rank in run.ranks() for one in convert_parts(run.path, rank)]
+        except RunInUseError as error:
+            session.note(str(error))
+            code = EXIT_FAILED
+            continue
+        left = [{"rank": rank, "part": part.number, "reason": why} for rank, part, why in found if why]
+        packed.append({"run_id": run.run_id, "parts": len(found) - len(left), "left": left})
+        if not options.json:
+            session.screen.line(f"{run.name}: {len(found) - len(left)} parts were converted")
+        for one in left:
+            session.note(
+                f"{run.name}: part {one['part']} of rank {one['rank']} stays as it is: {one['reason']}"
+            )
+    if options.json:
+        session.screen.json(packed)
+    return code
 
 
 def compact(options: argparse.Namespace, session: CommandContext) -> int:

@@ -7,6 +7,7 @@ import shutil
 import numpy as np
 import pytest
 
+from destinations.run_directory.conversion import convert_parts
 from destinations.run_directory.drain import JournalDrain
 from destinations.run_directory.journal import Journal
 from destinations.run_directory.layout import journal_path, part_numbers, parts_path
@@ -135,19 +136,6 @@ def test_a_band_has_the_extremes_of_a_long_run(written, name):
 
 
 @pytest.mark.usefixtures("small_limit")
-def test_a_rare_metric_is_at_its_own_steps(written, name):
-    """Its values aren't moved to the first row of a thousand, even if they have another count."""
-    rare = answer(written, name, "rare", Axis(), points=5000)
-    of_epoch = answer(written, name, "of_epoch", Axis(), points=5000)
-
-    assert [list(rare["x"]), list(rare["y"])] == [list(range(1234, ROWS, 2500))] * 2
-    assert [list(of_epoch["x"]), list(of_epoch["y"])] == [
-        list(range(6)),
-        [2160.5 + 2500 * n for n in range(6)],
-    ]
-
-
-@pytest.mark.usefixtures("small_limit")
 @pytest.mark.parametrize("half", [10, 400])
 def test_a_zoomed_band_shows_the_logged_values(written, name, half):
     """Only rows of visible index entries are read."""
@@ -202,6 +190,30 @@ def test_only_rows_of_the_last_file_are_held(written, name):
 
     assert frame.known == NAMES
     assert parts.nbytes < whole.nbytes / 4
+
+
+@pytest.mark.usefixtures("small_limit")
+def test_a_chart_keeps_working_while_parts_are_converted(tmp_path):
+    """The answer is the same before, in between and afterwards."""
+    write(tmp_path / "run", range(20_000), part_bytes=100_000)
+    as_csv(tmp_path / "run")
+    reader = ChartReader()
+    with open_runs(tmp_path / "run", cache=tmp_path / "cache") as runs:
+        (run,) = runs.query()
+        conversions = convert_parts(tmp_path / "run", 0)
+        found = []
+        for _ in range(3):
+            found += reader.series([("x", run)], ["loss"], Axis("step", "", 500, 900), points=60)
+            found += reader.series([("x", run)], ["loss"], Axis(), points=60)
+            next(conversions)
+        list(conversions)
+        found += reader.series([("x", run)], ["loss"], Axis("step", "", 500, 900), points=60)
+        found += reader.series([("x", run)], ["loss"], Axis(), points=60)
+    reader.close()
+
+    for number, one in enumerate(found):
+        del one["cursor"]
+        np.testing.assert_equal(one, found[number % 2])
 
 
 @pytest.mark.usefixtures("small_limit")

@@ -628,6 +628,27 @@ def test_export_of_the_rows_of_a_run(runs, tmp_path):
     )
 
 
+def test_pack_converts_parts_of_earlier_versions(runs, tmp_path):
+    """Each CSV becomes Parquet, once; a damaged part stays and is reported."""
+    # As in a run of format 2.
+    for name in ("metrics.history.jsonl", "sessions.jsonl"):
+        (tmp_path / "runs/alpha" / name).unlink(missing_ok=True)
+    parts = tmp_path / "runs/alpha/parts/metrics"
+    parts.mkdir(parents=True)
+    lines = "".join(f"{step},0,{step / 8},{step % 7}\n" for step in range(3000))
+    (parts / "00000001.csv").write_text(f"step,epoch,time,loss\n{lines}")
+    (parts / "00000002.parquet").write_bytes(b"")
+
+    first, again = runs("pack", "alpha"), runs("pack", "alpha", "--json")
+
+    assert first[:2] == (0, "alpha: 1 parts were converted\n")
+    assert first[2].startswith("alpha: part 2 of rank 0 stays as it is: ")
+    assert sorted(path.name for path in parts.iterdir()) == ["00000001.parquet", "00000002.parquet"]
+    (packed,) = json.loads(again[1])
+    assert (packed["run_id"], packed["parts"], packed["left"][0]["part"]) == ("id-alpha", 0, 2)
+    assert len(runs("export", "alpha", "--rows")[1].splitlines()) == 3000 + 5 + 1
+
+
 def test_compact_and_sql(runs, tmp_path):
     """You can query the compacted runs; compacting again changes nothing, and gone runs go on request."""
     pytest.importorskip("deltalake")
@@ -951,6 +972,24 @@ def test_a_closed_pipe_causes_no_traceback(root):
 
     assert (command.wait(LIMIT_SECONDS), messages) == (141, b"")
     command.stderr.close()
+
+
+class ClosedAfterLines(io.StringIO):
+    """A pipe whose reader ends after six lines."""
+
+    def write(self, text):
+        if self.getvalue().count("\n") == 6:
+            raise BrokenPipeError
+        return super().write(text)
+
+
+def test_a_closed_pipe_is_no_damaged_run(root, monkeypatch, capsys):
+    """`show` says nothing of the sections that it could not print."""
+    monkeypatch.setattr(sys, "stdout", ClosedAfterLines())
+
+    assert cli.main(["runs", "show", str(root / "alpha")]) == 141
+
+    assert capsys.readouterr().err == ""
 
 
 def test_ctrl_c_is_exit_code_130(root):
