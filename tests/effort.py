@@ -15,6 +15,7 @@ LONGEST = (
     "tests/crash/test_run_directory_model.py",
     "tests/test_docs.py",
     "tests/crash/test_bucket_kill.py",
+    "tests/crash/test_shards.py",
     "tests/crash/test_ranks.py",
     "tests/crash/test_time_ledger.py",
     "tests/test_destinations/run_directory/test_parts_model.py",

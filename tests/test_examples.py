@@ -18,8 +18,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.xdist_group("examples")
-
 ROOT = Path(__file__).parents[1]
 LIMIT_SECONDS = 240
 _LIMIT_OF_ONE = 60
@@ -66,14 +64,10 @@ def examples_of(found):
     return _BLOCK.findall(inspect.getdoc(found) or "")
 
 
-NAMES = dict(public_names())
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_public_name_has_an_example_that_runs(name, outcomes):
+def test_every_public_name_has_an_example_that_runs(outcomes):
     """Its docstring shows how to use it, and a comment after a `print` shows the output."""
-    assert examples_of(NAMES[name])
-    assert outcomes[name] == ""
+    assert [name for name, found in public_names() if not examples_of(found)] == []
+    assert {name: failure for name, failure in outcomes.items() if failure} == {}
 
 
 @pytest.mark.parametrize(

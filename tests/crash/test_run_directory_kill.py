@@ -27,7 +27,7 @@ from events import Engine, Logger, State
 from tests.effort import times
 
 CHILD = Path(__file__).with_name("run_directory_child.py")
-KILLS_OF_A_BLOCK = 10
+KILLS_OF_A_BLOCK = times(5, 10)
 
 
 class Child:
@@ -241,7 +241,7 @@ SYSCALLS = (
     "rmdir",
 )
 # A more frequent syscall gets half as many points; test_run_directory_model.py has all of them.
-MOST_POINTS = times(6, 10)
+MOST_POINTS = times(4, 10)
 TRACED_STEPS = 90  # Two changes of columns.
 
 

@@ -155,21 +155,6 @@ def test_hyperparameters_after_the_checkpoint_do_not_belong(tmp_path):
     assert Opened.open(folder).hyperparameters == {"lr": 0.5, "warmup": 3}
 
 
-def test_run_without_hyperparameters_at_its_checkpoint_has_none(tmp_path):
-    """The branch's hyperparameters are removed from `hparams.yaml`, even if the session logs none."""
-    folder = tmp_path / "mine"
-    first = Session(folder)
-    at_1 = first.log(1)
-    first.run.log_hyperparameters({"lr": 0.5})
-    first.close()
-
-    second = Session(folder, at_1, 1)
-
-    assert Opened.open(folder).hyperparameters == {}
-    second.close()
-    assert Opened.open(folder).hyperparameters == {}
-
-
 def test_files_after_the_checkpoint_do_not_belong_but_its_own_do(tmp_path):
     """A checkpoint and its pointer are uploaded after its state was taken; other files count like records."""
     folder, file = tmp_path / "mine", tmp_path / "file"
@@ -225,25 +210,6 @@ def test_branch_is_the_run_as_its_session_had_it(tmp_path):
     look()
     with pytest.raises(ValueError, match="session must be one of 1 "):
         Opened.open(folder).branch(3)
-
-
-def test_a_run_continued_at_its_end_has_no_branch(tmp_path):
-    """Each of its sessions can still be read."""
-    folder = tmp_path / "mine"
-    first = Session(folder, lr=0.1)
-    first.run.log_metrics({"loss": 1.0}, step=1)
-    at_1 = first.log(1)
-    first.close()
-    assert Opened.open(folder).branches() == []
-    second = Session(folder, at_1, 1, lr=0.2)
-    second.run.log_metrics({"loss": 2.0}, step=2)
-    second.close()
-
-    run = Opened.open(folder)
-
-    assert run.branches() == []
-    assert run.branch(1).series("loss").value.tolist() == [1.0]
-    assert run.branch(1).hyperparameters == {"lr": 0.1}
 
 
 def test_folder_of_an_earlier_version_is_continued(tmp_path):

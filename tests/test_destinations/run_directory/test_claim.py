@@ -125,17 +125,6 @@ def test_a_session_is_watched_for_its_own_interval(tmp_path, fields, seconds, ow
     assert seconds <= second.waited < seconds + 1.0
 
 
-def test_a_slow_session_is_not_taken_over(tmp_path):
-    """Each sign arrives late, but in time."""
-    session = put_session(tmp_path / "store", seconds=10.0, sign_seconds=10.0)
-    (session / "sign.json").write_text("1")
-    second = Watched(tmp_path)
-    second.at(24.0, lambda: (session / "sign.json").write_text("2"))
-
-    with pytest.raises(RunInUseError):
-        second.begin()
-
-
 def test_a_session_that_wakes_while_its_rows_are_fetched_keeps_the_run(tmp_path):
     """Minutes may pass between the watch and the claim."""
     session = put_session(tmp_path / "store", seconds=1.0, sign_seconds=1.0)
@@ -167,17 +156,6 @@ def test_one_of_two_simultaneous_claims_is_refused(tmp_path):
         run.close()
     assert read_series(fetched(tmp_path / "store", tmp_path / "copy"), "loss") == [(0, 1.0), (1, 2.0)]
     assert len(list((tmp_path / "store" / "live" / "rank0").iterdir())) == 2
-
-
-def test_ranks_that_share_a_folder_know_their_own_sessions(tmp_path):
-    """Each rank continues at once where it stopped."""
-    for _ in range(2):
-        for rank in (0, 1):
-            one = Watched(tmp_path, "shared", rank=rank)
-            session = one.begin()
-
-            assert one.waited == 0.0
-    assert session == 2
 
 
 def test_a_copy_of_a_folder_takes_over_like_any_other_machine(tmp_path):

@@ -11,10 +11,8 @@ import sys
 import pytest
 
 from destinations import LoggerDestination
-from destinations.history.aggregate import Aggregate
 from destinations.history.sessions import read_sessions
 from destinations.run_directory import read_rows
-from destinations.run_directory.documents import flat_hyperparameters
 from destinations.runs import open_runs
 
 
@@ -56,89 +54,6 @@ def test_the_sidecar_has_the_fields_of_stable_pretraining_and_ours(drive, tmp_pa
     assert receipt["csv_bytes"] == (tmp_path / "run" / "metrics.csv").stat().st_size
 
 
-def test_the_sidecar_has_the_duration_of_a_call(drive, tmp_path):
-    """The sidecar has the median and 99th percentile of timed calls."""
-    run = drive(flush_seconds=0.001).fit()
-
-    for step in range(2000):
-        run.log({"loss": float(step)}, step)
-    run.close()
-
-    receipt = strict(tmp_path / "run" / "sidecar.json")["overhead"]
-    assert receipt["calls"] == 2000
-    assert receipt["samples"] > 0
-    assert 0 < receipt["p50_us"] <= receipt["p99_us"]
-
-
-def test_the_overhead_of_a_run_without_metrics_is_zero(drive, tmp_path):
-    """It counts neither rows nor bytes."""
-    drive().fit().close()
-
-    receipt = strict(tmp_path / "run" / "sidecar.json")["overhead"]
-    assert (receipt["calls"], receipt["samples"], receipt["csv_bytes"]) == (0, 0, 0)
-    assert (receipt["p50_us"], receipt["safe_on_disk_to_step"]) == (None, None)
-
-
-def test_a_summary_counts_non_finite_values_apart(drive, tmp_path):
-    """After a leading NaN, min, max, and mean cover the finite values."""
-    run = drive().fit()
-
-    for step, value in enumerate([math.nan, 2.0, -1.0, math.inf, 5.0, -math.inf, 0.0]):
-        run.log({"loss": value, "nan": math.nan}, step)
-    run.close()
-
-    data = strict(tmp_path / "run" / "summary.json")
-    assert data["metrics"]["loss"] == {
-        "last": 0.0,
-        "min": -1.0,
-        "max": 5.0,
-        "min_step": 2,
-        "max_step": 4,
-        "count": 7,
-        "non_finite": 3,
-        "mean": 1.5,
-        "last_step": 6,
-    }
-    assert data["metrics"]["nan"] == {
-        "last": "NaN",
-        "min": None,
-        "max": None,
-        "min_step": None,
-        "max_step": None,
-        "count": 7,
-        "non_finite": 7,
-        "mean": None,
-        "last_step": 6,
-    }
-    assert (data["step"], data["epoch"]) == (6, 0)
-
-
-def test_statistics_of_blocks_and_single_values_are_equal():
-    """Blocks, single rows, and integers that no float holds give the same statistics."""
-    rows = [
-        (float(index % 7), 2**62 - index if index > 90 else index, math.nan if index % 5 == 0 else -index)
-        for index in range(100)
-    ]
-    names, steps = ("a", "b", "c"), list(range(100))
-    at_once, one_by_one = Aggregate(), Aggregate()
-
-    at_once.add(names, steps, rows)
-    for step, row in zip(steps, rows, strict=True):
-        one_by_one.add(names, [step], [row])
-
-    for name in names:
-        left, right = at_once.summaries()[name], one_by_one.summaries()[name]
-        assert (left.min, left.max, left.min_step, left.max_step, left.count, left.non_finite) == (
-            right.min,
-            right.max,
-            right.min_step,
-            right.max_step,
-            right.count,
-            right.non_finite,
-        )
-        assert left.mean == pytest.approx(right.mean)
-
-
 @pytest.mark.parametrize(
     ("exception", "status", "text"),
     [
@@ -159,17 +74,6 @@ def test_the_status_says_how_the_run_ended(drive, tmp_path, exception, status, t
     assert (data["status"], data["exception"]) == (status, text)
     assert (session["status"], session["exception"]) == (status, text)
     assert 1000.0 <= session["start"] < session["end"] == data["ended_at"]
-
-
-def test_the_checkpoint_is_followed(drive, tmp_path):
-    """The sidecar names the newest checkpoint of the state."""
-    run = drive().fit()
-
-    run.state.last_checkpoint = "ckpt/ep1.pt"
-    run.engine.run_event("batch_checkpoint")
-    run.close()
-
-    assert strict(tmp_path / "run" / "sidecar.json")["checkpoint_path"] == "ckpt/ep1.pt"
 
 
 def test_the_environment_is_described_without_secrets(tmp_path):
@@ -341,13 +245,6 @@ def test_unreadable_hyperparameters_are_replaced(drive, tmp_path, text):
     run.close()
 
     assert (tmp_path / "run" / "hparams.yaml").read_text() == "lr: 0.1\n"
-
-
-def test_long_lists_of_hyperparameters_stay_one_value():
-    """Ten thousand numbers don't become ten thousand fields."""
-    flat = flat_hyperparameters({"a": list(range(101)), "b": [1, {"c": None}]})
-
-    assert flat == {"a": json.dumps(list(range(101))), "b.0": 1, "b.1.c": None}
 
 
 class TakesFiles(LoggerDestination):

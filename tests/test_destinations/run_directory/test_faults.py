@@ -10,13 +10,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 from pathlib import Path
 
 import pytest
 
 from destinations import RunDirectory
-from destinations.background import PeriodicThread
 from destinations.run_directory import RunInUseError, read_rows, read_series
 from destinations.run_directory.documents import Documents
 from destinations.run_directory.drain import JournalDrain
@@ -28,17 +26,12 @@ from destinations.run_directory.rank_writer import RankWriter, RunOptions
 from destinations.run_directory.segments import MappedSegment
 from destinations.runs import Run
 from events import State
-from uploads.disk import Disk, file_system_of, is_network_file_system
+from uploads.disk import Disk
 
 
 def errors_of(caplog):
     """Returns the messages at level error."""
     return [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
-
-
-def kinds_of(messages):
-    """Returns the kinds of errors that messages name."""
-    return {re.search(r"\((\w+):", message)[1] for message in messages}
 
 
 def put_folder(path):
@@ -75,35 +68,6 @@ def test_a_row_counts_as_pending_when_a_full_disk_is_reported(tmp_path):
     journal.append({"a": 1.0}, 0)
 
     assert waiting == [1]
-    journal.close()
-
-
-def test_rows_wait_for_space_and_come_in_order(tmp_path):
-    """While no segment can be made, rows wait in memory.
-
-    Once there is space, they precede later rows.
-    """
-    folder = journal_path(tmp_path, 0)
-    folder.mkdir(parents=True)
-    told = []
-    disk = FullDisk()
-    journal = Journal(folder, State("x"), segment_bytes=1 << 16, on_full=told.append, make_segment=disk)
-    for step in range(20_000):
-        journal.append({f"m{index}": float(step) for index in range(10)}, step)
-        disk.is_full = step >= 5000
-
-    waiting = journal.counts.pending
-    disk.is_full = False
-    journal.write_pending()
-    journal.append({"m0": 20_000.0}, 20_000)
-    drain = JournalDrain(tmp_path, folder, MetricsCsv(tmp_path / "metrics.csv"), journal)
-    drained = drain.run()
-
-    assert waiting > 5000
-    assert told
-    assert all(error.errno == errno.ENOSPC for error in told)
-    assert (drained, journal.counts.pending, journal.counts.dropped) == (20_001, 0, 0)
-    assert read_series(tmp_path, "m0") == [(step, float(step)) for step in range(20_001)]
     journal.close()
 
 
@@ -775,81 +739,3 @@ def test_a_file_system_without_mappings_is_reported(drive, tmp_path, caplog):
     assert segments > 1
     warnings = [record for record in caplog.records if record.levelno == logging.WARNING]
     assert ["cannot be mapped ([Errno 19] No such device)" in one.getMessage() for one in warnings] == [True]
-
-
-def test_network_file_systems_are_known(tmp_path):
-    """The longest mount of a path determines the type of its file system."""
-    mounts = tmp_path / "mountinfo"
-    mounts.write_text(
-        "1 0 8:1 / / rw - ext4 /dev/sda rw\n2 1 0:5 / /home rw - nfs4 server:/ rw\n"
-        "3 2 0:6 / /home/a\\040b rw shared:1 - fuse.sshfs host:/ rw\n"
-    )
-
-    kinds = [file_system_of(Path(path), mounts) for path in ("/etc", "/home/x", "/home/a b/c", "/homes")]
-
-    assert kinds == ["ext4", "nfs4", "fuse.sshfs", "ext4"]
-    assert [is_network_file_system(kind) for kind in kinds] == [False, True, True, False]
-
-
-class LetsAFlushIn(threading.Event):
-    """Once cleared, waits for a flush that would set it again."""
-
-    def __init__(self):
-        super().__init__()
-        self.is_cleared = threading.Event()
-
-    def clear(self):
-        super().clear()
-        if not self.is_cleared.is_set():
-            self.is_cleared.set()
-            self.wait(0.2)
-
-
-def test_no_work_is_left_when_a_flush_returns():
-    """A flush that arrives just as a turn begins is answered by the next turn, and leaves nothing behind."""
-    seen = []
-    timer = PeriodicThread(seen.append, 1000, lambda _: None, "timer")
-    timer._wake = wake = LetsAFlushIn()
-
-    def flush():
-        wake.is_cleared.wait(60)
-        seen.append(timer.flush(60))
-
-    flusher = threading.Thread(target=flush)
-    timer.start()
-    flusher.start()
-    timer.wake()
-    flusher.join()
-    is_idle = not wake.is_set()
-    timer.stop(60)
-
-    # Two turns, the flush, and the last turn.
-    assert seen == [False, False, True, True]
-    assert is_idle
-
-
-def test_a_timer_continues_after_an_error_and_stops_in_time():
-    """The handler gets the error.
-
-    `stop` does the work once more, and reports whether that takes too long.
-    """
-    caught, lasts, gate = [], [], threading.Event()
-
-    def work(is_last):
-        lasts.append(is_last)
-        if len(lasts) == 1:
-            raise ValueError("first")
-        if is_last:
-            gate.wait(60)
-
-    timer = PeriodicThread(work, 0.001, caught.append, "timer")
-    timer.start()
-    flushed = timer.flush(60), timer.flush(60)
-    too_long = timer.stop(0.01)
-    gate.set()
-    stopped = timer.stop(60)
-
-    assert [str(error) for error in caught] == ["first"]
-    assert (flushed, too_long, stopped) == ((True, True), False, True)
-    assert lasts[-1] is True
-    assert lasts.count(True) == 1

@@ -8,7 +8,6 @@ import dis
 import errno
 import functools
 import itertools
-import math
 import os
 import signal
 import sys
@@ -16,7 +15,6 @@ import threading
 from pathlib import Path
 from typing import Self
 
-import numpy as np
 import pytest
 
 from destinations.run_directory import journal as journal_module
@@ -72,32 +70,6 @@ def rows(steps) -> list[tuple[int, dict[str, float]]]:
     return [(step, row(step)) for step in steps]
 
 
-class PreparedInBetween(MappedSegment):
-    """Has the writer thread prepare the next spare just before this one is given its name."""
-
-    prepare = staticmethod(lambda: None)
-
-    def move(self, path, number):
-        self.prepare()
-        super().move(path, number)
-
-
-def test_a_spare_prepared_during_the_change_leaves_the_one_in_use_alone(tmp_path):
-    """The writer thread may prepare a spare between two steps of the training thread; no row is lost."""
-    written = Written(tmp_path, make_segment=PreparedInBetween)
-    PreparedInBetween.prepare = staticmethod(written.journal.files.prepare)
-    written.journal.files.prepare()
-
-    written.log(range(200))
-    seen = written.on_disk()
-    assert len(written.journal.files.segments) > 2
-    PreparedInBetween.prepare = staticmethod(lambda: None)
-
-    assert seen == rows(range(200))
-    assert written.close() == rows(range(200))
-    assert not list(written.folder.glob(".*"))
-
-
 def test_a_file_in_the_way_of_the_next_segment_is_left_alone(tmp_path):
     """If a number is taken, the journal uses the next one, and readers see every row."""
     written = Written(tmp_path)
@@ -134,24 +106,6 @@ def test_the_training_thread_uses_the_prepared_spare(tmp_path):
     assert not list(written.folder.glob(".*"))
 
 
-def test_rows_with_known_names_are_written_by_the_fast_path(tmp_path):
-    """The fast path takes the second row and later ones, and leaves anything else to the slow path."""
-    journal = Written(tmp_path).journal
-    assert not journal.try_append(row(0), 0)
-    journal.append(row(0), 0)
-
-    assert journal.try_append(row(1), 1)
-    assert not journal.try_append({"other": 1.0, "b": 2.0}, 2)
-    assert not journal.try_append({"a": np.float32(1.0), "b": 2.0}, 2)
-    assert not journal.try_append({"a": 1.0, "b": 1 << 5000}, 2)
-    assert len(journal.samples_ns) == 1
-    journal.request_sample()
-    assert not journal.try_append(row(2), 2)
-    journal.append(row(2), 2)
-    assert len(journal.samples_ns) == 2
-    assert [one.step for one in read_rows(tmp_path)] == [0, 1, 2]
-
-
 def test_only_the_newest_full_segments_stay_open(tmp_path):
     """Open segments survive a deleted folder; the number of descriptors is bounded."""
     written = Written(tmp_path)
@@ -168,71 +122,6 @@ def test_only_the_newest_full_segments_stay_open(tmp_path):
     if Path("/proc/self/maps").exists():
         assert Path("/proc/self/maps").read_text().count(str(written.folder)) == 1
     assert written.close() == rows(range(step))
-
-
-def test_a_journal_that_stopped_accepting_counts_what_it_drops(tmp_path):
-    """If another run has the folder, nothing more is written, and every dropped row is counted."""
-    written = Written(tmp_path)
-    written.log(range(3))
-    written.journal.stop_accepting()
-    written.log(range(3, 8))
-
-    assert written.journal.counts.dropped == 5
-    assert written.on_disk() == rows(range(3))
-
-
-@pytest.mark.parametrize("end", ["stop_accepting", "close", "start_new_segment", "abandon_in_child"])
-def test_a_row_is_not_written_after_the_journal_has_ended(tmp_path, end):
-    """Another thread may have looked up the names already; drained data stays as it is."""
-    ends = []
-
-    def clock():
-        # Called last before a row is written.
-        if ends:
-            ends.pop()()
-        return 1.0
-
-    written = Written(tmp_path, clock=clock)
-    written.log(range(3))
-    ends.append(getattr(written.journal, end))
-
-    assert not written.journal.try_append(row(3), 3)
-    assert not ends
-    assert written.on_disk() == rows(range(3))
-
-
-def test_unwritable_values_are_counted_one_by_one(tmp_path):
-    """Too long a name is refused, an integer beyond 64 bits becomes a float, and such a step is left out."""
-    refused = []
-    written = Written(tmp_path, on_refused=lambda kind, message: refused.append(kind))
-
-    written.journal.append({"a": 1.0, "x" * 20_000: 2.0}, 1)
-    written.journal.append({"a": 1.0, "b": 1 << 5000, "c": -(1 << 5000)}, 2)
-    written.journal.append({"a": 1.0, "b": 2.0}, 1 << 5000)
-    written.journal.append({"b": 1 << 5000}, 4)
-
-    assert refused == ["long name", "integer", "integer", "step", "integer"]
-    assert written.journal.counts.refused == 1
-    assert written.on_disk() == [
-        (1, {"a": 1.0}),
-        (2, {"a": 1.0, "b": math.inf, "c": -math.inf}),
-        (None, {"a": 1.0, "b": 2.0}),
-        (4, {"b": math.inf}),
-    ]
-
-
-def test_integers_and_names_at_their_limits_are_written(tmp_path):
-    """One more letter is refused, and one more bit makes a float."""
-    written = Written(tmp_path)
-    written.journal.append({"a": (1 << 63) - 1, "b": 1 << 63}, (1 << 63) - 1)
-    written.journal.append({"n" * 16_384: 1.0, "n" * 16_385: 1.0}, 2)
-
-    assert written.journal.counts.refused == 1
-    assert list(written.journal.names) == ["a", "b", "n" * 16_384]
-    assert written.on_disk() == [
-        ((1 << 63) - 1, {"a": (1 << 63) - 1, "b": 2.0**63}),
-        (2, {"n" * 16_384: 1.0}),
-    ]
 
 
 class LogsWhenMade(MappedSegment):

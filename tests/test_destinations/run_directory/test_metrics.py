@@ -14,9 +14,9 @@ from destinations import RunDirectory
 from destinations.run_directory import RunNotOpenError, read_rows, read_series
 from destinations.run_directory.drain import JournalDrain
 from destinations.run_directory.journal import Journal
-from destinations.run_directory.layout import journal_path, part_numbers, parts_path, segment_paths
+from destinations.run_directory.layout import journal_path, part_numbers, parts_path
 from destinations.run_directory.metrics_csv import MetricsCsv
-from events import Engine, Logger, RecordError, State, WriteRate
+from events import RecordError, State, WriteRate
 from uploads.disk import Disk
 
 
@@ -42,16 +42,6 @@ def test_a_run_leaves_one_row_per_call(drive, tmp_path):
     assert [row.metrics for row in read_rows(tmp_path / "run")] == [
         {"loss": 1 / (step + 1), "count": step} for step in range(200)
     ]
-
-
-def test_rows_are_readable_before_they_are_drained(drive, tmp_path):
-    """A reader sees a row as soon as its call has returned."""
-    run = drive(flush_seconds=1000).fit()
-
-    run.log({"loss": 0.5}, 0)
-    seen = read_series(tmp_path / "run", "loss")
-
-    assert seen == [(0, 0.5)]
 
 
 @pytest.mark.parametrize(
@@ -197,24 +187,6 @@ def test_a_new_metric_later_leaves_earlier_rows_as_they_are(drive, tmp_path):
     assert len(lines) == 102
 
 
-def test_names_may_come_in_any_order_and_number(drive, tmp_path):
-    """Values are matched by name, not position, even if two calls have the same number of names."""
-    run = drive().fit()
-
-    run.log({"a": 1, "b": 2}, 0)
-    run.log({"b": 4, "a": 3}, 1)
-    run.log({"a": 5, "c": 6}, 2)
-    run.log({"a": 7, "b": 8}, 3)
-    run.close()
-
-    assert [row.metrics for row in read_rows(tmp_path / "run")] == [
-        {"a": 1, "b": 2},
-        {"a": 3, "b": 4},
-        {"a": 5, "c": 6},
-        {"a": 7, "b": 8},
-    ]
-
-
 def test_a_defaultdict_is_not_asked_for_missing_names(drive, tmp_path):
     """A defaultdict isn't asked for another call's names; other mappings work too."""
     metrics = defaultdict(float, {"a": 1.0, "c": 2.0})
@@ -228,20 +200,6 @@ def test_a_defaultdict_is_not_asked_for_missing_names(drive, tmp_path):
     assert dict(metrics) == {"a": 1.0, "c": 2.0}
     assert read_rows(tmp_path / "run")[1].metrics == {"a": 1.0, "c": 2.0}
     assert read_rows(tmp_path / "run")[2].metrics == {"a": 3.0, "b": 4.0}
-
-
-def test_many_segments_lose_nothing(drive, tmp_path):
-    """Rows that fill several segments of the journal come in order, each once."""
-    run = drive(flush_seconds=1000).fit()
-
-    for step in range(20_000):
-        run.log({f"m{index}": step + 0.5 for index in range(10)}, step)
-    segments = len(segment_paths(journal_path(tmp_path / "run", 0)))
-    undrained = read_series(tmp_path / "run", "m9")
-    run.close()
-
-    assert segments > 2
-    assert undrained == read_series(tmp_path / "run", "m9") == [(step, step + 0.5) for step in range(20_000)]
 
 
 def test_rows_wider_than_a_segment_are_accepted(drive, tmp_path):
@@ -268,17 +226,6 @@ def test_appended_journals_hold_the_same(drive, tmp_path):
     assert undrained == read_series(tmp_path / "run", "m0") == [(step, step + 0.5) for step in range(20_000)]
 
 
-def test_an_empty_call_is_no_row(drive, tmp_path):
-    """An empty call writes nothing."""
-    run = drive().fit()
-
-    run.log({}, 0)
-    run.log({"a": 1}, 1)
-    run.close()
-
-    assert [row.step for row in read_rows(tmp_path / "run")] == [1]
-
-
 def test_a_non_numeric_value_raises_at_the_call(drive, tmp_path):
     """A value that isn't a number raises, and the next row is written."""
     run = drive().fit()
@@ -291,22 +238,6 @@ def test_a_non_numeric_value_raises_at_the_call(drive, tmp_path):
     run.close()
 
     assert read_series(tmp_path / "run", "a") == [(1, 1.0)]
-
-
-def test_records_logged_before_init_are_written_at_init(tmp_path, drive):
-    """Records that come early wait for the folder to be opened."""
-    destination = RunDirectory(tmp_path / "run")
-    destination.log_metrics({"early": 1.0}, 0)
-    destination.log_hyperparameters({"lr": 0.1})
-    destination.log_text("early")
-
-    state = State("test")
-    engine = Engine(state, Logger(state, [destination]))
-    engine.run_event("init")
-    engine.close()
-
-    assert read_series(tmp_path / "run", "early") == [(0, 1.0)]
-    assert {"hparams.yaml", "texts.jsonl"} <= {path.name for path in (tmp_path / "run").iterdir()}
 
 
 def test_logging_after_close_is_refused(drive):

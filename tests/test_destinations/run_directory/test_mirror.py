@@ -150,19 +150,6 @@ def test_the_configuration_of_a_session_is_sent_whatever_its_id(tmp_path, monkey
     assert sent == [f"0001-481205637754.{name}" for name in ("environment.json", "hparams.yaml")]
 
 
-def test_rows_are_there_while_the_run_is_written(tmp_path):
-    """This includes late metrics, which rewrite the file."""
-    with Mirrored(tmp_path / "run", tmp_path / "store") as run:
-        for step in range(5):
-            run.log({"loss": float(step), **({"late": 1.0} if step > 2 else {})}, step)
-            run.send()
-            copy = fetched(tmp_path / "store", tmp_path / "copy")
-
-            assert read_series(copy, "loss") == [(at, float(at)) for at in range(step + 1)]
-        assert read_series(copy, "late") == [(3, 1.0), (4, 1.0)]
-        assert json.loads((copy / "sidecar.json").read_text())["status"] == "running"
-
-
 class Folder:
     """A run folder that a test changes, its mirror, and a clock that the test sets."""
 
@@ -323,22 +310,6 @@ def test_large_documents_are_not_sent_at_each_interval(tmp_path):
     assert sum(size > 100_000 for size in sizes) == 3
     assert files_of(fetched(folder.store, tmp_path / "copy")) == files_of(folder.path)
     folder.queue.close(LIMIT_SECONDS)
-
-
-def test_closed_parts_go_once_and_under_names_of_their_session(tmp_path):
-    """Two machines never write the same name."""
-    with Mirrored(tmp_path / "run", tmp_path / "store") as run:
-        run.destination._writer._drain.file.part_bytes = 2000
-        for step in range(300):
-            run.log({"loss": float(step)}, step)
-            if step % 100 == 50:
-                run.send()
-    parts = sorted(path.name for path in (tmp_path / "store" / "parts" / "metrics").glob("*.parquet"))
-    copy = fetched(tmp_path / "store", tmp_path / "copy")
-
-    assert parts[0] == f"{PARTS_OF_A_SESSION + 1:08}.parquet"
-    assert read_series(copy, "loss") == [(step, float(step)) for step in range(300)]
-    assert files_of(tmp_path / "store") == files_of(tmp_path / "run")
 
 
 def test_a_missing_part_of_a_session_is_reported(tmp_path):

@@ -110,20 +110,6 @@ def test_it_is_listed_as_unreadable(newer):
     assert "Use training-destinations 9.8.7 or newer." in problem
 
 
-def test_a_release_that_knows_the_format_reads_it(newer, monkeypatch):
-    """After an upgrade the run is read, although nothing in its folder has changed since the last scan."""
-    with open_runs(newer.parent) as runs:
-        assert runs["run"].shown_status == "unreadable"
-    monkeypatch.setattr("destinations.run_directory.layout.FORMAT_VERSION", 99)
-    monkeypatch.setattr("destinations.runs.record.FORMAT_VERSION", 99)
-
-    with open_runs(newer.parent) as runs:
-        run = runs["run"]
-
-        assert (run.shown_status, run.record.problem) == ("completed", None)
-        assert list(run.series("loss").value) == [0.5]
-
-
 def test_a_hyperparameter_named_format_version_is_harmless(tmp_path):
     """A run with its own hyperparameter `format_version` stays readable."""
     with Run(loggers=[RunDirectory(tmp_path / "run")], run_name="run") as run:

@@ -202,19 +202,6 @@ def test_a_part_of_an_earlier_version_is_read_without_its_flags(tmp_path):
         assert found.verify() == 0
 
 
-def test_an_index_is_read_by_column(tmp_path):
-    """Columns of a wide part that nobody requested are not read."""
-    lines = "".join(f"{step},0,{step / 8},{step / 3},{step}\n" for step in range(2500)).encode()
-    csv, found = converted(b"step,epoch,time,loss,acc\n", lines, tmp_path / "part.csv")
-    with contextlib.closing(csv), contextlib.closing(found):
-        every, one = found.packed.index(), found.packed.index(["acc", "missing"])
-
-    assert (every.columns, one.columns, len(one)) == (["epoch", "loss", "acc"], ["acc"], 3)
-    np.testing.assert_array_equal(one.of_column("acc"), every.of_column("acc"))
-    assert one.of_rows("last_step").tolist() == [1023, 2047, 2499]
-    assert list(one.spans(np.array([True, False, True]))) == [(0, 1024), (2048, 3072)]
-
-
 def test_statistics_of_parquet_match_the_values(tmp_path):
     """Other programs use them to skip row groups."""
     lines = "".join(f"{step},0,{step / 8},{step / 4}\n" for step in range(10_000)).encode()

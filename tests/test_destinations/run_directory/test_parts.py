@@ -4,7 +4,6 @@ A part may be Parquet, or CSV from an earlier version.
 """
 
 import contextlib
-import errno
 import functools
 import itertools
 import json
@@ -32,7 +31,6 @@ from destinations.run_directory.metrics_csv import MetricsCsv, RowFormatter
 from destinations.run_directory.parquet import ENTRY_ROWS, ParquetRows, rows_entry
 from destinations.runs import open_runs
 from destinations.runs.content.follow import Follower
-from destinations.runs.content.rank_reader import RankReader
 from destinations.runs.content.series import read_series, run_blocks
 from destinations.runs.content.where import Where, values_where
 from destinations.runs.errors import FilterError
@@ -110,19 +108,6 @@ class Writer:
 def rows_now(run_dir):
     """Returns the rows that a reader sees."""
     return [(row.step, row.epoch, row.metrics) for row in read_rows(run_dir)]
-
-
-class Failing(Hasty):
-    """Fails once when a file is renamed."""
-
-    fails_to_replace = ""
-
-    def replace(self, source, target):
-        """Renames, or raises."""
-        if self.fails_to_replace == target.name:
-            self.fails_to_replace = ""
-            raise OSError(errno.ENOSPC, "full")
-        super().replace(source, target)
 
 
 def numbers(run_dir):
@@ -305,34 +290,6 @@ def test_a_condition_reads_only_rows_that_may_match(written):
         Where.parse("value is large")
 
 
-@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
-def test_a_resume_leaves_parts_as_they_are(tmp_path, suffix):
-    """Rows beyond the checkpoint no longer count, but no part changes."""
-    with WrittenInParts(tmp_path / "run") as run:
-        for step in range(400):
-            run.log({"loss": float(step)}, step)
-            if step % 50 == 49:
-                run.flush()
-    if suffix == ".csv":
-        as_csv(tmp_path / "run")
-    before = {path: path.read_bytes() for path in (tmp_path / "run/parts/metrics").iterdir()}
-    assert len(numbers(tmp_path / "run")) > 1
-
-    with WrittenInParts(tmp_path / "run", batch=210) as run:
-        for step in range(210, 220):
-            run.log({"loss": -float(step)}, step)
-
-    folder = tmp_path / "run"
-    assert {path: path.read_bytes() for path in before} == before
-    assert [(row.step, row.metrics["loss"]) for row in read_rows(folder)] == [
-        *((step, float(step)) for step in range(210)),
-        *((step, -float(step)) for step in range(210, 220)),
-    ]
-    assert rows_left(folder) == list(range(210, 400))
-    summary = json.loads((folder / "summary.json").read_bytes())["metrics"]["loss"]
-    assert (summary["count"], summary["max"], summary["min"], summary["last"]) == (220, 209.0, -219.0, -219.0)
-
-
 @pytest.mark.parametrize("batch", [400, 350, 5])
 def test_folder_of_format_2_is_read_and_continued(tmp_path, batch):
     """Without a history, all parts count in order, followed by the continuing session's parts."""
@@ -363,27 +320,6 @@ def test_folder_of_format_2_is_read_and_continued(tmp_path, batch):
 def rows_left(run_dir):
     """Returns the steps of the abandoned rows, in order."""
     return sorted(itertools.chain.from_iterable(steps_left(run_dir)))
-
-
-def test_only_rows_of_a_new_part_are_new_to_a_look(tmp_path):
-    """A look after a part was closed starts where the previous look ended, within the part."""
-    writer = Writer(tmp_path, part_bytes=2000)
-    reader = RankReader(tmp_path, 0)
-    writer.log_and_drain(range(25))
-    with reader.look() as look:
-        look.pass_files()
-    writer.log_and_drain(range(25, 35))
-    with reader.look() as look:
-        look.pass_files()
-
-    writer.log_and_drain(range(35, 225))
-
-    with reader.look() as look:
-        found = [row.step for file, start in look.pieces() for row in file.rows(start)]
-    writer.die()
-    assert len(numbers(tmp_path)) > 1
-    assert look.is_continued
-    assert found == list(range(35, 225))
 
 
 def test_a_part_in_both_formats_counts_once(tmp_path):
@@ -475,24 +411,6 @@ def test_a_call_with_the_epoch_as_a_metric_has_its_own_line(tmp_path):
     assert seen == [{"loss": 0.5}, {"acc": 1.0}, {"lr": 0.1}]
 
 
-def test_an_unfinished_part_does_not_count_without_its_journal(tmp_path):
-    """The next turn removes the unfinished part, and closes a larger one later."""
-    disk = Failing()
-    writer = Writer(tmp_path, disk=disk)
-    writer.log(range(40))
-    disk.fails_to_replace = "00000001.parquet"
-    with pytest.raises(OSError, match="full"):
-        writer.drain.run()
-    writer.drain.file.part_bytes = 1 << 20
-    writer.log(range(40, 50))
-    writer.drain.run()
-    writer.die()
-    assert writer.drain.source.is_drained()
-    shutil.rmtree(tmp_path / "journal")
-
-    assert [row.step for row in read_rows(tmp_path)] == list(range(50))
-
-
 class OfNoSize(RunDirectory):
     """Fails in the writer thread with an error other than OSError."""
 
@@ -511,24 +429,6 @@ def test_our_own_error_in_the_writer_thread_is_reported_at_the_end(tmp_path):
     assert [row.metrics for row in read_rows(tmp_path / "run")] == [{"loss": 0.5}]
 
 
-def test_rows_come_once_to_a_reader_while_parts_are_closed(tmp_path):
-    """A reader that reads continuously while files become parts sees each row once and in order."""
-    seen = []
-    with WrittenInParts(tmp_path / "run", flush_seconds=0.001) as run:
-        for step in range(1500):
-            run.log(
-                {"a": float(step)} if step % 250 < 125 else {"a": float(step), f"b{step // 250}": 1}, step
-            )
-            if step % 25 == 0:
-                seen.append((step + 1, [row.step for row in read_rows(tmp_path / "run")]))
-            if step % 200 == 199:
-                run.flush()
-
-    assert len(numbers(tmp_path / "run")) > 3
-    for count, steps in seen:
-        assert steps == list(range(count))
-
-
 @pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
 def test_only_a_regular_file_is_a_part(tmp_path, make):
     """A folder, a FIFO, or a link with the name of a later part is left alone."""
@@ -544,13 +444,6 @@ def test_only_a_regular_file_is_a_part(tmp_path, make):
     again.die()
     shutil.rmtree(tmp_path / "journal")
     assert [row.step for row in read_rows(tmp_path)] == list(range(101))
-
-
-def test_the_epoch_is_a_metric_that_a_condition_finds(written):
-    """Like `series`, a condition accepts the epoch of each row."""
-    found = [one.step.tolist() for one in values_where(written / "parts", "epoch", Where.parse("step > 395"))]
-
-    assert list(itertools.chain.from_iterable(found)) == [396, 397, 398, 399]
 
 
 def test_a_folder_of_the_previous_version_is_continued(tmp_path):

@@ -115,31 +115,6 @@ def test_a_reader_never_compares_new_rows_with_old_checksums(tmp_path, later, is
     assert (folder / "metrics.sums.jsonl").read_bytes() == later["metrics.sums.jsonl"]
 
 
-def test_a_deleted_file_is_removed(tmp_path):
-    """A piece names all files."""
-    folder, state = tmp_path / "copy", FolderState(1)
-    take(folder, state, put_piece(tmp_path / "1", {"a.json": b"{}", "time/rank-0.csv": b"x\n"}))
-    states = {"a.json": FileState(0, 2)}
-    take(folder, state, put_piece(tmp_path / "2", {}, first=2, last=2, states=states))
-
-    assert [path.name for path in folder.rglob("*") if path.is_file()] == ["a.json"]
-
-
-def test_excess_bytes_of_a_killed_reader_are_cut(tmp_path):
-    """It appends first, and notes the size afterwards."""
-    folder, state = tmp_path / "copy", FolderState(1)
-    take(folder, state, put_piece(tmp_path / "1", {"metrics.csv": b"step\n1\n"}))
-    state.save(folder, "rank0")
-    path = put_second_piece(tmp_path)
-    take(folder, state, path)
-    with (folder / "metrics.csv").open("ab") as file:
-        file.write(b"torn")
-
-    take(folder, FolderState.read(folder, "rank0"), path)
-
-    assert (folder / "metrics.csv").read_bytes() == b"step\n1\n2\n"
-
-
 @pytest.mark.parametrize(
     ("first", "session", "starts"),
     [(3, 1, {}), (2, 2, {}), (2, 1, {"b.csv": 3})],

@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import yaml
@@ -17,9 +16,8 @@ import events
 from destinations import RunDirectory
 from destinations.history.sessions import read_sessions
 from destinations.run_directory import RunExistsError, RunInUseError, RunPathError, read_rows, read_series
-from destinations.run_directory.folder import check_path
 from destinations.runs import Run as Opened
-from events import Event, Run, Timestamp
+from events import Run, Timestamp
 from tests.test_destinations.run_directory.conftest import steps_left
 
 
@@ -37,56 +35,6 @@ def log_steps(run, steps, value):
     """Logs a loss for each step."""
     for step in steps:
         run.log({"loss": value + step}, step)
-
-
-def test_steps_trained_again_are_seen_once(drive, tmp_path):
-    """Rows from the resume step on no longer count, both times; each session keeps its own."""
-    first = drive().fit()
-    log_steps(first, range(100), 0.0)
-    first.close()
-
-    second = drive(batch=60)
-    second.fit()
-    log_steps(second, range(60, 90), 1000.0)
-    live = read_series(tmp_path / "run", "loss")
-    second.close()
-    third = drive(batch=10).fit()
-    log_steps(third, range(10, 20), 2000.0)
-    third.close()
-
-    assert live == [(step, float(step if step < 60 else step + 1000)) for step in range(90)]
-    assert read_series(tmp_path / "run", "loss") == [
-        (step, float(step if step < 10 else step + 2000)) for step in range(20)
-    ]
-    assert steps_left(tmp_path / "run") == [[*range(10, 100)], [*range(60, 90)]]
-    assert [line["resume_step"] for line in read_sessions(tmp_path / "run")] == [None, 60, 10]
-
-
-def test_statistics_follow_the_branch_that_counts(drive, tmp_path):
-    """Min, max, mean, and count cover the rows in the CSV, and survive a session that adds nothing."""
-    first = drive().fit()
-    log_steps(first, range(10), 0.0)
-    first.close()
-    before = summary(tmp_path)["loss"]
-
-    drive().close()
-    idle = summary(tmp_path)["loss"]
-    second = drive(batch=5).fit()
-    log_steps(second, range(5, 7), 100.0)
-    second.close()
-
-    assert idle == before
-    assert summary(tmp_path)["loss"] == {
-        "last": 106.0,
-        "min": 0.0,
-        "max": 106.0,
-        "min_step": 0,
-        "max_step": 6,
-        "count": 7,
-        "non_finite": 0,
-        "mean": 221.0 / 7,
-        "last_step": 6,
-    }
 
 
 def test_missing_statistics_are_computed_from_all_rows(drive, tmp_path):
@@ -111,27 +59,6 @@ def test_missing_statistics_are_computed_from_all_rows(drive, tmp_path):
 
     assert [one["max_step"] for one in before.values()] == [*range(300)]
     assert found == [before, before]
-
-
-def test_rows_logged_before_the_checkpoint_belong_to_it(drive, tmp_path):
-    """Records at the step of the checkpoint that were logged before it, such as an evaluation, are kept."""
-    first = drive().fit()
-    log_steps(first, range(10), 0.0)
-    first.log({"eval/acc": 0.5}, 10)
-    saved = first.destination.state_dict()
-    log_steps(first, range(10, 15), 0.0)
-    first.close()
-
-    second = drive(batch=10)
-    second.engine.run_event("before_load")
-    second.destination.load_state_dict(saved)
-    second.engine.run_event("after_load")
-    second.fit()
-    log_steps(second, range(10, 12), 100.0)
-    second.close()
-
-    assert read_series(tmp_path / "run", "eval/acc") == [(10, 0.5)]
-    assert [step for step, _ in read_series(tmp_path / "run", "loss")] == list(range(12))
 
 
 @pytest.mark.parametrize("logs_after_the_batch", [False, True])
@@ -196,19 +123,6 @@ def test_a_loop_that_evaluates_before_training_replaces_the_evaluation(drive, tm
     ]
 
 
-def test_a_session_that_ends_in_its_first_step_replaces_what_it_logged(drive, tmp_path):
-    """The session decides at its end, and the next session sees each step once."""
-    first = drive().fit()
-    log_steps(first, range(6), 0.0)
-    first.close()
-
-    second = drive(batch=4).fit()
-    second.log({"loss": 104.0}, 4)
-    second.close()
-
-    assert [value for _, value in read_series(tmp_path / "run", "loss")] == [0.0, 1.0, 2.0, 3.0, 104.0]
-
-
 def test_training_without_a_position_appends(drive, tmp_path, caplog):
     """Nothing is left behind, even if steps repeat; one log line names the call that would replace them."""
     first = drive().fit()
@@ -225,34 +139,6 @@ def test_training_without_a_position_appends(drive, tmp_path, caplog):
     (said,) = [one for one in caplog.messages if "earlier session" in one]
     assert "'loss' at step 8" in said
     assert "fit_start(batch=8)" in said
-
-
-@pytest.mark.parametrize("kind", ["rows", "records"])
-def test_training_from_the_beginning_again_abandons_everything(drive, tmp_path, kind):
-    """If the trainer continues a run at batch 0, the first attempt becomes a branch."""
-
-    def log(run, steps):
-        if kind == "rows":
-            log_steps(run, steps, 50.0)
-        else:
-            for step in steps:
-                run.logger.log_text("text", "note", step)
-
-    first = drive().fit()
-    log(first, range(10))
-    first.close()
-
-    second = drive()
-    second.state.continues_run = True
-    second.fit()
-    log(second, range(3))
-    second.close()
-
-    run = Opened.open(tmp_path / "run")
-    found = run.series("loss").step.tolist() if kind == "rows" else [one.step for one in run.texts()]
-    assert found == [0, 1, 2]
-    if kind == "rows":
-        assert steps_left(tmp_path / "run") == [[*range(10)]]
 
 
 def test_edits_by_users_and_viewers_survive(drive, tmp_path):
@@ -453,23 +339,6 @@ def test_failed_run_is_continued_with_a_proof_alone(tmp_path, monkeypatch, proof
     assert (found / "artifacts" / "file.txt").read_text() == "mine"
     assert [json.loads(line)["name"] for line in (found / "texts.jsonl").read_text().splitlines()] == ["note"]
     assert [row.metrics for row in read_rows(folder)][:1] == [{"loss": 1.0}]
-
-
-@pytest.mark.parametrize("batch", [0, 1])
-def test_loop_that_names_batch_0_leaves_a_completed_run_alone(tmp_path, batch):
-    """Only a later batch proves that the completed run continues."""
-    folder = tmp_path / "run"
-    assert log_in_another_process(folder).returncode == 0
-
-    with Run(RunDirectory(folder), run_name="mine") as run:
-        run.log_metrics({"val": 3.0}, 0)
-        run.fit_start(batch=batch)
-        run.log_metrics({"loss": 2.0}, 1)
-
-    names = ["run"] if batch else ["run", "run-2"]
-    assert [one.name for one in sorted(tmp_path.iterdir())] == names
-    assert read_rows(tmp_path / names[-1])[-1].metrics == {"loss": 2.0}
-    assert read_rows(folder)[0].metrics == {"loss": 1.0}
 
 
 def test_restarted_job_leaves_its_own_runs_alone(tmp_path, monkeypatch):
@@ -726,25 +595,6 @@ def test_the_path_of_a_file_raises_at_once(tmp_path, name):
         RunDirectory(tmp_path / name)
 
 
-def test_a_folder_made_by_another_rank_meanwhile_is_accepted(tmp_path, monkeypatch):
-    """A folder that appears between two looks at its path is a folder, not a file."""
-    folder = tmp_path / "run"
-
-    def slow(look):
-        def seen(path):
-            found = look(path)
-            if Path(path) == folder:
-                folder.mkdir(exist_ok=True)
-            return found
-
-        return seen
-
-    monkeypatch.setattr(os.path, "lexists", slow(os.path.lexists))
-    monkeypatch.setattr(Path, "is_dir", slow(Path.is_dir))
-
-    check_path(folder)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -763,47 +613,6 @@ def test_a_string_as_tags_raises(tmp_path):
     """A string isn't mistaken for a list of letters."""
     with pytest.raises(TypeError, match=r"Write tags=\['a'\]"):
         RunDirectory(tmp_path / "run", tags="a")
-
-
-@pytest.mark.parametrize("restored", [6, 0])
-def test_rows_logged_before_training_begins_are_kept(tmp_path, restored):
-    """A loop without `batch_start` begins to train with its first `batch_end`, after its first row.
-
-    Rows that training repeats become a branch; earlier rows of this session don't.
-    """
-
-    def train(first, steps):
-        run = Run(RunDirectory(tmp_path / "run", if_exists="resume"), run_name="mine", raise_errors=True)
-        run.state.timestamp = Timestamp(batch=first)
-        with run:
-            for step in range(first, first + steps):
-                run.log_metrics({"loss": float(100 * first + step)}, step)
-                run.log_metrics({"accuracy": 0.5}, step)
-                run.batch_end()
-
-    train(0, 10)
-    train(restored, 3)
-
-    found = read_rows(tmp_path / "run")
-    rows = {row.step: dict(row.metrics) for row in found}
-    # Without a position, the second run adds to the first.
-    assert [row.step for row in found] == [*range(restored or 10), *range(restored, restored + 3)]
-    for step in range(restored, restored + 3):
-        assert rows[step] == {"loss": float(100 * restored + step), "accuracy": 0.5}
-
-
-@pytest.mark.parametrize("loaded", [0, 5])
-def test_a_new_run_keeps_records_logged_before_its_checkpoint_was_loaded(tmp_path, loaded):
-    """All rows belong to this session, so training repeats none of them, wherever it continues."""
-    with Run(RunDirectory(tmp_path / "run"), run_name="mine", raise_errors=True) as run:
-        run.log_metrics({"accuracy": 0.5}, 7)
-        run.state.timestamp = Timestamp(batch=loaded)
-        for event in (Event.BEFORE_LOAD, Event.AFTER_LOAD, Event.FIT_START):
-            run.run_event(event)
-        run.log_metrics({"loss": 1.0}, loaded)
-
-    assert [row.step for row in read_rows(tmp_path / "run")] == [7, loaded]
-    assert [line["resume_step"] for line in read_sessions(tmp_path / "run")] == [loaded or None]
 
 
 def test_temporary_files_of_a_killed_session_are_removed(drive, tmp_path):

@@ -8,10 +8,6 @@ import numpy as np
 import pytest
 
 from destinations.run_directory.frames import (
-    FLOAT_BYTES,
-    FLOAT_TAG,
-    HEADER,
-    VALUES_AT,
     encode_frame,
     iter_frames,
     keys_frame,
@@ -99,47 +95,6 @@ def test_a_damaged_frame_ends_the_block():
         found, end = parse_rows(bytes(damaged))
         assert [step for _, step, *_ in found] == [0, 1, 2, 3, 4]
         assert end == 5 * stride
-
-
-def test_too_few_rows_are_no_block():
-    """Three rows, half a row, nothing and zeros are left to the reader of single frames."""
-    one = row(0, [1.0])
-
-    assert read_row_block(one * 3, 0, 64) is None
-    assert read_row_block(one * 3 + one[:-1], 0, 64) is None
-    assert read_row_block(b"", 0, 64) is None
-    assert read_row_block(bytes(1000), 0, 64) is None
-
-
-@pytest.mark.parametrize("values", [(), (1.0, 2), (True,)], ids=["none", "integer", "bool"])
-def test_rows_of_other_values_are_no_block(values):
-    """This holds for any number of rows, even if all have the same length."""
-    assert parse_rows(row(1, values) * 10) == ([], 0)
-
-
-def test_four_rows_of_one_metric_are_a_block():
-    """This is the smallest and narrowest block."""
-    found, _ = parse_rows(b"".join(row(step, [1.0]) for step in range(4)))
-
-    assert [step for _, step, *_ in found] == [0, 1, 2, 3]
-
-
-def test_the_constants_match_the_layout_of_a_row():
-    """A reader can look at the tag of each value without decoding the row."""
-    payload = row(1, [1.0, 2.0, 3.0])[HEADER.size :]
-
-    assert payload[VALUES_AT::FLOAT_BYTES] == FLOAT_TAG * 3
-    assert len(payload) == VALUES_AT + 3 * FLOAT_BYTES
-
-
-def test_wide_rows_come_in_small_blocks():
-    """The interpreter is held for a few thousand values at a time, for any number of rows."""
-    data = row(0, [0.5] * 3000) * 20
-
-    block = read_row_block(data, 0, 64)
-
-    assert block is not None
-    assert block.values.shape == (4, 3000)
 
 
 def test_floats_of_any_bits_come_back():

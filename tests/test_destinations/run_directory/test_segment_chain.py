@@ -14,10 +14,8 @@ from destinations.run_directory.frames import MAGIC, encode_frame, keys_frame
 from destinations.run_directory.layout import segment_path, segment_paths
 from destinations.run_directory.metrics_csv import MetricsCsv
 from destinations.run_directory.segments import (
-    AppendedSegment,
     MappedSegment,
     allocate,
-    continues_from,
     end_of_journal,
     journal_extent,
     journal_records,
@@ -95,55 +93,12 @@ def test_skipped_segments_are_counted_as_damage_once(tmp_path):
     assert drain.source.damaged_bytes == len(two.rstrip(b"\0"))
 
 
-def test_a_segment_without_a_predecessor_counts(tmp_path):
-    """Earlier versions wrote segments without this frame."""
-    two = segment(3)
-    write(tmp_path, s1=segment(1, 2), s2=two)
-
-    assert steps_in(tmp_path) == ([1, 2, 3], (2, len(two)))
-
-
 def test_a_segment_ends_at_a_row_with_lost_names(tmp_path):
     """The next segment, which follows the true end, is skipped."""
     one = segment(1, place=START) + row(2, schema=1) + row(3)
     write(tmp_path, s1=one, s2=segment(4, place=(1, len(one))))
 
     assert steps_in(tmp_path) == ([1], (1, len(segment(1, place=START))))
-
-
-def test_reading_continues_inside_a_segment(tmp_path):
-    """It starts at an offset, with the names that were defined before it."""
-    one = segment(1, 2, place=START)
-    write(tmp_path, s1=one)
-
-    assert steps_in(tmp_path, (1, len(one) - len(row(2)))) == ([2], (1, len(one)))
-    assert steps_in(tmp_path, (2, len(MAGIC))) == ([], (2, len(MAGIC)))
-
-
-@pytest.mark.parametrize("data", [b"", b"\0" * 100, MAGIC[:-1]])
-def test_a_file_that_is_not_a_segment_follows_nothing(tmp_path, data):
-    """One example is a segment whose beginning never reached the disk."""
-    write(tmp_path, s1=data)
-
-    assert not continues_from(data, START)
-    assert steps_in(tmp_path) == ([], START)
-
-
-def test_the_end_of_a_segment_is_read_without_its_beginning(tmp_path, monkeypatch):
-    """A returning reader decodes only names and new rows, however many rows were drained."""
-    one = segment(*range(5000)) + keys_frame(1, ("b",)) + row(5001, 1)
-    start = len(one) - len(row(5001, 1))
-    folder = tmp_path
-    segment_path(folder, 1).write_bytes(one + row(5002, 0) + bytes(4096))
-    decoded = []
-    original = frames._record
-    monkeypatch.setattr(frames, "_record", lambda payload: decoded.append(1) or original(payload))
-
-    records, end, _ = journal_records(folder, (1, start))
-
-    assert records == [(("b",), 5001, 0, 1.0, (5001.0,)), (("a",), 5002, 0, 1.0, (5002.0,))]
-    assert end == (1, len(one) + len(row(5002)))
-    assert len(decoded) == 4
 
 
 def test_a_second_read_decodes_only_new_frames(tmp_path, monkeypatch):
@@ -164,37 +119,6 @@ def test_a_second_read_decodes_only_new_frames(tmp_path, monkeypatch):
     assert end == same_end == (1, len(one) + len(row(1000)))
     # The first frame of a segment names its predecessor.
     assert len(seen) == 1 + 1
-
-
-def test_another_segment_of_the_same_name_is_decoded_anew(tmp_path):
-    """A run folder that was deleted and begun again has segments of the same numbers."""
-    known = {}
-    write(tmp_path, s1=segment(1, 2, 3))
-    journal_records(tmp_path, START, known)
-    write(tmp_path, s1=segment(4, 5))
-
-    records, _, _ = journal_records(tmp_path, START, known)
-
-    assert [record.step for record in records] == [4, 5]
-
-
-def test_the_extent_of_a_journal_changes_with_each_row(tmp_path):
-    """It reads no rows, keeps no file open, and is the same for any earlier place."""
-    one = segment(1, 2)
-    write(tmp_path, s1=one)
-    before = journal_extent(tmp_path, START)
-    write(tmp_path, s1=one + row(3))
-    grown = journal_extent(tmp_path, (1, len(one)))
-    whole = journal_extent(tmp_path, None)
-    write(tmp_path, s2=segment(4))
-
-    assert before == (1, len(one))
-    assert grown == whole == (1, len(one + row(3)))
-    for place in (None, START, (1, 1), (1, len(one)), (2, len(MAGIC))):
-        assert journal_extent(tmp_path, place) == (2, len(segment(4)))
-    assert journal_extent(tmp_path, (2, 10_000)) == (2, 10_000)  # The file was cut meanwhile.
-    assert journal_extent(tmp_path / "nothing", START) == (0, 0)
-    assert open_files(tmp_path) == []
 
 
 def remove_file(path):
@@ -230,42 +154,6 @@ def test_a_segment_removed_during_a_look_is_no_error(tmp_path, monkeypatch, remo
     assert journal_records(folder, START) == ([], START, False)
 
 
-@pytest.fixture(params=[MappedSegment, AppendedSegment], ids=["mapped", "appended"])
-def fresh(request, tmp_path):
-    """A new segment of each kind, of 256 bytes."""
-    made = request.param(tmp_path / "new", 0, 256)
-    yield made
-    made.close()
-
-
-def test_a_segment_takes_whole_frames_until_it_is_full(fresh):
-    """Data that doesn't fit isn't started; data that fits exactly is taken."""
-    rest = 256 - len(MAGIC)
-    assert fresh.end() == len(MAGIC)
-    fresh.write(row(1))
-    room = rest - len(row(1))
-
-    with pytest.raises(ValueError, match=r"out of range|full|closed"):
-        fresh.write(bytes(room + 1))
-    assert fresh.end() == 256 - room
-    fresh.write(b"x" * room)
-    assert fresh.end() == 256
-    assert os.pread(fresh.fileno(), 256, 0) == MAGIC + row(1) + b"x" * room
-
-
-def test_a_sealed_segment_takes_nothing_more(fresh):
-    """Its end is the end of its frames, for every call."""
-    fresh.write(row(1))
-    end = len(MAGIC) + len(row(1))
-
-    assert [fresh.seal(), fresh.seal(), fresh.end()] == [end, end, end]
-    with pytest.raises(ValueError, match=r"out of range|full|closed"):
-        fresh.write(b"x")
-    fresh.close()
-    fresh.close()
-    assert (fresh.seal(), fresh.fileno()) == (end, -1)
-
-
 def test_rows_written_while_a_segment_is_sealed_count(tmp_path, monkeypatch):
     """Another thread may write between reading the end and sealing."""
 
@@ -286,22 +174,6 @@ def test_rows_written_while_a_segment_is_sealed_count(tmp_path, monkeypatch):
     assert [made.seal(), made.end()] == [end, end]
     made.move(segment_path(tmp_path, 1), 1)
     assert steps_in(tmp_path) == ([1, 2, 3], (1, end))
-    made.close()
-
-
-@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs /proc")
-def test_an_unmapped_segment_is_readable_and_takes_no_address_space(tmp_path):
-    """The journal keeps full segments this way until they are drained."""
-    made = MappedSegment(tmp_path / "new", 0, 4096)
-    made.write(row(1))
-    before = Path("/proc/self/maps").read_text()
-    made.unmap()
-
-    assert str(tmp_path) in before
-    assert str(tmp_path) not in Path("/proc/self/maps").read_text()
-    assert os.pread(made.fileno(), 4096, 0).startswith(MAGIC + row(1))
-    with pytest.raises(ValueError, match="closed"):
-        made.write(row(2))
     made.close()
 
 

@@ -10,7 +10,6 @@ import pytest
 import events
 from destinations import RunDirectory
 from destinations.adapters.session import Session
-from destinations.history.aggregate import Aggregate
 from destinations.run_directory import read_rows, read_series
 from events import Run
 from tests.test_destinations.run_directory.conftest import steps_left
@@ -42,20 +41,6 @@ def test_a_writer_has_a_run_folder_inside_the_run(drive, tmp_path):
     assert eval_.destination.writer == "eval"
 
 
-def test_trainer_and_writers_write_side_by_side(drive, tmp_path):
-    """Each has its own lock, so none waits for another; the trainer's sidecar doesn't mention writers."""
-    runs = [drive(), drive(writer="eval"), drive(writer="probe")]
-
-    for place, one in enumerate(runs):
-        one.log({"loss": float(place)}, place)
-    for one in runs:
-        one.close()
-
-    folders = [tmp_path / "run", *(tmp_path / "run" / "writers" / name for name in ("eval", "probe"))]
-    assert [read_series(folder, "loss") for folder in folders] == [[(0, 0.0)], [(1, 1.0)], [(2, 2.0)]]
-    assert "writer" not in sidecar(tmp_path / "run")
-
-
 @pytest.mark.parametrize(
     "name", ["", ".", "..", ".eval", "a/b", "../eval", "a b", "ä", "{rank}", "a\0", "a\n", "a" * 101]
 )
@@ -81,34 +66,6 @@ def test_a_completed_writer_is_continued(tmp_path, caplog):
     assert read_series(tmp_path / "run" / "writers" / "eval", "loss") == [(100, 100.0), (200, 200.0)]
     assert [path.name for path in (tmp_path / "run" / "writers").iterdir()] == ["eval"]
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
-
-
-@pytest.mark.parametrize("begins", [False, True])
-def test_late_rows_of_another_session_abandon_nothing(tmp_path, begins):
-    """Steps before the last session's are added, even if the loop has a `batch_start`."""
-    for steps in ((500, 600), (100, 600), (0,)):
-        with Run(RunDirectory(tmp_path / "run", writer="eval"), run_name="eval") as run:
-            for step in steps:
-                if begins:
-                    run.batch_start()
-                run.log_metrics({"loss": float(step)}, step=step)
-
-    folder = tmp_path / "run" / "writers" / "eval"
-    assert [step for step, _ in read_series(folder, "loss")] == [500, 600, 100, 600, 0]
-    assert not (folder / "abandoned").exists()
-
-
-def test_a_row_without_a_step_of_its_own_abandons_nothing(tmp_path):
-    """It has its loop's own count, which starts at 0 again."""
-    for _ in range(2):
-        with Run(RunDirectory(tmp_path / "run", writer="eval"), run_name="eval") as run:
-            for _ in range(3):
-                run.batch_start()
-                run.log_metrics({"loss": 1.0})
-                run.batch_end()
-
-    folder = tmp_path / "run" / "writers" / "eval"
-    assert [step for step, _ in read_series(folder, "loss")] == [0, 1, 2, 0, 1, 2]
 
 
 def trainer_of(tmp_path, *, duration, **options):
@@ -197,26 +154,6 @@ def test_a_second_process_of_the_same_name_is_refused(drive, tmp_path):
     assert "choose another name" in said
 
 
-def test_a_completed_writer_is_refused_on_request(tmp_path):
-    """`if_exists` of a writer applies to its own folder."""
-    for _ in range(2):
-        with Run(RunDirectory(tmp_path / "run", writer="eval", if_exists="new"), run_name="eval") as run:
-            run.log_metrics({"loss": 1.0}, step=1)
-
-    assert sorted(path.name for path in (tmp_path / "run" / "writers").iterdir()) == ["eval", "eval-2"]
-
-
-def test_a_trainer_begins_after_its_writers(tmp_path):
-    """A folder that only has writers counts as a new run."""
-    with Run(RunDirectory(tmp_path / "run", writer="eval"), run_name="eval") as run:
-        run.log_metrics({"loss": 1.0}, step=1)
-
-    with Run(RunDirectory(tmp_path / "run", if_exists="error"), run_name="train") as run:
-        run.log_metrics({"loss": 2.0}, step=1)
-
-    assert read_series(tmp_path / "run", "loss") == [(1, 2.0)]
-
-
 def test_the_last_value_of_a_writer_has_the_greatest_step(drive, tmp_path):
     """This holds in any order, across sessions, and if the statistics are computed again from all rows."""
     folder = tmp_path / "run" / "writers" / "eval"
@@ -234,33 +171,6 @@ def test_the_last_value_of_a_writer_has_the_greatest_step(drive, tmp_path):
 
     assert (loss(folder)["last"], loss(folder)["last_step"], loss(folder)["count"]) == (502.0, 500, 7)
     assert sidecar(folder)["summary"] == {"loss": 502.0}
-
-
-@pytest.mark.parametrize("size", [1, 2, 50])
-def test_statistics_by_step_do_not_depend_on_how_rows_are_grouped(size):
-    """At equal steps the later value counts; a row without a step only counts if no row has one."""
-    steps = [None, 7, 3, None, 9, 1, 9, 2, None, *range(8, -40, -1)]
-    rows = [(float(number),) for number in range(len(steps))]
-    found = Aggregate(by_step=True)
-
-    for start in range(0, len(steps), size):
-        found.add(("loss",), steps[start : start + size], rows[start : start + size])
-
-    record = found.to_json()["loss"]
-    assert (record["last"], record["last_step"]) == (6.0, 9)
-    again = Aggregate.from_json({"metrics": found.to_json()}, by_step=True)
-    again.add(("loss",), [9], [(0.5,)])
-    assert again.summaries()["loss"].last == 0.5
-
-
-def test_statistics_of_a_trainer_have_the_last_row(drive, tmp_path):
-    """The last row counts whatever its step, and the statistics include that step."""
-    one = drive()
-    one.log({"loss": 1.0}, 5)
-    one.log({"loss": 2.0}, 3)
-    one.close()
-
-    assert (loss(tmp_path / "run")["last"], loss(tmp_path / "run")["last_step"]) == (2.0, 3)
 
 
 def test_a_session_of_another_trainer_is_called_as_the_run(tmp_path):

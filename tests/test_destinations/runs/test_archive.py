@@ -120,18 +120,6 @@ def test_names_unusable_as_columns_are_reported(tmp_path):
     assert sql(tmp_path / "data", 'SELECT "hparams.lr" FROM runs').rows == ((0.1,),)
 
 
-def test_changed_notes_keep_the_columns_of_the_metrics(root, tmp_path):
-    """Notes edited in the folder reach the dataset; the report counts them as an update."""
-    compact(runs_of(root), tmp_path / "data")
-    change_sidecar(root / "a", notes="later")
-
-    report = compact(runs_of(root), tmp_path / "data")
-
-    assert (report.updated, report.unchanged) == (1, 2)
-    query = """SELECT notes, "min.loss" FROM runs WHERE run_id = 'a'"""
-    assert sql(tmp_path / "data", query).rows == (("later", 0.2),)
-
-
 # Records.
 
 
@@ -307,43 +295,7 @@ def test_placement_of_runs():
     assert many.place(1000)[1] == 1
 
 
-def test_second_optimize_writes_nothing(root, tmp_path):
-    """Files in order are kept, so a daily `optimize` costs only what has changed."""
-    for run in runs_of(root):
-        compact([run], tmp_path / "data")
-    compact(runs_of(root), tmp_path / "data", optimize=True)
-    before = files_of(tmp_path / "data")
-
-    report = compact(runs_of(root), tmp_path / "data", optimize=True)
-
-    assert files_of(tmp_path / "data") == before
-    assert report.unchanged == 3
-    assert {name: len(files) for name, files in before.items()} == {
-        "metrics": 1,
-        "records": 1,
-        "hparams": 1,
-        "summary": 1,
-        "runs": 1,
-        "deleted": 0,
-    }
-
-
 # Changes.
-
-
-def test_copied_folder_is_unchanged(root, tmp_path):
-    """On another machine, its files have other times and inodes and the same content."""
-    compact(runs_of(root), tmp_path / "data")
-    for path in root.rglob("*"):
-        os.utime(path, (1e9, 1e9))
-    for name in "bc":
-        shutil.copytree(root / name, tmp_path / name)
-        shutil.rmtree(root / name)
-        shutil.move(tmp_path / name, root / name)
-
-    report = compact(runs_of(root), tmp_path / "data")
-
-    assert (report.changed, report.updated, report.unchanged) == (0, 0, 3)
 
 
 def test_content_of_the_same_size_and_time_is_compared(tmp_path):
@@ -359,17 +311,6 @@ def test_content_of_the_same_size_and_time_is_compared(tmp_path):
 
     assert path.stat().st_size == at.st_size
     assert report.changed == 1
-
-
-def test_added_text_is_a_change(root, tmp_path):
-    """Records are part of a run."""
-    compact(runs_of(root), tmp_path / "data")
-    with Written(root / "a", writer="eval") as late:
-        late.logger.log_text("late", "note")
-
-    assert compact(runs_of(root), tmp_path / "data").changed == 1
-    with open_dataset(tmp_path / "data") as dataset:
-        assert [text.text for text in dataset["a"].texts()] == ["about a", "late"]
 
 
 def test_deleted_metrics_are_kept_in_the_dataset(root, tmp_path):

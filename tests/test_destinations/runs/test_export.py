@@ -4,13 +4,12 @@ import csv
 import io
 import json
 import math
-import os
 
 import pytest
 
 from destinations import RunDirectory
 from destinations.run_directory import read_rows
-from destinations.runs import Run, RunRecord, open_runs
+from destinations.runs import Run, RunRecord
 from destinations.runs.export import export_metrics, export_rows, export_runs
 from tests.test_destinations.run_directory.test_parts import as_csv
 from tests.test_destinations.runs.written import Written, write_csv, write_shared
@@ -135,20 +134,6 @@ def test_parquet_to_a_stream(runs):
     assert len(pandas.read_parquet(io.BytesIO(stream.getvalue()))) == 9
 
 
-def test_chosen_metrics(runs):
-    """Only the chosen metrics are exported, to a byte stream too."""
-    stream = io.BytesIO()
-
-    count = export_metrics(runs, stream, format="csv", metrics=["val/acc"])
-
-    assert count == 2
-    assert [line.split(",")[1] for line in stream.getvalue().decode().splitlines()] == [
-        "metric",
-        "val/acc",
-        "val/acc",
-    ]
-
-
 RECORDS = [
     {
         "run_id": "a",
@@ -253,35 +238,6 @@ def test_runs_as_csv(records, tmp_path):
     assert (first["hparams.flag"], second["hparams.flag"], second["notes"]) == ("", "True", 'say "hi",\nthen')
 
 
-def test_killed_run_is_exported_as_killed(tmp_path):
-    """Exports and comparisons show the same status as listings."""
-    for name, seconds in (("killed", 1.0), ("alive", 10_000.0)):
-        folder = tmp_path / "runs" / name
-        folder.mkdir(parents=True)
-        (folder / "sidecar.json").write_text(json.dumps({"run_id": name, "status": "running"}))
-        (folder / "heartbeat").touch()
-        os.utime(folder / "heartbeat", (seconds, seconds))
-    with open_runs(tmp_path / "runs", cache=tmp_path / "cache", clock=lambda: 10_000.0) as runs:
-        export_runs(runs.query(), tmp_path / "runs.csv", clock=lambda: 10_000.0)
-        with (tmp_path / "runs.csv").open(newline="") as file:
-            exported = {row["run_id"]: row["status"] for row in csv.DictReader(file)}
-        of_dicts = {row["run_id"]: row["status"] for row in runs.to_dicts()}
-        shown = {run.run_id: run.shown_status for run in runs.query()}
-        compared = runs.compare(["killed", "alive"])["status"]
-
-    assert shown == {"killed": "killed", "alive": "running"}
-    assert exported == of_dicts == compared == shown
-
-
-def test_runs_as_json_lines(records, tmp_path):
-    """Each run is a line with the values it has."""
-    export_runs(records, tmp_path / "runs.jsonl")
-
-    first, second = [json.loads(line) for line in (tmp_path / "runs.jsonl").read_text().splitlines()]
-    assert (first["hparams.n"], first["summary.loss"], second["hparams.flag"]) == (1, "NaN", True)
-    assert "hparams.n" not in second
-
-
 def test_runs_as_parquet(records, tmp_path):
     """Columns have the narrowest type; names that differ only in case are kept apart."""
     pandas = pytest.importorskip("pandas")
@@ -309,15 +265,6 @@ def test_values_without_a_parquet_type_are_converted(tmp_path):
     assert frame["hparams.huge"].tolist() == [2.0**70]
     assert frame["hparams.text"].tolist() == ["a\\ud800"]
     assert frame["hparams.b\\ud800"].tolist() == [1]
-
-
-def test_export_without_runs(tmp_path):
-    """The file has just a header, or an empty table."""
-    assert export_metrics([], tmp_path / "metrics.csv") == 0
-    assert export_metrics([], tmp_path / "metrics.parquet") == 0
-    assert export_runs([], tmp_path / "runs.parquet") == 0
-
-    assert (tmp_path / "metrics.csv").read_text() == "run_id,metric,step,time,value\n"
 
 
 def test_unknown_format_raises(tmp_path):

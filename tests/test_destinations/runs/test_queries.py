@@ -4,7 +4,6 @@ import itertools
 import json
 import math
 import multiprocessing
-import shutil
 import sys
 
 import pytest
@@ -14,14 +13,13 @@ from destinations.runs import (
     AmbiguousRunError,
     BudgetError,
     EditError,
-    FilterError,
     MetricNotFoundError,
     RunNotFoundError,
     open_runs,
 )
 from destinations.runs.budget import Budget, Limits
 from destinations.runs.index.edits import edit_run
-from tests.test_destinations.runs.folders import HOUR, NOW, age, clock, write_lightning, write_run
+from tests.test_destinations.runs.folders import NOW, age, clock, write_run
 
 
 @pytest.fixture
@@ -101,21 +99,6 @@ def test_any_name_sorts_and_filters(name, opened, root):
 
 
 @pytest.mark.parametrize(
-    "field",
-    ["status", "run_id", "name", "path", "kind", "updated_at", "heartbeat_at", "alive", "archived", "notes"],
-)
-def test_runs_sort_by_their_own_fields_too(field, opened, root):
-    """Every field except the tags has an order."""
-    write_run(root / "a", status="completed", updated_at=1.0)
-    write_run(root / "b", status="failed", updated_at=2.0)
-
-    runs = opened()
-
-    assert sorted(ids(runs.query(sort_by=field))) == ["a", "b"]
-    assert len(runs.query(sort_by=field, limit=1)) == 1
-
-
-@pytest.mark.parametrize(
     ("sort_by", "near"),
     [
         ("summary.los", ("summary.loss",)),
@@ -137,21 +120,6 @@ def test_sorting_by_an_unknown_name_suggests_similar_names(sort_by, near, opened
     assert f" '{sort_by}'" in str(caught.value)
 
 
-def test_sorting_no_runs_does_not_raise(opened):
-    """Without runs, no name can be wrong."""
-    assert opened().query(sort_by="summary.loss") == []
-
-
-def test_filter_by_an_unknown_name_finds_nothing(opened, root):
-    """Comparisons with a missing value are false."""
-    write_run(root / "a")
-
-    runs = opened()
-
-    assert runs.query(where="summary.loss < 1") == []
-    assert ids(runs.query(where="not summary.loss < 1")) == ["a"]
-
-
 def test_tag_status_and_filter_hold_together(opened, root):
     """A tag matches literally, without wildcards and in any alphabet."""
     write_run(root / "a", tags=["sweep_7", "größe"], status="failed")
@@ -165,12 +133,6 @@ def test_tag_status_and_filter_hold_together(opened, root):
     assert runs.query(tag="sweep%") == []
     assert ids(runs.query(tag="sweep_7", status="failed")) == ["a"]
     assert ids(runs.query(tag="sweep_7", where="status != 'failed'", limit=1)) == ["c"]
-
-
-def test_invalid_filter_raises(opened):
-    """The error comes before the search."""
-    with pytest.raises(FilterError, match="expected a value"):
-        opened().query(where="summary.loss <")
 
 
 def test_several_roots_are_one_set_of_runs(opened, root, tmp_path):
@@ -271,15 +233,6 @@ def test_ambiguous_name_raises_and_lists_the_runs(opened, root):
 # Tables.
 
 
-def test_names_of_hyperparameters_and_metrics(opened, root):
-    """They are in the order of their first appearance."""
-    write_run(root / "a", hparams={"x": 1, "b.c": 2}, summary={"loss": 1})
-
-    runs = opened()
-
-    assert (runs.hparam_names(), runs.metric_names()) == (["x", "b.c"], ["loss"])
-
-
 def test_compare_shows_only_differences(opened, root):
     """1 equals 1.0, and NaN equals NaN; 1 and true differ."""
     same = {"epochs": 3, "data": "mnist"}
@@ -306,27 +259,6 @@ def test_compare_shows_only_differences(opened, root):
         "summary.acc": {"a": 0.5},
     }
     assert runs.compare(["a", "a"]) == {}
-
-
-def test_runs_of_one_id_are_compared_by_path(opened, root):
-    """Otherwise one would hide the other."""
-    write_run(root / "a", run_id="id", notes="1")
-    write_run(root / "b", run_id="id", notes="2")
-
-    assert opened().compare([root / "a", root / "b"]) == {
-        "notes": {str(root / "a"): "1", str(root / "b"): "2"}
-    }
-
-
-def test_runs_as_plain_dicts(opened, root):
-    """They are flat and begin with the fields; none of our classes is in them."""
-    write_run(root / "a", hparams={"optim.lr": 0.1}, summary={"val/acc": 0.5}, tags=["t"])
-
-    (row,) = opened().to_dicts(where="hparams.optim.lr > 0")
-
-    assert (row["run_id"], row["tags"], row["path"]) == ("a", ["t"], str(root / "a"))
-    assert (row["hparams.optim.lr"], row["summary.val/acc"]) == (0.1, 0.5)
-    assert list(row)[-2:] == ["hparams.optim.lr", "summary.val/acc"]
 
 
 def test_runs_as_a_data_frame(opened, root):
@@ -389,19 +321,6 @@ def test_an_edit_is_a_file_of_its_own_in_the_folder_of_the_run(opened, root):
     assert ids(runs.query(tag="mine", archived=None)) == ["a"]
 
 
-def test_edit_keeps_the_other_fields(opened, root):
-    """Each field is independent; an empty text replaces the run's own."""
-    write_run(root / "a", notes="theirs", display_name="theirs")
-    runs = opened()
-    runs.edit("a", notes="", archived=True)
-    runs.edit("a", tags=["t"])
-
-    record = runs.edit("a", display_name="").record
-
-    assert (record.notes, record.archived, record.tags, record.display_name) == ("", True, ("t",), None)
-    assert runs.edit("a", archived=False).record.archived is False
-
-
 def test_unchanged_values_are_not_written(opened, root):
     """They stay the run's own, so the run may still change them."""
     write_run(root / "a", notes="theirs", tags=["one"])
@@ -412,18 +331,6 @@ def test_unchanged_values_are_not_written(opened, root):
     assert (same.record.notes, (root / "a" / EDITS).exists()) == ("theirs", False)
     runs.edit("a", notes="mine", tags=["one"])
     assert json.loads((root / "a" / EDITS).read_text()).keys() == {"format_version", "notes", "updated_at"}
-
-
-def test_tags_added_later_by_the_run_show_too(opened, root):
-    """An edit stores the added and removed tags, not a list that hides later ones."""
-    write_run(root / "a", tags=["one", "two"])
-    runs = opened()
-    runs.edit("a", tags=["two", "mine"])
-    write_run(root / "a", tags=["one", "two", "later"])
-
-    runs.scan()
-
-    assert runs["a"].record.tags == ("two", "later", "mine")
 
 
 def test_an_edit_by_another_program_is_read(opened, root, tmp_path):
@@ -451,20 +358,6 @@ def test_damaged_edits_are_a_problem_of_the_run(content, opened, root):
     assert runs["a"].record.problem.startswith("edits.json is damaged: ")
     assert runs.edit("a", notes="m").record.problem is None
     assert runs["a"].record.notes == "m"
-
-
-def test_edits_of_wrong_types_are_ignored(opened, root):
-    """Fields of later versions are kept."""
-    write_run(root / "a", tags=["t"], notes="n")
-    (root / "a" / EDITS).write_text(
-        '{"added_tags": 3, "removed_tags": "t", "notes": 1, "archived": 1, "colour": "red"}'
-    )
-
-    runs = opened()
-
-    assert (runs["a"].record.tags, runs["a"].record.notes, runs["a"].record.archived) == (("t",), "n", False)
-    runs.edit("a", archived=True)
-    assert json.loads((root / "a" / EDITS).read_text())["colour"] == "red"
 
 
 def test_editing_a_deleted_run_raises(opened, root):
@@ -508,21 +401,6 @@ def test_concurrent_edits_lose_nothing(root):
     content = json.loads((root / "a" / EDITS).read_text())
     assert content["notes"] == content["display_name"] == "x" * 1000
     assert sorted(path.name for path in (root / "a").iterdir()) == [EDITS, "sidecar.json"]
-
-
-def test_page_returns_some_matches_and_their_total(tmp_path):
-    """The order is the same as in `records`, even over several roots."""
-    for number in range(10):
-        write_run(
-            tmp_path / f"root{number % 2}" / f"run{number}", created_at=NOW + number, hparams={"n": number}
-        )
-    with open_runs(tmp_path / "root0", tmp_path / "root1", cache=tmp_path / "cache") as runs:
-        everything = [record.name for record in runs.records()]
-        found, total = runs.page(3, 4)
-        beyond, of_few = runs.page(8, 5, where="hparams.n < 9", sort_by="hparams.n")
-
-    assert ([record.name for record in found], total) == (everything[3:7], 10)
-    assert ([record.name for record in beyond], of_few) == (["run8"], 9)
 
 
 def test_a_fingerprint_changes_with_its_run_only(tmp_path):
@@ -572,39 +450,6 @@ def test_runs_are_ranked_by_the_best_value_at_any_step(opened, root):
     assert bests(runs.best("loss", is_max=True, tag="b")) == [("b", 3.0, None)]
 
 
-def test_of_equally_good_runs_the_newest_is_first(opened, root, tmp_path):
-    """In both directions and over several roots; a run without a creation time comes last."""
-    other = tmp_path / "other"
-    created = {root / "old": 1.0, root / "new": 3.0, root / "undated": None, other / "between": 2.0}
-    for folder, time in created.items():
-        summarize(write_run(folder, created_at=time), loss={"min": 0.5, "max": 0.5})
-    summarize(write_run(other / "better", created_at=0.5), loss={"min": 0.25, "max": 0.75})
-    runs = opened(other)
-
-    # The first call reads files, the second one the index.
-    for is_max in (True, False, True, False):
-        names = [one.run.run_id for one in runs.best("loss", is_max=is_max)]
-        assert names == ["better", "new", "between", "old", "undated"]
-    assert [one.run.run_id for one in runs.best("loss", is_max=True, limit=2)] == ["better", "new"]
-
-
-def test_best_values_come_with_the_matching_runs(opened, root):
-    """One statement returns the runs with the values of a metric."""
-    for number in range(3):
-        summarize(write_run(root / f"run-{number}"), loss={"min": number})
-        age(root / f"run-{number}")
-    runs = opened()
-    runs.best("loss", is_max=False)
-    statements = []
-    runs._roots[0].index._db._db.set_trace_callback(statements.append)
-
-    found = runs.best("loss", is_max=False, where="status == 'completed'", limit=1)
-
-    assert bests(found) == [("run-0", 0.0, None)]
-    assert ["extremes" in text for text in statements] == [True] + [False] * (len(statements) - 1)
-    assert {text.split()[0] for text in statements} == {"SELECT"}
-
-
 def test_best_reads_only_summaries_of_changed_runs(opened, root):
     """The index keeps the values, even for the next process."""
     for name in ("a", "b"):
@@ -638,13 +483,6 @@ def test_best_rereads_live_and_recently_written_runs(opened, root):
     assert {one.value for one in runs.best("loss", is_max=False)} == {0.5}
 
 
-def test_best_of_a_run_without_summary_comes_from_its_rows(opened, root):
-    """Lightning's `CSVLogger` writes such runs, whose rows are read once."""
-    write_lightning(root / "version_0", "epoch,loss,step\r\n0,0.5,1\r\n0,0.25,2\r\n0,nan,3\r\n")
-
-    assert bests(opened().best("loss", is_max=False)) == [("version_0", 0.25, 2)]
-
-
 def test_best_leaves_out_an_unreadable_run(opened, root, caplog):
     """Each call logs a warning, and ranks the other runs."""
     summarize(write_run(root / "good"), loss={"min": 1.0})
@@ -657,22 +495,6 @@ def test_best_leaves_out_an_unreadable_run(opened, root, caplog):
     assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
         f"skipped run in {root / 'bad'}"
     ] * 2
-
-
-def test_best_does_not_reuse_values_of_a_deleted_run(opened, root):
-    """A new run may get the same number in the index."""
-    summarize(write_run(root / "a"), loss={"min": 1.0})
-    age(root / "a")
-    runs = opened()
-    runs.best("loss", is_max=False)
-    shutil.rmtree(root / "a")
-    runs.scan()
-    write_run(root / "b")
-
-    runs.scan()
-
-    with pytest.raises(MetricNotFoundError, match="loss"):
-        runs.best("loss", is_max=False)
 
 
 def test_a_regular_expression_that_backtracks_too_long_is_abandoned(tmp_path):
@@ -719,19 +541,3 @@ def test_a_query_ends_with_its_budget(tmp_path):
 
         assert len(runs.query(where=slow)) == 50
         assert not runs.report.warnings
-
-
-def test_runs_are_sorted_by_duration(root, opened):
-    """Their start doesn't matter; a live run lasts until its heartbeat, and one without a start is last."""
-    write_run(root / "short", created_at=NOW - 3 * HOUR, ended_at=NOW - 3 * HOUR + 5)
-    write_run(root / "long", created_at=NOW - 9 * HOUR, ended_at=NOW - HOUR)
-    write_run(root / "live", status="running", created_at=NOW - 2 * HOUR, beat=NOW - 1)
-    write_run(root / "none", created_at=None)
-    runs = opened()
-
-    names = [
-        [run.name for run in runs.query(sort_by="duration", descending=descending)]
-        for descending in (False, True)
-    ]
-
-    assert names == [["short", "live", "long", "none"], ["long", "live", "short", "none"]]

@@ -61,36 +61,6 @@ def test_a_missing_summary_is_computed(finished, tmp_path):
     assert (computed["loss"].min_step, computed["loss"].max_step, computed["loss"].count) == (9, 0, 11)
 
 
-def test_a_metric_of_bools_is_read_as_zero_and_one(tmp_path):
-    """The summary and the series have the same numbers."""
-    with Written(tmp_path / "run") as written:
-        for step, value in enumerate([True, False, True]):
-            written.log({"is_best": value}, step)
-
-    run = Run.open(tmp_path / "run")
-
-    assert run.summary["is_best"] == MetricSummary(1.0, 0.0, 1.0, 1, 0, 3, 0, pytest.approx(2 / 3))
-    assert run.series("is_best").value.tolist() == [1.0, 0.0, 1.0]
-
-
-def test_liveness_is_current(tmp_path):
-    """A run is alive while its heartbeat is fresh.
-
-    A killed one isn't, although its status says running.
-    """
-    with Written(tmp_path / "run") as written:
-        written.log({"loss": 1.0}, 0)
-        written.flush()
-        run = Run.open(tmp_path / "run")
-        assert (run.status, run.alive) == ("running", True)
-
-    assert not run.reload().alive
-    change_sidecar(tmp_path / "run", status="running")
-    os.utime(tmp_path / "run" / "heartbeat", (1000, 1000))
-    assert Run(run.record, clock=lambda: 1100.0).alive
-    assert not Run(run.record, clock=lambda: 1181.0).alive
-
-
 def test_a_heartbeat_in_the_future_keeps_no_killed_run_alive(tmp_path):
     """Its heartbeat is more than three minutes ahead, and no process holds the lock."""
     with Written(tmp_path / "run") as written:
@@ -104,43 +74,6 @@ def test_a_heartbeat_in_the_future_keeps_no_killed_run_alive(tmp_path):
     found = Run(run.record, clock=lambda: 1000.0)
 
     assert not found.alive
-
-
-def test_a_run_reloads(tmp_path):
-    """An opened run keeps its data until `reload` reads it again."""
-    with Written(tmp_path / "run") as written:
-        written.log({"loss": 1.0}, 0)
-        written.flush()
-        run = Run.open(tmp_path / "run")
-
-    assert (run.status, run.reload().status) == ("running", "completed")
-
-
-def test_ranks_of_a_run(tmp_path):
-    """Each rank has its own series, even before its rows are in a CSV."""
-    with (
-        Written(tmp_path / "run") as zero,
-        Written(tmp_path / "run", rank=2, all_ranks=True, flush_seconds=1000) as two,
-    ):
-        zero.log({"loss": 1.0}, 0)
-        two.log({"loss": 2.0, "own": 3.0}, 0)
-        zero.flush()
-
-        run = Run.open(tmp_path / "run")
-
-        assert run.ranks() == [0, 2]
-        assert run.metric_names(2) == ["loss", "own"]
-        assert run.series("loss", rank=2).value.tolist() == [2.0]
-    assert run.series("loss", rank=2).value.tolist() == [2.0]
-
-
-def test_a_folder_without_a_run_raises(tmp_path):
-    """Empty folders, missing ones and files raise."""
-    (tmp_path / "file").write_text("x")
-
-    for path in (tmp_path, tmp_path / "missing", tmp_path / "file"):
-        with pytest.raises(RunNotFoundError):
-            Run.open(path)
 
 
 def test_a_run_of_stable_pretraining_is_read(tmp_path):

@@ -8,10 +8,9 @@ import threading
 import numpy as np
 import pytest
 
-from destinations.runs import MetricNotFoundError, Run, RunNotFoundError, WriterNotFoundError, open_runs
-from destinations.runs.content.series import count_rows
+from destinations.runs import Run, WriterNotFoundError, open_runs
 from destinations.runs.errors import RunsError
-from destinations.runs.streams import by_time, streams_of
+from destinations.runs.streams import by_time
 from tests.test_destinations.runs.written import Written, write_csv, write_shared
 
 
@@ -55,20 +54,6 @@ def test_values_of_several_writers_are_merged_by_step(run):
     ]
 
 
-def test_a_metric_of_one_writer_is_a_plain_series(run):
-    """Late values are in the order of their steps, as with several writers."""
-    assert rows_of(run.series("lr")) == [(1, 0.1, None)]
-    assert rows_of(run.series("acc")) == [(0, 0.1, None), (3, 0.3, None)]
-
-
-def test_the_values_of_one_writer_can_be_chosen(run):
-    """A writer has a name; the trainer's is empty."""
-    assert rows_of(run.series("loss", writer="eval")) == [(0, 0.5, None), (1, 11.0, None)]
-    assert rows_of(run.series("loss", writer="")) == [(1, 10.0, None), (2, 20.0, None)]
-    with pytest.raises(MetricNotFoundError):
-        run.series("acc", writer="")
-
-
 def test_unknown_writer_raises_with_a_suggestion(run):
     """The error is one of the reader's errors, and a KeyError."""
     with pytest.raises(WriterNotFoundError, match=r"no writer 'evil'\. Did you mean 'eval'\?") as caught:
@@ -77,25 +62,6 @@ def test_unknown_writer_raises_with_a_suggestion(run):
     assert isinstance(caught.value, KeyError)
     with pytest.raises(WriterNotFoundError):
         run.writer("evil")
-
-
-def test_an_unknown_metric_suggests_one_of_any_writer(run):
-    """The names of all writers are known."""
-    with pytest.raises(MetricNotFoundError, match="did you mean 'acc'"):
-        run.series("ac")
-
-
-def test_metric_names_include_all_writers(run):
-    """Each is listed once, the trainer's first."""
-    assert run.metric_names() == ["loss", "lr", "acc", "norm"]
-
-
-def test_blocks_name_their_writer(run):
-    """Blocks come writer by writer, each in the order of logging."""
-    found = [(block.writer, block.step.tolist()) for block in run.blocks()]
-
-    assert found == [("", [1, 2]), ("eval", [1, 3, 0]), ("probe", [1, 2])]
-    assert [block.writer for block in run.blocks(writer="probe")] == ["probe"]
 
 
 def test_a_data_frame_has_a_column_of_writers_if_there_are_any(run, tmp_path):
@@ -109,17 +75,6 @@ def test_a_data_frame_has_a_column_of_writers_if_there_are_any(run, tmp_path):
     assert list(frame.columns) == ["step", "time", "writer", "loss", "lr", "acc", "norm"]
     assert frame["writer"].tolist() == ["", "", "eval", "eval", "eval", "probe", "probe"]
     assert list(Run.open(tmp_path / "alone").to_dataframe().columns) == ["step", "time", "loss"]
-
-
-def test_summary_covers_all_writers(run):
-    """The last value has the largest step; for a metric of one writer, it is that writer's last value."""
-    loss, acc = run.summary["loss"], run.summary["acc"]
-
-    assert (loss.last, loss.min, loss.min_step, loss.max, loss.max_step) == (20.0, 0.5, 0, 20.0, 2)
-    assert (loss.count, loss.non_finite, loss.mean) == (5, 0, pytest.approx(53.5 / 5))
-    assert (acc.last, acc.count) == (0.3, 2)
-    assert run.summary_of(0, "probe")["loss"].last == 12.0
-    assert all(one.last == run.series(name).value[-1] for name, one in run.summary.items())
 
 
 def test_last_writer_wins_at_equal_steps(tmp_path):
@@ -173,19 +128,6 @@ def test_best_value_may_come_from_a_writer(folder, tmp_path):
         }
 
 
-def test_ranks_belong_to_the_trainer(tmp_path):
-    """A writer has its own ranks, which are in the rank's series too."""
-    for rank in range(2):
-        for writer in (None, "eval"):
-            with Written(tmp_path / "run", rank=rank, all_ranks=True, writer=writer) as written:
-                written.log({"loss": 10.0 * rank + (writer is None)}, rank)
-    run = Run.open(tmp_path / "run")
-
-    assert run.ranks() == [0, 1]
-    np.testing.assert_equal(run.ranks("loss").table, [[1.0, np.nan], [np.nan, 11.0]])
-    assert rows_of(run.series("loss", 1)) == [(1, 11.0, ""), (1, 10.0, "eval")]
-
-
 def test_a_long_series_keeps_its_order(tmp_path):
     """Tens of thousands of values from two writers are merged as by a stable sort."""
     random = np.random.default_rng(0)
@@ -199,31 +141,6 @@ def test_a_long_series_keeps_its_order(tmp_path):
 
     rows = [(step, writer, place) for writer in steps for place, step in enumerate(steps[writer].tolist())]
     assert rows_of(series) == [(step, float(place), writer) for step, writer, place in sorted(rows)]
-
-
-def test_rows_without_a_step_come_first(tmp_path):
-    """They precede all steps, in the order of logging."""
-    write_csv(tmp_path / "run", ["step,loss", "2,3.0", ",1.0", "1,2.0"])
-    write_csv(tmp_path / "run" / "writers" / "eval", ["step,loss", "2,4.0", ",1.5"])
-
-    run = Run.open(tmp_path / "run")
-
-    assert run.series("loss").value.tolist() == [1.0, 1.5, 2.0, 3.0, 4.0]
-    assert run.series("loss").has_step.tolist() == [False, False, True, True, True]
-    assert run.series("loss", writer="eval").value.tolist() == [1.5, 4.0]
-    assert run.summary["loss"].last == 4.0
-
-
-def test_row_counts_include_the_journal(folder, tmp_path):
-    """Rows that a resume abandoned don't count."""
-    assert [count_rows(stream.folder) for stream in streams_of(folder)] == [2, 3, 2]
-    with Written(tmp_path / "run", flush_seconds=1e3) as written:
-        for step in range(5):
-            written.log({"loss": 1.0}, step)
-        assert count_rows(tmp_path / "run") == 5
-    with Written(tmp_path / "run", batch=2, flush_seconds=1e3) as written:
-        written.log({"loss": 1.0}, 2)
-        assert count_rows(tmp_path / "run") == 3
 
 
 # Records.
@@ -266,13 +183,6 @@ def test_file_deleted_by_one_writer_stays_for_another(tmp_path):
 
     (found,) = Run.open(tmp_path / "run").artifacts()
     assert found.path == tmp_path / "run" / "artifacts" / "model.pt"
-
-
-def test_damaged_lines_are_counted_by_file(folder):
-    """The file's path is relative to the run's folder."""
-    (folder / "writers" / "eval" / "texts.jsonl").write_text("what\n")
-
-    assert Run.open(folder).damaged_lines() == {"writers/eval/texts.jsonl": 1}
 
 
 # Following.
@@ -322,39 +232,7 @@ def test_follow_includes_writers_that_begin_later(tmp_path):
     ]
 
 
-def test_following_ends_with_the_last_writer(tmp_path):
-    """A run is not over while an evaluation runs after the trainer's end."""
-    folder = tmp_path / "run"
-    late = Written(folder, writer="eval")
-    with Written(folder) as trainer:
-        trainer.log({"loss": 1.0}, 1)
-    run = Run.open(folder)
-    was_written = (run.alive, run.is_written)
-    rows = run.follow(until_end=True, poll_seconds=0)
-    first = next(rows)
-    late.log({"acc": 0.5}, 1)
-    second = next(rows)
-    late.close()
-
-    assert was_written == (False, True)
-    assert (first.writer, second.writer, list(rows)) == ("", "eval", [])
-    assert not run.is_written
-
-
 # Folders.
-
-
-def test_a_run_without_writers_has_none(tmp_path):
-    """It is read as before."""
-    with Written(tmp_path / "run") as written:
-        written.log({"loss": 2.0}, 2)
-        written.log({"loss": 1.0}, 1)
-    run = Run.open(tmp_path / "run")
-
-    assert run.writers == []
-    assert rows_of(run.series("loss")) == [(2, 2.0, None), (1, 1.0, None)]
-    assert run.summary["loss"].last == 1.0
-    assert not run.is_written
 
 
 def test_writers_without_a_trainer_are_a_run(tmp_path):
@@ -376,38 +254,6 @@ def test_writers_without_a_trainer_are_a_run(tmp_path):
     assert (run.tags, run.hyperparameters) == (("first", "second"), {"lr": 0.2, "only": 1})
     assert (run.record.summary, run.record.problem) == ({"loss": 1.0}, None)
     assert rows_of(run.series("loss")) == [(0, 2.0, "b"), (1, 1.0, "a")]
-
-
-def test_late_trainer_gives_the_run_its_id(tmp_path):
-    """From then on, the run has the trainer's record."""
-    folder = tmp_path / "runs" / "digits"
-    with Written(folder, writer="eval") as late:
-        late.log({"acc": 1.0}, 1)
-    before = Run.open(folder).run_id
-    with Written(folder, run_id="mine") as trainer:
-        trainer.log({"loss": 1.0}, 1)
-
-    run = Run.open(folder)
-    assert before != run.run_id == "mine"
-    assert run.record.summary == {"loss": 1.0, "acc": 1.0}
-
-
-def test_a_writer_is_a_run_of_its_own(run):
-    """It has its own status, heartbeat, sessions and records."""
-    late = run.writer("eval")
-
-    assert (late.status, late.metric_names(), late.writers) == ("completed", ["loss", "acc"], [])
-    assert late.path == run.path / "writers" / "eval"
-    assert len(late.sessions) == 1
-
-
-@pytest.mark.parametrize("name", [".hidden", "a b", "ä", "x\n"])
-def test_folder_with_another_name_is_not_a_writer(folder, name):
-    """It is not read, whatever it contains."""
-    write_csv(folder / "writers" / name, ["step,loss", "1,1000.0"])
-
-    assert Run.open(folder).writers == ["eval", "probe"]
-    assert Run.open(folder).summary["loss"].max == 20.0
 
 
 def test_links_are_not_followed(folder, tmp_path):
@@ -475,33 +321,6 @@ def test_deleted_writers_are_gone(folder):
     assert run.writers == []
     assert rows_of(run.series("loss")) == [(1, 10.0, None), (2, 20.0, None)]
     assert run.reload().record.summary == {"loss": 20.0, "lr": 0.1}
-
-
-def test_folder_of_runs_may_be_called_writers(tmp_path):
-    """The runs' sidecars don't name them as writers, so each is a run."""
-    for name in ("tolstoy", "austen"):
-        with Written(tmp_path / "runs" / "writers" / name) as written:
-            written.log({"loss": 1.0}, 1)
-
-    with open_runs(tmp_path / "runs", cache=tmp_path / "cache") as runs:
-        assert {run.name for run in runs} == {"tolstoy", "austen"}
-    with pytest.raises(RunNotFoundError):
-        Run.open(tmp_path / "runs")
-
-
-def test_a_run_of_lightning_can_have_writers(tmp_path):
-    """A writer may evaluate what another logger has trained."""
-    write_csv(tmp_path / "version_0", ["epoch,step,loss", "0,1,0.5"])
-    with Written(tmp_path / "version_0", writer="eval") as late:
-        late.log({"acc": 0.25}, 1)
-
-    run = Run.open(tmp_path / "version_0")
-    assert (run.kind, run.writers, run.record.summary) == (
-        "lightning-csv",
-        ["eval"],
-        {"loss": 0.5, "acc": 0.25},
-    )
-    assert rows_of(run.series("acc")) == [(1, 0.25, None)]
 
 
 # Merging.

@@ -6,7 +6,7 @@ import math
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from destinations.text.formatting import describe, exact, one_line, plain, short, table_text
+from destinations.text.formatting import describe, exact, one_line, plain, short
 from destinations.text.text_file import LineRecord, LineSplitter, json_line, text_lines
 
 # A busy machine may be slow, for any example.
@@ -97,8 +97,3 @@ def test_values_are_described_by_type():
     assert describe(b"abc") == "3 bytes"
     assert describe({"a": [np.zeros(1), None]}) == {"a": ["float64 (1,)", None]}
     assert exact({"a": (1, math.nan)}) == '{"a": [1, "NaN"]}'
-
-
-def test_a_table_without_columns():
-    """An empty table raises nothing."""
-    assert table_text([], [], 5) == "|  |\n|  |\n"

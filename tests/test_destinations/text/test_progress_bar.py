@@ -72,25 +72,6 @@ def test_totals_are_known_from_the_second_epoch_on():
     assert lines == ["Epoch 1/3: 3 batch", "Epoch 2/3: 100% 3/3", "Epoch 3/3: 100% 3/3"]
 
 
-def test_a_bar_over_the_whole_run_learns_its_total():
-    """A single bar over epochs of unknown length has a total once the first epoch ends."""
-    bar = ProgressBar(stream=io.StringIO(), whole_run=True, line_seconds=0, clock=Clock())
-    run = DryRun(bar, max_duration="2ep", knows_length=False)
-    run.init()
-
-    run.fit()
-    run.close()
-
-    assert [line.split("[")[0].strip() for line in bar._stream.getvalue().splitlines()] == [
-        "Train: 1 batch",
-        "Train: 2 batch",
-        "Train: 3 batch",
-        "Train:  67% 4/6",
-        "Train:  83% 5/6",
-        "Train: 100% 6/6",
-    ]
-
-
 def test_an_endless_run_counts_batches():
     """Without max_duration the bar has no total, even if the loop fires only batch events."""
     bar = ProgressBar(stream=io.StringIO(), line_seconds=1e9, clock=Clock())
@@ -472,17 +453,6 @@ def test_bad_arguments():
         ProgressBar("loss")
     with pytest.raises(ValueError, match="must not be negative"):
         ProgressBar(refresh_seconds=-1)
-
-
-def test_a_stream_may_be_the_first_argument():
-    """`ProgressBar(sys.stdout)` writes there."""
-    stream = io.StringIO()
-    run = DryRun(ProgressBar(stream, line_seconds=1e9, clock=Clock()), max_duration="1ba")
-    run.init()
-
-    run.fit()
-
-    assert stream.getvalue() == "Train: 100% 1/1 [00:00<?, ? batch/s, loss/train=1.0]\n"
 
 
 def test_a_pipe_has_a_line_for_each_tenth():

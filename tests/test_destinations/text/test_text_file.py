@@ -1,9 +1,7 @@
 """What TextFile writes, and what it doesn't touch."""
 
 import collections
-import contextlib
 import errno
-import io
 import itertools
 import json
 import logging
@@ -272,19 +270,6 @@ def test_a_refused_file_does_not_stop_training(folder):
     assert listing(folder) == {"log.txt": "precious"}
 
 
-@pytest.mark.parametrize(
-    "first_event", ["fit_start", "batch_start", "eval_standalone_start", "predict_start"]
-)
-def test_a_loop_without_after_load_refuses_too(folder, first_event):
-    """Without AFTER_LOAD, the first event of the loop decides."""
-    (folder / "log.txt").write_text("precious")
-    run = DryRun(TextFile("log.txt"))
-    run.fire("init")
-
-    with pytest.raises(FileExistsError):
-        run.fire(first_event)
-
-
 def test_close_refuses_if_no_event_came(folder):
     """A run that only logged counts as new."""
     (folder / "log.txt").write_text("precious")
@@ -433,19 +418,6 @@ def test_each_rank_writes_a_file_if_its_name_has_the_rank(folder, filename, file
     assert listing(folder)[files[0]] == "[metric][batch=0]: rank: 0\n"
 
 
-def test_a_later_chdir_does_not_move_the_file(folder, monkeypatch):
-    """The path is made absolute at INIT."""
-    file = TextFile("log.txt")
-    run = DryRun(file)
-    run.init()
-    (folder / "elsewhere").mkdir()
-
-    monkeypatch.chdir(folder / "elsewhere")
-    run.close()
-
-    assert listing(folder) == {"log.txt": ""}
-
-
 # Capture.
 
 
@@ -509,44 +481,6 @@ def test_streams_are_restored_exactly(capsys):
 
     assert sys.stdout is before[0]
     assert sys.stderr is before[1]
-
-
-@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-def test_two_captures_end_in_any_order(capsys, order):
-    """Whichever closes first, the open one keeps capturing, and in the end the streams are restored."""
-    before = sys.stdout
-    runs = [DryRun(TextFile(f"{name}.txt", capture_stdout=True), run_name=name) for name in ("a", "b")]
-    for run in runs:
-        run.init()
-    print("both")
-
-    runs[order[0]].close()
-    print("one")
-    runs[order[1]].close()
-    print("none")
-
-    assert sys.stdout is before
-    with open(f"{'ab'[order[0]]}.txt") as first, open(f"{'ab'[order[1]]}.txt") as second:  # noqa: PTH123
-        assert (first.read(), second.read()) == ("[stdout]: both\n", "[stdout]: both\n[stdout]: one\n")
-    assert capsys.readouterr().out == "both\none\nnone\n"
-
-
-def test_a_redirection_inside_and_around(capsys):
-    """`contextlib.redirect_stdout` within the run takes the prints and returns them.
-
-    One around the run is restored.
-    """
-    inner, outer = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(outer):
-        run = DryRun(TextFile("log.txt", capture_stdout=True))
-        run.init()
-        with contextlib.redirect_stdout(inner):
-            print("inner")
-        print("outer")
-        run.close()
-        assert sys.stdout is outer
-
-    assert (inner.getvalue(), outer.getvalue(), capsys.readouterr().out) == ("inner\n", "outer\n", "")
 
 
 def test_a_wrapper_that_stays_on_top_keeps_working(capsys):

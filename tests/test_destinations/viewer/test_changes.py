@@ -67,12 +67,6 @@ def looker(root, tmp_path):
     found.runs.close()
 
 
-def test_an_unchanged_folder_has_no_news(looker):
-    """The version stays the same."""
-    assert looker.news() is None
-    assert looker.changes.version == looker.version
-
-
 def test_new_changed_and_deleted_runs_are_reported(looker, root):
     """Each report has the run's id, and says that the table changed."""
     run = write_run(root / "new")
@@ -123,14 +117,6 @@ def test_a_version_of_another_server_is_answered_with_everything(looker):
             "runs": {},
             "fields": "",
         }
-
-
-def test_more_changes_than_are_kept_are_everything(looker, root):
-    """A reader that slept for a long time reads everything again."""
-    for _ in range(1001):
-        looker.changes._publish({"0" * 12: {"record": True}}, table=True)
-
-    assert looker.changes.since(looker.version)["all"]
 
 
 def test_new_rows_of_a_shown_run_wake_waiting_requests(tmp_path):

@@ -87,32 +87,6 @@ def test_a_file_with_checksums_is_read_once(tmp_path, monkeypatch):
     assert reads.bytes < size + 200_000
 
 
-def test_a_small_run_is_read_once_for_all_metrics(tmp_path, monkeypatch):
-    """The next chart of the run reads no file."""
-    write_csv(tmp_path / "one", ["step,a,b", *(f"{step},{step}.5,1" for step in range(100))])
-    cache = ColumnCache()
-    values_of(cache, tmp_path / "one", "a")
-    reads = Reads(monkeypatch)
-
-    assert values_of(cache, tmp_path / "one", "b") == [1.0] * 100
-    assert reads.bytes == 0
-
-
-def test_times_are_read_when_they_are_needed(large):
-    """From then on they stay up to date, whichever columns are added or dropped."""
-    cache = ColumnCache()
-    without = cache.read(large, 0, ["a"])
-    first = cache.read(large, 0, ["a"], with_time=True)
-    with (large / "metrics.csv").open("a") as file:
-        file.write("40000,0,1700040000,7.0,8,9\n")
-    grown = cache.read(large, 0, ["a", "b"], with_time=True)
-
-    assert np.isnan(without.block.time).all()
-    assert first.block.time.tolist() == [1.7e9 + step for step in range(40_000)]
-    assert grown.block.time.tolist() == [1.7e9 + step for step in range(40_001)]
-    assert (first.token, grown.token) == (without.token, without.token)
-
-
 def test_memory_is_bounded(tmp_path):
     """The least recently used columns go first; a single run beyond the limit keeps the requested columns."""
     folders = [tmp_path / f"run{number}" for number in range(5)]

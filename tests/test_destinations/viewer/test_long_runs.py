@@ -136,19 +136,6 @@ def test_a_band_has_the_extremes_of_a_long_run(written, name):
 
 
 @pytest.mark.usefixtures("small_limit")
-def test_a_rare_metric_is_at_its_own_steps(written, name):
-    """Its values aren't moved to the first row of a thousand, even if they have another count."""
-    rare = answer(written, name, "rare", Axis(), points=5000)
-    of_epoch = answer(written, name, "of_epoch", Axis(), points=5000)
-
-    assert [list(rare["x"]), list(rare["y"])] == [list(range(1234, ROWS, 2500))] * 2
-    assert [list(of_epoch["x"]), list(of_epoch["y"])] == [
-        list(range(6)),
-        [2160.5 + 2500 * n for n in range(6)],
-    ]
-
-
-@pytest.mark.usefixtures("small_limit")
 @pytest.mark.parametrize("half", [10, 400])
 def test_a_zoomed_band_shows_the_logged_values(written, name, half):
     """Only rows of visible index entries are read."""

@@ -4,7 +4,6 @@ import contextlib
 import http.client
 import json
 import math
-import os
 import re
 import shutil
 import threading
@@ -15,8 +14,8 @@ import numpy as np
 import pytest
 
 from destinations.runs import Run, open_runs
+from tests.effort import times
 from tests.test_destinations.runs.folders import write_lightning, write_run
-from tests.test_destinations.runs.foreign_runs import write_killed_run
 from tests.test_destinations.runs.written import Written
 from tests.test_destinations.viewer.served import Client, served, write_demo
 from tests.waiting import open_files, until
@@ -523,24 +522,6 @@ def test_a_band_has_median_extremes_and_straggler(tmp_path):
     assert "one of group, over, ranks and split" in wrong["error"]
 
 
-def test_a_band_keeps_the_extremes_of_its_values(tmp_path):
-    """The upper edge of a band is the largest value, not the largest mean."""
-    root = tmp_path / "runs"
-    for seed in range(2):
-        with Written(root / f"seed{seed}") as run:
-            run.logger.log_hyperparameters({"seed": seed})
-            for step in range(1000):
-                run.log({"loss": 100.0 if (seed, step) == (1, 503) else -7.0 if step == 77 else 1.0}, step)
-    with served(root) as page:
-        ids = [page.run_id(f"seed{seed}") for seed in range(2)]
-        asked = {"run": ids, "metric": "loss", "over": "hparams.seed", "points": 50}
-        (band,) = page.get("/api/band", asked)["bands"]
-
-    assert (len(band["x"]), max(band["high"]), min(band["low"])) == (50, 100.0, -7.0)
-    assert sorted(set(band["high"])) == [1.0, 100.0]
-    assert max(band["median"]) < 5.0
-
-
 def test_a_band_keeps_the_extremes_of_runs_with_different_steps(tmp_path):
     """A spike survives between two points of a band, even if runs log at different steps."""
     root = tmp_path / "runs"
@@ -555,47 +536,6 @@ def test_a_band_keeps_the_extremes_of_runs_with_different_steps(tmp_path):
         (band,) = page.get("/api/band", asked)["bands"]
 
     assert (len(band["x"]), max(band["high"]), min(band["low"])) == (100, 100.0, -7.0)
-
-
-def test_a_band_over_one_epoch_keeps_the_extremes_of_its_values(tmp_path):
-    """Many values at one x are one point."""
-    root = tmp_path / "runs"
-    with Written(root / "only") as run:
-        run.logger.log_hyperparameters({"seed": 0})
-        for step, value in enumerate([1.0, 5.0, -2.0, 0.0]):
-            run.log({"loss": value}, step)
-    with served(root) as page:
-        asked = {"run": page.run_id("only"), "metric": "loss", "over": "hparams.seed", "x": "epoch"}
-        (band,) = page.get("/api/band", asked)["bands"]
-
-    assert [band[name] for name in ("x", "low", "median", "high", "count")] == [[0], [-2], [1], [5], [1]]
-
-
-def test_a_metric_that_a_killed_run_changed_is_not_constant(tmp_path):
-    """Rows decide which metrics are constant, not an older summary."""
-    root = tmp_path / "runs"
-    write_killed_run(root / "killed")
-    os.utime(root / "killed" / "heartbeat", (1e9, 1e9))
-    with served(root) as page:
-        (row,) = page.get("/api/selected", {"run": page.run_id("killed")})["runs"]
-
-    assert (row["status"], row["metrics"], row["constant"]) == (
-        "killed",
-        ["loss", "val/acc", "new"],
-        ["val/acc"],
-    )
-
-
-def test_a_metric_with_a_nan_is_not_constant(tmp_path):
-    """A metric with a NaN isn't constant."""
-    root = tmp_path / "runs"
-    with Written(root / "run") as run:
-        for step in range(3):
-            run.log({"zero": 0.0, "broken": math.nan if step == 1 else 0.0}, step)
-    with served(root) as page:
-        (row,) = page.get("/api/selected", {"run": page.run_id("run")})["runs"]
-
-    assert row["constant"] == ["zero"]
 
 
 def test_an_integer_keeps_its_digits(tmp_path):
@@ -774,8 +714,9 @@ def test_a_file_of_the_wrong_kind_is_a_bad_request(page, digits):
     assert "PLY" in page.get(f"/api/runs/{digits}/points", {"file": image}, status=400)["error"]
 
 
-def test_a_thousand_requests_at_once_are_answered(page, digits):
+def test_many_requests_at_once_are_answered(page, digits):
     """The server answers all of them, while others wait for changes."""
+    count = times(200, 1000)
     version = page.get("/api/info")["version"]
 
     def wait():
@@ -789,9 +730,9 @@ def test_a_thousand_requests_at_once_are_answered(page, digits):
     paths = ["/api/runs", "/api/fields", f"/api/runs/{digits}", "/api/info"]
 
     with ThreadPoolExecutor(100) as pool:
-        found = list(pool.map(lambda number: page.request("GET", paths[number % 4]).status, range(1000)))
+        found = list(pool.map(lambda number: page.request("GET", paths[number % 4]).status, range(count)))
 
-    assert found == [200] * 1000
+    assert found == [200] * count
 
 
 def test_open_files_are_closed(page, digits):

@@ -103,18 +103,6 @@ def test_series_of_several_runs_and_metrics_grow_independently(root):
     assert begun[("loss", "eval")] == (True, [])
 
 
-def test_series_of_a_run_without_writers_are_unchanged(root):
-    """Each metric has one, the trainer's."""
-    with served(root) as page:
-        (one,) = page.get("/api/series", {"run": page.run_id("alone"), "metric": "loss"})["series"]
-        (grown,) = page.get(
-            "/api/series", {"run": page.run_id("alone"), "metric": "loss", "after": one["cursor"]}
-        )["series"]
-
-    assert (one["writer"], one["y"], one["append"]) == ("", [0.0, 1.0, 2.0], False)
-    assert (grown["append"], grown["x"]) == (True, [])
-
-
 @pytest.mark.parametrize("x", ["time", "relative", "epoch", "metric:acc"])
 def test_other_axes_belong_to_each_writer(root, x):
     """Each has its own times, epochs and metrics."""
@@ -205,20 +193,6 @@ def test_a_failed_or_unreadable_writer_is_an_error_of_the_run(root):
         ("loss", "eval", True),
         ("norm", "", False),
     ]
-
-
-def test_bands_and_comparisons_have_the_values_of_one_writer(root):
-    """A run is one member."""
-    with served(root) as page:
-        ids = [page.run_id(name) for name in ("digits", "alone")]
-        (loss,) = page.get("/api/band", {"run": ids, "metric": "loss", "group": "status"})["bands"]
-        (acc,) = page.get("/api/band", {"run": ids, "metric": "acc", "group": "status"})["bands"]
-        parts = page.get("/api/compare", {"run": ids})["parts"]
-
-    assert [member["name"] for member in loss["members"]] == ["digits", "alone"]
-    assert loss["high"] == [0.0, 10.0, 20.0]
-    assert (acc["x"], acc["median"], len(acc["members"])) == ([0, 3], [0.1, 0.3], 1)
-    assert parts[0]["metrics"] == {"loss": 1}
 
 
 def test_new_rows_of_a_writer_are_announced(root, tmp_path):

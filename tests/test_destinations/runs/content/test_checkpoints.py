@@ -306,17 +306,6 @@ def test_hostile_manifest_is_not_a_checkpoint(root, command, content):
     assert not (root.parent / "copy").exists()
 
 
-def test_a_moved_run_directory_keeps_its_checkpoints(root, command):
-    """Their paths follow the folder."""
-    train(root, save_folder=root / "digits/checkpoints")
-    (root / "digits").rename(root / "moved")
-
-    code, out, _ = command(root / "moved", "--json")
-
-    assert code == 0
-    assert json.loads(out)[0]["path"] == str(root / "moved/checkpoints/ep3-ba15.pt")
-
-
 def test_no_code_in_a_hostile_checkpoint_runs_and_no_control_character_reaches_the_screen(root, command):
     """Its pickle is inspected but never loaded; its texts are shown escaped."""
     train(root, save_folder=root / "digits/checkpoints")

@@ -50,21 +50,6 @@ def test_each_row_comes_once_and_in_order(tmp_path, gap):
     assert again == []
 
 
-def test_existing_rows_come_first(tmp_path):
-    """A follower begins with the rows in the CSV and in the journal."""
-    with Written(tmp_path / "run", flush_seconds=1000) as written, Follower(tmp_path / "run") as follower:
-        written.log({"loss": 0.0}, 0)
-        written.flush()
-        written.log({"loss": 0.5}, 1)
-
-        first = follower.poll()
-        written.log({"loss": 1.0}, 2)
-        second = follower.poll()
-
-    assert cells(first) == logged([0, 1])
-    assert cells(second) == logged([2])
-
-
 def test_calls_of_one_step_come_once_though_they_share_a_row_later(tmp_path):
     """A row read from the journal isn't read again when the CSV merges it with later calls."""
     with Written(tmp_path / "run", flush_seconds=1000) as written, Follower(tmp_path / "run") as follower:
@@ -122,18 +107,6 @@ def test_a_resume_before_there_was_a_csv(tmp_path):
     assert cells(first) == logged(range(6))
     assert cells(second) == logged(range(2, 5))
     assert third == []
-
-
-def test_the_points_of_one_metric(tmp_path):
-    """Following one metric yields its values with step and time, and ends with the run."""
-    with Written(tmp_path / "run") as written:
-        for step in range(4):
-            written.log({"loss": step / 2, **({"acc": 1.0} if step == 2 else {})}, step)
-
-    points = list(Run.open(tmp_path / "run").follow("acc", until_end=True, poll_seconds=60))
-
-    assert [(point.step, point.value) for point in points] == [(2, 1.0)]
-    assert points[0].time == pytest.approx(Run.open(tmp_path / "run").series("acc").time[0])
 
 
 class Acting(threading.Event):
@@ -205,18 +178,6 @@ def test_a_csv_of_another_program_is_followed(tmp_path):
     assert cells(third) == [(3, "acc", 0.75), (3, "loss", 1.5)]
     assert gone == []
     assert cells(anew) == logged([7])
-
-
-def test_a_run_without_rows_can_be_followed(tmp_path):
-    """A folder without metrics has no rows; the first ones arrive once they are logged."""
-    with Follower(tmp_path / "run") as follower:
-        before = follower.poll()
-        with Written(tmp_path / "run") as written:
-            written.log({"loss": 0.0}, 0)
-            during = follower.poll()
-        after = follower.poll()
-
-    assert (before, cells(during), after) == ([], logged([0]), [])
 
 
 class Writer:

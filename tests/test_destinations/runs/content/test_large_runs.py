@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from destinations.history.snapshot import last_rows, read_rows
 from destinations.runs import Run
 from destinations.runs.files import json_lines
 from destinations.runs.move.ledger import ReadPosition
@@ -52,45 +51,6 @@ def test_the_last_rows_are_read_from_the_end(large):
     assert read < MIB < (large / "metrics.csv").stat().st_size / 4
 
 
-def test_the_last_rows_are_the_last_of_all(tmp_path):
-    """Reading from the end gives the same rows as from the beginning, even for a rare metric."""
-    run = write_rows(tmp_path / "run", 40_000)
-    rows = read_rows(run)
-
-    assert last_rows(run, 12_345) == rows[-12_345:]
-    assert last_rows(run, 5, wanted={"rare"}) == [rows[7]]
-    assert last_rows(run, 0) == []
-    assert last_rows(run, 40_001) == rows
-
-
-def test_the_last_rows_of_a_live_run(tmp_path):
-    """They include the journal's rows, without the ones that a resume removed."""
-    with Written(tmp_path / "run", flush_seconds=600.0) as run:
-        for step in range(4):
-            run.log({"loss": float(step)}, step)
-        run.flush()
-        for step in range(4, 6):
-            run.log({"loss": float(step)}, step)
-
-        found = [last_rows(tmp_path / "run", count) for count in range(8)]
-        rows = read_rows(tmp_path / "run")
-
-    assert found == [rows[len(rows) - count :] if count <= 6 else rows for count in range(8)]
-
-
-@pytest.mark.parametrize("header", ["loss,step", "step,epoch,time,loss"])
-def test_a_file_with_a_second_header(tmp_path, header):
-    """The rows of another program's file follow its last header.
-
-    Quoted cells may have several lines.
-    """
-    run = write_run(tmp_path / "run")
-    cells = ",".join("1" for _ in header.split(","))
-    (run / "metrics.csv").write_text(f'{header}\n{cells}\nstep,epoch,time,other\n2,0,2.0,5\n3,0,3.0,"6"\n')
-
-    assert last_rows(run, 2) == read_rows(run)[-2:]
-
-
 def test_following_holds_only_new_rows_in_memory(large):
     """Memory grows neither with the existing rows nor with the rows handed out."""
     tracemalloc.start()
@@ -117,16 +77,6 @@ def test_a_run_is_sent_without_holding_it(large):
     assert [item.step for item in items] == list(range(1000))
     assert most < 12 * MIB
     assert bytes_read() - before < (large / "metrics.csv").stat().st_size // 2
-
-
-def test_following_from_the_last_rows_on(large):
-    """The first rows are never read."""
-    stop = threading.Event()
-    before = bytes_read()
-    rows = list(_until(Run.open(large).follow(stop=stop, poll_seconds=0, last=3), 3, stop))
-
-    assert [row.step for row in rows] == [ROWS - 3, ROWS - 2, ROWS - 1]
-    assert bytes_read() - before < 4 * MIB
 
 
 def test_rows_after_the_last_ones_arrive_once(tmp_path):

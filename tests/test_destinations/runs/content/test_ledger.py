@@ -96,14 +96,6 @@ def test_a_slow_backward_pass_and_a_late_start_are_named(folder, slow, expected)
     assert read_time(folder, [], PRODUCTIVE).slow_rank == (2, *expected)
 
 
-def test_a_backward_pass_that_nobody_waited_for_is_not_named(folder):
-    """With `fully_shard`, ranks wait within the backward pass."""
-    write(folder, "100,100,120,9,2,6,8,1,1", header=TRAINER)
-    write(folder, "100,100,120,9,2,6,3,1,1", rank=1, header=TRAINER)
-
-    assert read_time(folder, [], PRODUCTIVE).slow_rank is None
-
-
 SLOW = "session,begin,end,step,clock,data,forward,backward,waiting"
 
 
@@ -151,25 +143,6 @@ def test_a_process_that_overlaps_an_earlier_one_does_not_restart_it(folder):
 
     assert report.seconds == {"gone": 20, "repeated": 10, "batch": 10, "start": 5}
     assert [(one.begin, one.status) for one in report.sessions] == [(95, "killed"), (130, "completed")]
-
-
-def test_rows_before_the_checkpoint_is_loaded_have_no_step(folder):
-    """Steps after the loaded checkpoint don't count as repeated."""
-    write(folder, "100,100,110,60,,,,10,,,", "120,120,121,0,1,,,,,,", "120,121,131,70,,,,10,,,")
-    sessions = [
-        {"start": 100.0, "status": "killed", "resume_step": None},
-        {"start": 120.0, "status": "completed", "resume_step": 60},
-    ]
-
-    assert "repeated" not in read_time(folder, sessions, PRODUCTIVE).seconds
-
-
-def test_similar_ranks_are_not_named(folder):
-    """A difference of a hundredth is too small."""
-    write(folder, "100,100,120,9,1,,1,,6,6,6")
-    write(folder, "100,100,120,9,1,,1.2,,6,6,5.8", rank=1)
-
-    assert read_time(folder, [], PRODUCTIVE).slow_rank is None
 
 
 @pytest.mark.parametrize(

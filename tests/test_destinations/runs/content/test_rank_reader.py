@@ -7,7 +7,7 @@ import pytest
 
 from destinations.runs.content.rank_reader import RankReader
 from destinations.viewer.columns import ColumnCache
-from tests.test_destinations.runs.written import Written, write_csv
+from tests.test_destinations.runs.written import write_csv
 
 HEADER = "step,epoch,time,loss"
 
@@ -106,18 +106,3 @@ def test_the_page_has_exactly_the_columns_of_the_file(tmp_path, change, steps):
     assert block.step.tolist() == [int(row[0]) for row in rows]
     assert block.time.tolist() == [float(row[2]) for row in rows]
     assert block.columns["loss"][0].tolist() == [float(row[3]) for row in rows]
-
-
-def test_the_extent_changes_with_the_journal(tmp_path):
-    """A row that is only in the journal counts as a change; without a new row there is none."""
-    reader = RankReader(tmp_path / "run", 0)
-    with Written(tmp_path / "run", flush_seconds=1000) as written:
-        written.log({"loss": 0.5}, 0)
-        written.flush()
-        before = reader.extent()
-        same = reader.extent()
-        written.log({"loss": 0.25}, 1)
-        after = reader.extent()
-
-    assert before == same
-    assert after != before

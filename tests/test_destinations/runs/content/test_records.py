@@ -139,19 +139,6 @@ def test_a_table_comes_back_with_its_types(run):
         run.table("Misclassified", step=10)
 
 
-def test_an_artifact_comes_back(run):
-    """It has its name, location and digest."""
-    (artifact,) = run.artifacts()
-
-    assert (artifact.name, artifact.size, artifact.path.read_bytes()) == ("weights/model.pt", 7, b"weights")
-    assert len(artifact.sha256) == 64
-
-
-def test_a_run_of_our_own_has_no_damaged_lines(run):
-    """All lines of `RunDirectory` are valid."""
-    assert run.damaged_lines() == {}
-
-
 def test_damaged_lines_are_counted_and_never_raise(tmp_path):
     """A torn last line is left out; invalid lines, and lines that lead out of the run, are counted."""
     with Written(tmp_path / "run") as written:

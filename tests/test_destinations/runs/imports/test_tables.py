@@ -1,7 +1,5 @@
 """Imports CSV and Parquet files whose columns the user names."""
 
-from decimal import Decimal
-
 import pandas as pd
 import pytest
 
@@ -112,16 +110,6 @@ def test_columns_with_the_same_name_are_both_imported(tmp_path):
         {"loss": 1, "loss.2": 2, "loss.1": 2**53 + 3},
     )
     assert (report.failures, dict(report.left_out)) == ([], {"cells of a column without a name": 2})
-
-
-def test_decimals_of_parquet_are_numbers(tmp_path):
-    """Databases export them."""
-    pd.DataFrame({"step": [0, 1], "loss": [Decimal("1.5"), None]}).to_parquet(tmp_path / "history.parquet")
-
-    report = import_runs(tmp_path / "history.parquet", tmp_path / "runs")
-
-    assert [dict(row.metrics) for row in read_rows(tmp_path / "runs/history")] == [{"loss": 1.5}]
-    assert (report.failures, dict(report.left_out)) == ([], {})
 
 
 @pytest.mark.parametrize(

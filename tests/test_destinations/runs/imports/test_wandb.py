@@ -16,7 +16,7 @@ import pytest
 
 from destinations.run_directory import read_rows
 from destinations.runs import Run
-from destinations.runs.imports import SourceError, import_runs
+from destinations.runs.imports import import_runs
 from destinations.runs.imports.wandb import WANDB
 from tests.test_destinations.runs.imports.wandb_logs import artifact, history, log_bytes, metric
 
@@ -325,11 +325,3 @@ def test_downloaded_chart_has_a_run_for_each_line(tmp_path, axis):
         "wild - 2": [(1, {"loss": 0.75})],
     }
     assert report.failures == []
-
-
-def test_other_tables_are_not_taken_for_charts(tmp_path):
-    """They are tables."""
-    (tmp_path / "chart.csv").write_text("Step,loss\n0,1\n")
-
-    with pytest.raises(SourceError, match="has no column 'step'"):
-        import_runs(tmp_path / "chart.csv", tmp_path / "runs")

@@ -18,7 +18,6 @@ from destinations.run_directory import read_rows
 from destinations.runs import Run
 from destinations.runs.content.sources import branches_of
 from destinations.runs.imports import MoveReport, SendingError, SourceError, import_runs
-from destinations.runs.imports.source import unique_id
 from destinations.runs.imports.writing import Writer
 from destinations.runs.move.stream import Logged, Restart, SourceRun, Values, move
 from destinations.runs.send.targets import LEDGER
@@ -233,26 +232,6 @@ def test_run_written_by_a_concurrent_import_is_skipped(tmp_path):
     assert [path.name for path in runs.iterdir()] == ["mine"]
 
 
-def test_runs_with_the_same_name_have_separate_folders(tmp_path):
-    """Neither replaces the other, and the second one's id gets a hash."""
-
-    def runs(stamp):
-        return [
-            source_run(Values({"a": number}, 0, NOW), identity=f"test {number}", stamp=stamp)
-            for number in range(2)
-        ]
-
-    write(tmp_path / "runs", *runs("1"))
-    ids = {path.name: Run.open(path).run_id for path in (tmp_path / "runs").iterdir()}
-    report = write(tmp_path / "runs", *runs("1"))
-    write(tmp_path / "runs", *reversed(runs("2")))
-
-    assert report.unchanged == 2
-    assert sorted(rows_of(path)[0][2]["a"] for path in (tmp_path / "runs").iterdir()) == [0, 1]
-    assert sorted(ids.values()) == ["mine", unique_id("mine", "test 1")]
-    assert {path.name: Run.open(path).run_id for path in (tmp_path / "runs").iterdir()} == ids
-
-
 def test_run_named_like_a_placeholder_or_path_stays_in_the_root(tmp_path):
     """Its folder gets a harmless name; its own name is in the environment."""
     names = ["{run_name}", "../../{rank}", "{epoch}/..", "/abs"]
@@ -394,12 +373,3 @@ def test_missing_package_of_a_source_raises(tmp_path, monkeypatch):
         import_runs(tmp_path / "run-one.wandb", tmp_path / "runs")
 
     assert not (tmp_path / "runs").exists()
-
-
-def test_fractions_of_epochs_are_kept(tmp_path):
-    """Fractional epochs are a metric; whole ones stay whole."""
-    rows = [Values({"a": 1.0}, step, NOW, epoch=epoch) for step, epoch in ((0, 0.5), (1, 1.0))]
-
-    write(tmp_path / "runs", source_run(*rows))
-
-    assert [row.epoch for row in read_rows(tmp_path / "runs/mine")] == [0.5, 1]

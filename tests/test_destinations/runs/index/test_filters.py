@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from destinations.runs import FilterError
 from destinations.runs.index.filter_sql import Order
-from destinations.runs.index.filters import Field, parse_field, parse_filter
+from destinations.runs.index.filters import Field, parse_filter
 from destinations.runs.index.index import Index
 from destinations.runs.index.scan import RUNNING, ScanChange
 from destinations.runs.record import RunRecord
@@ -140,27 +140,6 @@ def test_a_time_without_a_zone_is_the_time_of_this_machine():
 
     assert at == dt.datetime(2026, 1, 3, 10).astimezone().timestamp()
     assert in_zone == dt.datetime(2026, 1, 3, 8, tzinfo=dt.UTC).timestamp()
-
-
-def test_filter_lists_its_fields():
-    """The error about a field that no run has needs them."""
-    found = parse_filter("not (hparams.x > 1 or alive) and exists(summary.y)", NOW).fields()
-
-    assert set(map(str, found)) == {"hparams.x", "alive", "summary.y"}
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("created_at", "created_at"),
-        ("hparams.a.b", "hparams.a.b"),
-        ("summary.a b", "summary.a b"),
-        ('summary."a b"', "summary.a b"),
-    ],
-)
-def test_a_single_field_can_be_parsed(text, expected):
-    """`sort_by` takes a single field, which needs no quotes."""
-    assert str(parse_field(text)) == expected
 
 
 # Errors.

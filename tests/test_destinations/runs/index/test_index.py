@@ -66,27 +66,6 @@ def test_the_index_is_in_the_users_cache_folder_and_not_with_the_runs(root, tmp_
     assert sorted(root.rglob("*")) == before
 
 
-def test_a_relative_cache_home_is_ignored(monkeypatch):
-    """The XDG specification says so."""
-    monkeypatch.setenv("XDG_CACHE_HOME", "caches")
-    monkeypatch.setenv("HOME", "/home/somebody")
-
-    folder = cache_folder()
-
-    assert folder.is_absolute()
-    assert "caches" not in folder.parts
-
-
-def test_each_root_has_an_index_of_its_own(root, cache, tmp_path):
-    """Two roots with the same name have two indexes."""
-    write_run(tmp_path / "other" / "runs" / "c")
-
-    scanned(root, cache)
-    scanned(tmp_path / "other" / "runs", cache)
-
-    assert len(list(cache.glob("runs-*.sqlite"))) == 2
-
-
 def damage_by(statement):
     """Returns a function that changes the file by SQL."""
 
@@ -316,14 +295,6 @@ def test_a_full_scan_reads_everything_again(root, cache):
         assert runs["a"].record.status == "preempted"
 
 
-def test_closing_twice_does_nothing(root, cache):
-    """The second call returns at once."""
-    runs = open_runs(root, cache=cache)
-    runs.close()
-
-    runs.close()
-
-
 def test_opening_runs_loads_nothing_heavy(root, cache):
     """No torch, numpy, YAML, pandas or readers of media and rows: a command line starts at once."""
     code = (
@@ -361,15 +332,3 @@ def test_index_is_complete_after_a_killed_first_scan(root, cache):
     with contextlib.closing(sqlite3.connect(index_file(cache))) as db:
         assert db.execute("SELECT name FROM sqlite_master WHERE sql LIKE 'CREATE INDEX%'").fetchall() == made
         assert ("runs_by_creation",) in made
-
-
-def test_a_first_scan_makes_the_indexes_of_sql_last(root, cache):
-    """Earlier, they would make its transactions change pages all over the file."""
-    statements = []
-    with open_runs(root, cache=cache, clock=clock, scan=False) as runs:
-        runs._roots[0].index._db._db.set_trace_callback(statements.append)
-        runs.scan()
-
-    kinds = [text.split(" ON ")[0].split("(")[0].split("VALUES")[0].strip() for text in statements]
-    first = min(place for place, kind in enumerate(kinds) if kind.startswith("CREATE INDEX"))
-    assert max(place for place, kind in enumerate(kinds) if kind.startswith("INSERT")) < first

@@ -178,35 +178,6 @@ def test_only_changed_runs_are_read_again(root, with_disk):
     assert runs["b"].record.summary == {"loss": 0.5}
 
 
-def test_a_restored_older_sidecar_is_read_too(opened, root):
-    """A different timestamp means a different file, even if it is earlier."""
-    write_run(root / "a", notes="new")
-    opened.scan()
-    write_run(root / "a", notes="old")
-    os.utime(root / "a" / "sidecar.json", (NOW - 9 * HOUR, NOW - 9 * HOUR))
-    os.utime(root / "a", (NOW - 9 * HOUR, NOW - 9 * HOUR))
-
-    opened.scan()
-
-    assert opened["a"].record.notes == "old"
-
-
-def test_recent_files_are_checked_again(root, with_disk):
-    """Two changes may fall within one tick of the file system's clock."""
-    moment = (NOW, NOW)
-    write_run(root / "a", notes="1")
-    os.utime(root / "a", moment)
-    runs = with_disk(FileSystem(), clock_ns=lambda: int(NOW * 1e9) + 1000)
-    runs.scan()
-    write_run(root / "a", notes="2")
-    os.utime(root / "a", moment)
-
-    report = runs.scan()
-
-    assert counts(report) == {"runs": 1, "changed": 1}
-    assert runs["a"].record.notes == "2"
-
-
 def test_recently_overwritten_sidecar_is_read_again(root, with_disk):
     """Two unknown times count as different, even if file and size are the same."""
     moment = (NOW, NOW)
@@ -251,47 +222,6 @@ def test_hidden_folders_and_links_are_left_out(opened, root, tmp_path):
     report = opened.scan()
 
     assert counts(report) == {}
-
-
-def test_new_runs_inside_a_run_are_found(opened, root):
-    """A sweep may keep its trials in its own folder."""
-    write_run(root / "sweep")
-    write_run(root / "sweep" / "trials" / "one")
-    first = opened.scan()
-    write_run(root / "sweep" / "trials" / "two")
-
-    second = opened.scan()
-
-    assert (first.added, second.added) == (2, 1)
-    assert ids(opened) == ["one", "sweep", "two"]
-
-
-def test_a_root_may_be_a_run_itself(tmp_path):
-    """`open_runs("runs/digits")` opens one run."""
-    write_run(tmp_path / "digits", run_id="d")
-
-    with open_runs(tmp_path / "digits", cache=tmp_path / "cache") as runs:
-        assert [run.record.path for run in runs] == [tmp_path / "digits"]
-        assert runs.scan().runs == 1
-
-
-def test_a_folder_becomes_a_run_once_it_has_a_sidecar(opened, root):
-    """The folder was empty at the first scan."""
-    (root / "a").mkdir()
-    first = opened.scan()
-    write_run(root / "a")
-
-    second = opened.scan()
-
-    assert (first.runs, second.runs) == (0, 1)
-
-
-def test_empty_root_is_not_a_run(opened):
-    """The scan finds nothing and reports nothing."""
-    report = opened.scan()
-
-    assert counts(report) == {}
-    assert (report.problems, report.warnings, opened.query(), len(opened)) == ((), (), [], 0)
 
 
 @pytest.mark.parametrize("name", ["missing", "file"])
@@ -362,16 +292,6 @@ def test_moved_run_keeps_its_identity(opened, root):
     assert opened["id"].record.path == root / "b"
 
 
-def test_copied_tree_is_read_at_its_new_place(root, tmp_path):
-    """The sidecars have paths of another machine, which don't matter."""
-    write_run(root / "a", run_dir="/cluster/runs/a")
-    shutil.copytree(root, tmp_path / "laptop")
-
-    with open_runs(tmp_path / "laptop", cache=tmp_path / "cache") as runs:
-        assert runs["a"].record.path == tmp_path / "laptop" / "a"
-        assert (runs["a"].record.status, runs.report.damaged) == ("completed", 0)
-
-
 def test_duplicate_id_is_reported_with_its_paths(opened, root):
     """A copied folder is a second run with the same id; both are listed."""
     write_run(root / "a", run_id="id")
@@ -382,15 +302,6 @@ def test_duplicate_id_is_reported_with_its_paths(opened, root):
 
     assert report.duplicates == {"id": (root / "a", root / "b")}
     assert ids(opened) == ["c", "id", "id"]
-
-
-def test_duplicate_id_in_two_roots_is_reported(tmp_path):
-    """Each root has its own index; the id is looked up in all."""
-    write_run(tmp_path / "one" / "a", run_id="id")
-    write_run(tmp_path / "two" / "b", run_id="id")
-
-    with open_runs(tmp_path / "one", tmp_path / "two", cache=tmp_path / "cache") as runs:
-        assert runs.report.duplicates == {"id": (tmp_path / "one" / "a", tmp_path / "two" / "b")}
 
 
 class DiskThatDoesSomethingOnce(FileSystem):
@@ -416,17 +327,6 @@ def test_run_deleted_during_the_scan_is_left_out(root, with_disk):
     report = runs.scan()
 
     assert counts(report) == {"runs": 1, "added": 1}
-
-
-def test_run_moved_during_the_scan_is_found_by_the_next(root, with_disk):
-    """One scan may miss it, but not the next."""
-    write_run(root / "a", run_id="id")
-    runs = with_disk(DiskThatDoesSomethingOnce("a/sidecar.json", lambda: (root / "a").rename(root / "z")))
-    runs.scan()
-
-    runs.scan()
-
-    assert [run.record.path for run in runs] == [root / "z"]
 
 
 # Damage.
@@ -521,28 +421,6 @@ def test_a_run_folder_without_a_sidecar_is_an_orphan(opened, root):
     assert first.problems == ((root / "a", "sidecar.json is missing"),)
     write_run(root / "a")
     assert counts(opened.scan()) == {"runs": 1, "changed": 1}
-
-
-def test_run_with_a_deleted_sidecar_is_still_known(opened, root):
-    """Its last content stays, with the problem."""
-    write_run(root / "a", notes="n", beat=NOW)
-    opened.scan()
-    (root / "a" / "sidecar.json").unlink()
-
-    report = opened.scan()
-
-    assert counts(report) == {"runs": 1, "unchanged": 1, "damaged": 1, "orphans": 1}
-    assert (opened["a"].record.notes, opened["a"].record.problem) == ("n", "sidecar.json is missing")
-    assert counts(opened.scan()) == {"runs": 1, "unchanged": 1, "damaged": 1, "orphans": 1}
-
-
-def test_sidecar_folder_is_a_problem(opened, root):
-    """The scan continues."""
-    (root / "a" / "sidecar.json").mkdir(parents=True)
-
-    report = opened.scan()
-
-    assert report.problems == ((root / "a", "sidecar.json cannot be read: Is a directory"),)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
@@ -641,58 +519,7 @@ def test_a_run_of_very_many_names_keeps_them_all(opened, root):
     assert [run.record.run_id for run in opened.query(sort_by="hparams.layers.2400")] == ["b", "a"]
 
 
-def test_removed_value_is_forgotten(opened, root):
-    """A changed run is replaced as a whole."""
-    write_run(root / "a", tags=["old"], hparams={"x": 1, "y": 2})
-    opened.scan()
-    write_run(root / "a", tags=["new"], hparams={"y": 3})
-
-    opened.scan()
-
-    assert opened["a"].record.hparams == {"y": 3}
-    assert ids(opened, where="exists(hparams.x)") == []
-    assert (ids(opened, tag="old"), ids(opened, tag="new")) == ([], ["a"])
-
-
 # Liveness.
-
-
-@pytest.mark.parametrize(
-    ("status", "age_seconds", "expected"),
-    [
-        ("running", 0, True),
-        ("running", 180, True),
-        ("running", 181, False),
-        ("running", -180, True),
-        ("running", -181, False),
-        ("running", None, False),
-        ("completed", 0, False),
-        ("failed", 0, False),
-        ("preempted", 0, False),
-        ("finished", 0, False),
-        ("orphaned", 0, False),
-    ],
-)
-def test_a_run_is_alive_until_it_ends_or_its_heartbeat_stops(status, age_seconds, expected, opened, root):
-    """An ended run isn't alive, even with a fresh heartbeat; the status stays as written."""
-    write_run(root / "a", status=status, beat=None if age_seconds is None else NOW - age_seconds)
-
-    report = opened.scan()
-
-    assert report.alive == expected
-    assert (len(opened.query(where="alive")), opened["a"].record.status) == (expected, status)
-
-
-def test_silent_run_stops_being_alive(opened, root):
-    """Only its heartbeat gets older."""
-    write_run(root / "a", status="running", beat=NOW)
-    first = opened.scan()
-    os.utime(root / "a" / "heartbeat", (NOW - HOUR, NOW - HOUR))
-
-    second = opened.scan()
-
-    assert (first.alive, second.alive) == (1, 0)
-    assert opened["a"].record.heartbeat_at == NOW - HOUR
 
 
 def test_a_heartbeat_in_the_future_counts_while_the_lock_is_held(opened, root):
@@ -738,43 +565,6 @@ def test_folders_of_lightning_are_runs(opened, root):
     }
 
 
-def test_a_live_lightning_run_is_read_again(opened, root):
-    """Lightning appends in place, which changes no folder."""
-    folder = write_lightning(root / "version_0")
-    opened.scan()
-    with (folder / "metrics.csv").open("a") as file:
-        file.write("1,0.25,2\r\n")
-    os.utime(folder / "metrics.csv", (NOW, NOW))
-
-    report = opened.scan()
-
-    assert counts(report) == {"runs": 1, "changed": 1, "alive": 1}
-    assert opened["version_0"].record.summary == {"loss": 0.25}
-
-
-@pytest.mark.parametrize(
-    "hparams",
-    [
-        "a: [",
-        "\0",
-        "a: &a [*a]",
-        "\n".join(
-            ["a0: &a0 [1, 1]", *(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 12))]
-        ),
-    ],
-    ids=["no YAML", "NUL", "in itself", "a bomb"],
-)
-def test_unreadable_hyperparameters_are_a_problem(hparams, opened, root):
-    """The metrics are still there."""
-    write_lightning(root / "version_0", hparams=hparams)
-
-    report = opened.scan()
-
-    assert report.damaged == 1
-    assert opened["version_0"].record.problem.startswith("hparams.yaml cannot be read: ")
-    assert opened["version_0"].record.summary == {"loss": 0.5}
-
-
 @pytest.mark.parametrize(
     ("csv", "expected"),
     [
@@ -796,16 +586,6 @@ def test_any_csv_is_read_as_far_as_possible(csv, expected, opened, root):
     opened.scan()
 
     assert opened["version_0"].record.summary == expected
-
-
-def test_the_last_values_of_a_long_csv_are_read_from_its_end(opened, root):
-    """A metric that was logged once, long ago, has its value too."""
-    rows = "".join(f"{step},,{step / 10}\r\n" for step in range(200_000))
-    write_lightning(root / "version_0", f"step,early,loss\r\n0,7.5,\r\n{rows}")
-
-    opened.scan()
-
-    assert opened["version_0"].record.summary == {"early": 7.5, "loss": 19999.9}
 
 
 def test_runs_of_stable_pretraining_are_runs(opened, root):

@@ -128,18 +128,6 @@ def test_a_scan_while_twenty_writers_are_at_work(killed, tmp_path):
     assert losses == {1.0 / 50}
 
 
-def test_a_killed_run_is_not_alive_after_its_heartbeat_stops(killed, tmp_path):
-    """Its status stays "running"; three minutes later it counts as dead."""
-    root = tmp_path / "runs"
-    root.mkdir()
-    killed()
-
-    with open_runs(root, cache=tmp_path / "cache", clock=lambda: time.time() + HOUR) as runs:
-        assert (runs.report.runs, runs.report.alive) == (4, 0)
-        assert {run.record.status for run in runs.query(where="not alive")} == {"running"}
-        assert {run.record.hparams["kind"] for run in runs} == {"crash"}
-
-
 KILLED_BETWEEN_FLUSHES = """
 import os
 import signal

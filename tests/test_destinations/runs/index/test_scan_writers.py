@@ -5,8 +5,7 @@ import os
 
 import pytest
 
-from destinations.runs import open_runs
-from tests.test_destinations.runs.folders import HOUR, NOW, age, clock, write_lightning, write_run
+from tests.test_destinations.runs.folders import HOUR, NOW, age, write_run
 from tests.test_destinations.runs.index.test_scan import CountingDisk
 
 
@@ -114,35 +113,6 @@ def test_run_with_a_live_writer_is_read_at_each_scan(root, with_disk):
     assert counts(second.scan()) == {"runs": 1, "unchanged": 1}
 
 
-def test_run_has_the_status_of_its_trainer(root, opened):
-    """A live or failed writer doesn't change it."""
-    digits = write_run(root / "digits", status="completed")
-    write_writer(digits, "eval", status="failed")
-    write_writer(digits, "live", status="running", beat=NOW)
-
-    assert counts(opened.scan()) == {"runs": 1, "added": 1}
-    assert opened["digits"].status == "completed"
-
-
-def test_a_folder_with_writers_alone_is_a_run(root, opened):
-    """It has the id of its first writer until there is a trainer's sidecar."""
-    write_writer(root / "digits", "b", created_at=NOW - 50, metrics={"acc": 0.5})
-    write_writer(root / "digits", "a", created_at=NOW - 40, status="running", beat=NOW)
-
-    first = counts(opened.scan())
-    record = opened["digits"].record
-    idle = counts(opened.scan())
-    write_run(root / "digits", "trainer")
-    second = counts(opened.scan())
-
-    assert first == {"runs": 1, "added": 1, "alive": 1}
-    assert (record.run_id, record.status, record.heartbeat_at) == ("b-id", "running", NOW)
-    assert record.created_at == NOW - 50
-    assert idle == {"runs": 1, "changed": 1, "alive": 1}
-    assert second == {"runs": 1, "changed": 1}
-    assert opened["digits"].run_id == "trainer"
-
-
 def test_run_of_ended_writers_is_not_read_again(root, opened):
     """It is gone once they are deleted."""
     folder = write_writer(root / "digits", "eval", metrics={"acc": 0.5})
@@ -154,31 +124,6 @@ def test_run_of_ended_writers_is_not_read_again(root, opened):
     age(root / "digits" / "writers")
 
     assert counts(opened.scan()) == {"gone": 1}
-
-
-def test_writer_is_found_once_it_has_a_sidecar(root, opened):
-    """This holds even if nothing else changes in the run's folder."""
-    folder = root / "digits" / "writers" / "eval"
-    (folder / "journal" / "rank0").mkdir(parents=True)
-    age(root / "digits", root / "digits" / "writers", folder)
-    first = counts(opened.scan())
-    before = (root / "digits").stat().st_mtime_ns
-    write_writer(root / "digits", "eval")
-    os.utime(root / "digits", ns=(before, before))
-    second = counts(opened.scan())
-
-    assert first == {}
-    assert second == {"runs": 1, "added": 1}
-    assert opened["digits"].run_id == "eval-id"
-
-
-def test_ordinary_folder_called_writers_may_have_runs(root, opened):
-    """Runs without a writer's name in the sidecar are runs, at any depth."""
-    write_run(root / "writers" / "tolstoy")
-    write_run(root / "books" / "writers" / "austen")
-
-    assert counts(opened.scan()) == {"runs": 2, "added": 2}
-    assert counts(opened.scan()) == {"runs": 2, "unchanged": 2}
 
 
 def test_renamed_copy_is_not_a_writer(root, opened):
@@ -223,35 +168,6 @@ def test_unreadable_writer_is_a_problem_of_the_run(root, opened):
     assert opened["digits"].record.problem is None
 
 
-def test_writers_of_damaged_or_lightning_runs_are_not_runs(root, opened):
-    """This holds for any kind of run."""
-    for name in ("damaged", "orphan"):
-        write_run(root / name)
-        write_writer(root / name, "eval")
-    (root / "damaged" / "sidecar.json").write_text("{")
-    (root / "orphan" / "sidecar.json").rename(root / "orphan" / "heartbeat")
-    write_lightning(root / "lightning")
-    opened.scan()
-    write_writer(root / "lightning", "eval", metrics={"acc": 0.5})
-
-    opened.scan()
-
-    assert {run.name for run in opened} == {"damaged", "orphan", "lightning"}
-    assert opened["lightning"].record.summary == {"loss": 0.5, "acc": 0.5}
-
-
-def test_tags_of_writers_can_be_edited_without_a_trainer(root, opened):
-    """A removed tag stays away, as with a trainer's tags."""
-    write_writer(root / "digits", "eval", tags=["a", "b"])
-    opened.scan()
-
-    opened.edit("digits", tags=["b", "c"])
-
-    assert opened["digits"].tags == ("b", "c")
-    opened.scan(full=True)
-    assert opened["digits"].tags == ("b", "c")
-
-
 def test_more_writers_than_are_read_are_a_problem_of_the_run(root, opened, caplog):
     """In a folder that someone has filled, a reader looks at a thousand at most."""
     digits = write_run(root / "digits")
@@ -264,13 +180,3 @@ def test_more_writers_than_are_read_are_a_problem_of_the_run(root, opened, caplo
     assert opened["digits"].record.problem == "it has 1002 writers, of which the first 1000 are read"
     assert len(opened["digits"].writers) == 1000
     assert "has 1002 writers" in caplog.text
-
-
-def test_an_opened_folder_of_a_writer_is_a_run(root):
-    """It may be the only folder of its root, or a root."""
-    write_writer(write_run(root / "digits"), "eval")
-
-    with open_runs(root / "digits" / "writers", cache=root.parent / "cache", clock=clock) as runs:
-        assert [run.run_id for run in runs] == ["eval-id"]
-    with open_runs(root / "digits", cache=root.parent / "cache", clock=clock) as runs:
-        assert [run.run_id for run in runs] == ["digits"]

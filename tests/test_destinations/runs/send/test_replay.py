@@ -278,18 +278,6 @@ def test_metrics_of_other_ranks_get_a_prefix(ranked):
     assert (report.rows, again.rows) == (16, 0)
 
 
-def test_prefix_of_a_rank_avoids_metrics_of_that_name(tmp_path):
-    """If rank 0 has a metric `rank1/loss`, the metrics of rank 1 get another prefix."""
-    run = write_ranks(tmp_path / "run", range(2), Clock(), more={"rank1/loss": 7.0})
-    memory = InMemory()
-
-    replay(run, memory)
-
-    assert sorted(memory.data) == ["loss", "rank1/loss", "rank1_/loss", "rank1_/rank1/loss"]
-    assert memory.get_timeseries("rank1/loss")["rank1/loss"].tolist() == [7.0, 7.0]
-    assert memory.get_timeseries("rank1_/loss")["rank1_/loss"].tolist() == [0.5, 1.5]
-
-
 def test_replay_raises_for_a_position_in_an_abandoned_branch(tmp_path):
     """The caller decides whether to start over."""
     run = write_run(tmp_path / "a", range(10))

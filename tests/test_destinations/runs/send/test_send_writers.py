@@ -1,15 +1,11 @@
 """Sends runs with several writers: unchanged to a folder, and as one run to a tracker."""
 
-import json
-
 import numpy as np
 import pytest
 
 from destinations import InMemory, RunDirectory
 from destinations.run_directory import read_rows
 from destinations.runs import Run
-from destinations.runs.move.ledger import ReadPosition
-from destinations.runs.move.stored import records_of
 from destinations.runs.send import SendingError, send
 from destinations.runs.send.replay import replay
 from destinations.testing import RecordingDestination
@@ -72,31 +68,6 @@ def test_additions_of_a_writer_are_sent(run, sent, tmp_path):
     assert copy.writer("eval").hyperparameters == {"beams": 4}
     (image,) = copy.images("Inputs")
     assert image.path.is_relative_to(copy.path / "writers" / "eval" / "media")
-
-
-def test_run_without_a_trainer_is_copied(tmp_path):
-    """Its trainer may never start."""
-    with Written(tmp_path / "digits", writer="eval") as late:
-        late.log({"acc": 0.7}, 2)
-    run = Run.open(tmp_path / "digits")
-
-    report = send(run, f"run:{tmp_path / 'to'}", cache=tmp_path)
-
-    copy = Run.open(tmp_path / "to" / "digits")
-    assert (report.rows, report.is_over, copy.writers) == (1, True, ["eval"])
-    assert copy.series("acc").value.tolist() == [0.7]
-
-
-def test_ranks_of_a_writer_are_copied(run, sent, tmp_path):
-    """Each rank has its own file."""
-    for rank in range(2):
-        with Written(run.path, writer="wide", rank=rank, all_ranks=True) as written:
-            written.log({"loss": float(rank)}, 1)
-
-    sent()
-
-    folder = tmp_path / "to" / "digits" / "writers" / "wide"
-    assert [read_rows(folder, rank)[0].metrics for rank in range(2)] == [{"loss": 0.0}, {"loss": 1.0}]
 
 
 def test_copy_is_replaced_with_its_writers(run, sent, tmp_path):
@@ -166,48 +137,6 @@ def test_prefix_of_a_writer_avoids_metrics_of_that_name(tmp_path):
     replay(Run.open(tmp_path / "digits"), memory)
 
     assert sorted(memory.data) == ["eval/loss", "eval_/loss"]
-
-
-def test_position_covers_each_writer(run):
-    """New records of one writer are yielded, whatever the others have."""
-    position = ReadPosition()
-    first = [(item.writer, item.step) for item in records_of(run.path, position)]
-    with Written(run.path, writer="probe") as probe:
-        probe.log({"norm": 5.0}, 1)
-    with Written(run.path, writer="new") as new:
-        new.log({"norm": 6.0}, 1)
-
-    second = [(item.writer, item.metrics) for item in records_of(run.path, position)]
-
-    assert first == [("", 1), ("eval", 1), ("", 2), ("probe", 1), ("eval", 3), ("eval", 0), ("probe", 2)]
-    assert second == [("probe", {"norm": 5.0}), ("new", {"norm": 6.0})]
-    assert list(records_of(run.path, position)) == []
-    assert ReadPosition(**json.loads(json.dumps(vars_of(position)))) == position
-
-
-def vars_of(position):
-    """Returns the attributes of a position."""
-    return {name: getattr(position, name) for name in position.__slots__ if not name.startswith("__")}
-
-
-def test_run_with_a_live_writer_is_not_over(tmp_path):
-    """The current rows are sent now, and the others later."""
-    run_dir = tmp_path / "digits"
-    late = Written(run_dir, writer="eval")
-    with Written(run_dir) as trainer:
-        trainer.log({"loss": 1.0}, 1)
-    late.log({"acc": 0.5}, 1)
-    late.flush()
-    run = Run.open(run_dir)
-
-    first = send(run, f"run:{tmp_path / 'to'}", cache=tmp_path)
-    late.log({"acc": 0.6}, 2)
-    late.close()
-    second = send(run, f"run:{tmp_path / 'to'}", cache=tmp_path)
-
-    assert (first.rows, first.is_over, second.rows, second.is_over) == (2, False, 1, True)
-    assert rows_of(tmp_path / "to" / "digits") == rows_of(run_dir)
-    assert Run.open(tmp_path / "to" / "digits").status == "completed"
 
 
 def test_run_is_followed_until_its_last_writer_ends(tmp_path):
