@@ -210,7 +210,7 @@ def damage_of_rows(run_dir: Path, parts: int = 0, *, is_whole: bool = False) -> 
 
     Args:
         run_dir: the folder of the run.
-        parts: how many closed parts rank 0 had when it ended.
+        parts: how many closed parts rank 0 had when it ended; if not 0, their folder must exist.
         is_whole: whether to compare checksums, see `MetricsSnapshot.damage`.
 
     Raises:

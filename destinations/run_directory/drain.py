@@ -264,7 +264,7 @@ class JournalDrain:
     def lost_rows(self) -> int:
         """Returns how many rows are gone or exist only in deleted files; for use after logging has ended."""
         lost = self.rows if self._csv.exists and not self._csv.is_in_place() else 0
-        return self.missing + self.source.missing + lost + self.source.rows_of_deleted()
+        return self.missing + lost + self.source.rows_of_deleted()
 
     # One pass.
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from uploads.disk import DISK, Disk
 
 from .folder import remove_temporaries
-from .frames import MAGIC, count_rows, encode_frame
+from .frames import MAGIC, encode_frame
 from .layout import POSITION, Position, segment_number, segment_path, segment_paths
 from .segments import Segment, end_of_journal
 
@@ -83,7 +83,6 @@ class JournalFiles:
         self._spares: deque[Segment] = deque(maxlen=1)
         # The next segment, from when it is chosen until it is current.
         self._next: Segment | None = None
-        self._rows_of_closed: dict[int, int] = {}
         self._first_number = _last_number(folder) + 1
         self._first_follows = end_of_journal(folder)
 
@@ -158,13 +157,7 @@ class JournalFiles:
         for index, segment in enumerate(full):
             segment.unmap()
             if len(full) - index > _KEPT_OPEN and segment.fileno() >= 0:
-                data = os.pread(segment.fileno(), segment.size, 0)
-                self._rows_of_closed[segment.number] = count_rows(data, len(MAGIC))
                 segment.close()
-
-    def rows_of_closed(self, number: int) -> int:
-        """Returns how many rows a segment had that was closed to save descriptors."""
-        return self._rows_of_closed.get(number, 0)
 
     def close(self, *, in_child: bool = False) -> None:
         """Removes prepared segments. In a forked child, closes all segments, which belong to the parent."""

@@ -18,7 +18,7 @@ from .segments import FIRST_BYTES, JournalRecord, continues_from, iter_records, 
 if TYPE_CHECKING:
     from .journal_files import JournalFiles
 
-__all__ = ["CHUNK_ROWS", "JournalSource", "SegmentReader"]
+__all__ = ["CHUNK_ROWS", "JournalSource"]
 
 CHUNK_ROWS = 256
 """The maximum number of rows in a block.
@@ -35,29 +35,17 @@ _READ_BYTES = 256 << 10
 _MOST_COMING = 64
 
 
-class SegmentReader:
-    """Reads a segment through the open descriptor of the journal, or from its path.
+class _SegmentFile:
+    """An open segment, which is empty if the file is gone.
 
     Args:
         path: the path of the segment.
-        files: the segments of a live journal, or None.
-        number: the number of the segment.
     """
 
-    def __init__(self, path: Path, files: "JournalFiles | None", number: int) -> None:
-        self._owned = -1
-        self._segment = None
-        if files is not None:
-            self._segment = next((item for item in list(files.segments) if item.number == number), None)
-        self._fd = -1 if self._segment is None else self._segment.fileno()
-        if self._fd >= 0:
-            # Duplicated, because the journal may close its own descriptor. If the process has no free
-            # descriptor, the original is used.
-            with contextlib.suppress(OSError):
-                self._fd = self._owned = os.dup(self._fd)
-        if self._fd < 0:
-            with contextlib.suppress(FileNotFoundError):
-                self._fd = self._owned = look_twice(path, lambda: os.open(path, os.O_RDONLY))
+    def __init__(self, path: Path) -> None:
+        self._fd = -1
+        with contextlib.suppress(FileNotFoundError):
+            self._fd = look_twice(path, lambda: os.open(path, os.O_RDONLY))
 
     @property
     def is_segment(self) -> bool:
@@ -66,15 +54,11 @@ class SegmentReader:
 
     def read(self, offset: int, length: int) -> bytes:
         """Returns up to `length` bytes from an offset."""
-        if self._fd < 0:
-            return b""
-        if self._segment is not None and self._segment.size:
-            length = min(length, self._segment.end() - offset)
-        return read_at(self._fd, max(0, length), offset)
+        return read_at(self._fd, length, offset) if self._fd >= 0 else b""
 
-    def size(self) -> int:
-        """Returns the size of the file in bytes."""
-        return os.fstat(self._fd).st_size if self._fd >= 0 else 0
+    def content(self) -> bytes:
+        """Returns all bytes of the file."""
+        return self.read(0, os.fstat(self._fd).st_size) if self._fd >= 0 else b""
 
     def sync(self, disk: Disk) -> None:
         """Syncs the segment."""
@@ -85,8 +69,8 @@ class SegmentReader:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._owned >= 0:
-            os.close(self._owned)
+        if self._fd >= 0:
+            os.close(self._fd)
 
 
 class JournalSource:
@@ -102,7 +86,6 @@ class JournalSource:
         offset: the offset in that segment. The caller moves it as it writes what `frames` yields.
         end: the offset up to which the segment was read.
         damaged_bytes: the number of unreadable bytes in segments.
-        missing: the number of rows in segments that are gone.
     """
 
     def __init__(self, folder: Path, files: "JournalFiles | None", disk: Disk) -> None:
@@ -112,7 +95,6 @@ class JournalSource:
         self.segment = 0
         self.offset = self.end = len(MAGIC)
         self.damaged_bytes = 0
-        self.missing = 0
         self._names: dict[int, tuple[str, ...]] = {}
         self._names_of_segment = 0
         self._skipped: set[int] = set()
@@ -133,12 +115,9 @@ class JournalSource:
 
     def frames(self) -> Generator[tuple[int, int, Found], None, None]:
         """Yields each item of the current segment with its start and end offsets."""
-        own = self._own().get(self.segment)
         at, length = self.offset, _READ_BYTES
         with self._reader(self.segment) as reader:
             if not reader.is_segment:
-                if own is not None and self._files is not None:
-                    self.missing += self._files.rows_of_closed(self.segment)
                 return
             if self._names_of_segment != self.segment:
                 self._names_of_segment = self.segment
@@ -154,7 +133,7 @@ class JournalSource:
                         break
                     length *= 2  # The frame is longer.
                 at = self.end = at + self._taken
-        if own is None:
+        if self.segment not in self._own():
             self.damaged_bytes += len(self._data.rstrip(b"\0"))
 
     def _next_item(self) -> tuple[int, int, Found | None] | None:
@@ -205,31 +184,30 @@ class JournalSource:
     def rows_of_deleted(self) -> int:
         """Returns how many rows exist only in deleted segments."""
         own = [] if self._files is None else list(self._files.segments)
-        gone = (one for one in own if one.number >= self.segment and not one.is_at(one.path))
-        return sum(self._rows_left(one.number) for one in gone)
+        gone = [one for one in own if one.number >= self.segment and not one.is_at(one.path)]
+        # If there are very many, the oldest are closed.
+        contents = ((one.number, read_at(one.fileno(), one.size, 0)) for one in gone if one.fileno() >= 0)
+        return sum(count_rows(data, self._start_in(number)) for number, data in contents)
 
     def _rows_left(self, number: int) -> int:
-        start = self.offset if number == self.segment else len(MAGIC)
         with self._reader(number) as reader:
-            data = reader.read(0, reader.size()) if reader.is_segment else b""
-        return count_rows(data, start)
+            return count_rows(reader.content() if reader.is_segment else b"", self._start_in(number))
+
+    def _start_in(self, number: int) -> int:
+        return self.offset if number == self.segment else len(MAGIC)
 
     # Which segments there are.
 
-    def _own(self) -> dict[int, Path]:
-        """Returns the segments that are open in this process."""
-        files = self._files
-        return {} if files is None else {item.number: item.path for item in list(files.segments)}
+    def _own(self) -> set[int]:
+        """Returns the numbers of the segments of this process."""
+        return set() if self._files is None else {one.number for one in list(self._files.segments)}
 
     def _listed(self) -> dict[int, Path]:
         """Returns the paths of the segments, by their numbers, ascending."""
-        found = {segment_number(path): path for path in segment_paths(self._folder)}
-        return dict(sorted({**found, **self._own()}.items()))
+        return {segment_number(path): path for path in segment_paths(self._folder)}
 
-    def _reader(self, number: int) -> SegmentReader:
-        own = self._own()
-        path = own.get(number) or self._listed().get(number, self._folder / "none")
-        return SegmentReader(path, self._files if number in own else None, number)
+    def _reader(self, number: int) -> _SegmentFile:
+        return _SegmentFile(self._listed().get(number, self._folder / "none"))
 
     def _next(self, listed: dict[int, Path], least: int) -> int | None:
         """Returns the segment to continue in: the current one, or the first one that follows its end.
@@ -242,12 +220,12 @@ class JournalSource:
                 continue
             if number == self.segment or number in own:
                 return number
-            with SegmentReader(path, None, number) as reader:
+            with _SegmentFile(path) as reader:
                 if continues_from(reader.read(0, FIRST_BYTES), (self.segment, self.offset)):
                     return number
                 if number not in self._skipped:
                     self._skipped.add(number)
-                    self.damaged_bytes += len(reader.read(0, reader.size()).rstrip(b"\0"))
+                    self.damaged_bytes += len(reader.content().rstrip(b"\0"))
         return None
 
     def _enter(self, number: int | None) -> bool:

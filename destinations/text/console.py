@@ -8,7 +8,7 @@ import fnmatch
 import itertools
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import Any, TextIO
+from typing import Any, Literal, TextIO
 
 import attrs
 
@@ -20,6 +20,7 @@ from .formatting import (
     describe,
     elapsed_text,
     flattened,
+    header,
     metric_direction,
     one_line,
     pad,
@@ -27,12 +28,15 @@ from .formatting import (
     shortened,
     table_text,
     width_of,
+    yaml_text,
 )
 from .run_summary import RunSummary
 from .streams import columns_of, has_colors, write_text
 
 __all__ = ["Console"]
 
+_MARKS_PER_EVALUATION = 10
+_RULE = "*" * 30
 _COUNTED_BY_EPOCH = frozenset({TimeUnit.EPOCH, TimeUnit.ITERATION})
 _MAX_HYPERPARAMETERS = 12
 _MAX_NAME = 40
@@ -46,6 +50,8 @@ _UNKNOWN_LENGTH = timedelta(minutes=1)
 _PATIENCE = timedelta(minutes=5)
 # The user's hyperparameters come before the trainer's.
 _OF_TRAINER = "trainer."
+# Within this range Composer's format rounds numbers; outside, they are shown in full.
+_SMALLEST_ROUNDED, _LARGEST_ROUNDED = 1e-3, 1e6
 
 
 @attrs.define
@@ -72,7 +78,7 @@ class _PendingText:
 
 
 @attrs.frozen
-class _Blocks:
+class _BlockStyle:
     """Aligned columns in the width of the terminal, or 80."""
 
     _stream: TextIO | None
@@ -82,6 +88,10 @@ class _Blocks:
     def train(self, state: State, batch_in_epoch: int, metrics: dict[str, float], text: str) -> str:
         """Returns a block of training."""
         return self._block(_position(state, batch_in_epoch), metrics, text)
+
+    def evaluation_mark(self, state: State) -> str:
+        """Returns the text printed at each tenth of an evaluation."""
+        return ""
 
     def evaluation(self, state: State, metrics: dict[str, float], text: str) -> str:
         """Returns the block of an evaluation."""
@@ -151,6 +161,29 @@ class _Blocks:
         return f"\x1b[1m{text}\x1b[0m" if has_colors(self._stream) else text
 
 
+class _ComposerStyle:
+    """The format of Composer's `ConsoleLogger`: `[epoch=1/5][batch=2/150]:`, a line for each metric."""
+
+    def train(self, state: State, batch_in_epoch: int, metrics: dict[str, float], text: str) -> str:
+        return f"{_train_header(state, batch_in_epoch)}:\n{_composer_lines('Train', metrics)}{text}"
+
+    def evaluation_mark(self, state: State) -> str:
+        return f"{_eval_header(state)}\n"
+
+    def evaluation(self, state: State, metrics: dict[str, float], text: str) -> str:
+        block = f"{_composer_lines('Eval', metrics)}{text}"
+        return f"{_eval_header(state)}{':' if block else ''}\n{block}"
+
+    def rendered(self, name: str, value: Any) -> dict[str, str]:
+        return {name: yaml_text({name: value})}
+
+    def hyperparameters(self, texts: dict[str, str]) -> str:
+        return f"{_RULE}\nHyperparameters:\n{''.join(texts.values())}{_RULE}\n"
+
+    def table(self, title: str, columns: list[str], rows: list[list[Any]], max_rows: int) -> str:
+        return f"{title}:\n{table_text(columns, rows, max_rows)}"
+
+
 class Console(LoggerDestination):
     """Prints metrics, tables, texts and hyperparameters, and a summary at the end.
 
@@ -187,14 +220,18 @@ class Console(LoggerDestination):
     each destination's files, errors, and the command that shows the run; see
     `destinations.text.run_summary`.
 
+    With `style="composer"` it prints the blocks of Composer's `ConsoleLogger`, one per batch by default,
+    and no summary.
+
     Args:
         log_interval: any duration: "1ba", "1ep", "1000sp", "90s", "0.1dur". Default: see above.
         stream: output stream; default: the `sys.stderr` at the time of printing, `sys.stdout` in a notebook.
         log_traces: print traces.
+        style: "blocks" or "composer".
         metrics: patterns (`fnmatch`) of the metrics shown; default: all but "time/*", the position.
         max_metrics: max number of metrics in a block; a last line counts the others.
         table_rows: max number of rows printed of a table.
-        summary: print a summary at the end.
+        summary: print a summary at the end; never in the style of Composer.
         write_rate: rate limit of metrics; None for no limit.
 
     Raises:
@@ -210,6 +247,7 @@ class Console(LoggerDestination):
         stream: TextIO | None = None,
         log_traces: bool = False,
         *,
+        style: Literal["blocks", "composer"] = "blocks",
         metrics: Sequence[str] | None = None,
         max_metrics: int = 12,
         table_rows: int = 20,
@@ -221,14 +259,22 @@ class Console(LoggerDestination):
             raise ValueError(f"table_rows must be at least 0, got {table_rows}.")
         if max_metrics < 1:
             raise ValueError(f"max_metrics must be at least 1, got {max_metrics}.")
+        if style not in {"blocks", "composer"}:
+            raise ValueError(f"style must be 'blocks' or 'composer', got {style!r}.")
         if isinstance(metrics, str):
             raise TypeError(f"metrics must be a list of patterns, got {metrics!r}. Write [{metrics!r}].")
+        if log_interval is None and style == "composer":
+            log_interval = "1ba"
         self._given_interval = None if log_interval is None else Interval(log_interval).time
         self._stream = stream
         self._log_traces = log_traces
         self._table_rows = table_rows
-        self._blocks = _Blocks(stream, None if metrics is None else tuple(metrics), max_metrics)
-        if not summary:
+        self._style: _BlockStyle | _ComposerStyle
+        if style == "composer":
+            self._style = _ComposerStyle()
+        else:
+            self._style = _BlockStyle(stream, None if metrics is None else tuple(metrics), max_metrics)
+        if style == "composer" or not summary:
             self.summary_priority = None
         self._reset()
 
@@ -261,7 +307,7 @@ class Console(LoggerDestination):
     def log_hyperparameters(self, hyperparameters: dict[str, Any]) -> None:
         if not self._is_silent:
             for name, value in hyperparameters.items():
-                self._hyperparameters |= self._blocks.rendered(name, value)
+                self._hyperparameters |= self._style.rendered(name, value)
 
     def log_table(
         self,
@@ -275,7 +321,7 @@ class Console(LoggerDestination):
         if not self._is_silent:
             title = f"Table {one_line(name)}{_at(step)}"
             title = f"{title}: {one_line(caption)}" if caption else title
-            self._pending().blocks.append(self._blocks.table(title, columns, rows, self._table_rows))
+            self._pending().blocks.append(self._style.table(title, columns, rows, self._table_rows))
 
     def log_text(self, text: str, name: str = "Text", step: int | None = None) -> None:
         if not self._is_silent:
@@ -340,9 +386,17 @@ class Console(LoggerDestination):
     def eval_start(self, state: State, logger: Logger) -> None:
         self._is_evaluating = True
 
+    def eval_batch_end(self, state: State, logger: Logger) -> None:
+        length = 0 if state.dataloader_len is None else int(state.dataloader_len)
+        done = int(state.eval_timestamp.batch)
+        # The last mark is the block printed at the end of the evaluation.
+        is_mark = length > 0 and (done == 1 or _tenths(done, length) > _tenths(done - 1, length))
+        if is_mark and done < length:
+            self._print(self._style.evaluation_mark(state))
+
     def eval_end(self, state: State, logger: Logger) -> None:
         self._is_evaluating = False
-        self._print(self._blocks.evaluation(state, *self._eval.take()))
+        self._print(self._style.evaluation(state, *self._eval.take()))
 
     def eval_standalone_end(self, state: State, logger: Logger) -> None:
         self._print_rest(state)
@@ -377,7 +431,7 @@ class Console(LoggerDestination):
             self._is_first = False
             self._patience.start(state)
             self._is_after_epoch = not state.timestamp.batch_in_epoch
-            self._print(self._blocks.train(state, self._batch_in_epoch, *self._train.take()))
+            self._print(self._style.train(state, self._batch_in_epoch, *self._train.take()))
 
     def _print_hyperparameters(self) -> None:
         news = {
@@ -387,7 +441,7 @@ class Console(LoggerDestination):
         }
         if news:
             self._printed_hyperparameters |= news
-            self._print(self._blocks.hyperparameters(news))
+            self._print(self._style.hyperparameters(news))
 
     def _print(self, text: str) -> None:
         if text and not self._is_silent:
@@ -427,6 +481,46 @@ def _wrapped(texts: Sequence[str], width: int) -> str:
             lines.append("")
         lines[-1] += item
     return "".join(f"{_INDENT}{cut(line.rstrip(), width - len(_INDENT))}\n" for line in lines)
+
+
+def _train_header(state: State, batch_in_epoch: int) -> str:
+    """Returns epoch and batch for a run measured in epochs, otherwise the progress of the run."""
+    length = state.max_duration
+    if length is None or length.unit is TimeUnit.DURATION:
+        return header({"batch": state.timestamp.batch.value})
+    if length.unit is not TimeUnit.EPOCH:
+        done = state.timestamp.get(length.unit)
+        return header({length.unit.name.lower(): f"{_count(done)}/{_count(length)}"})
+    # The timestamp counts completed epochs; inside of one, the current one is added.
+    is_inside = bool(state.timestamp.batch_in_epoch)
+    epoch = int(state.timestamp.epoch) + is_inside
+    batches = "" if state.dataloader_len is None else f"/{int(state.dataloader_len)}"
+    return header({"epoch": f"{epoch}/{length.value}", "batch": f"{batch_in_epoch}{batches}"})
+
+
+def _eval_header(state: State) -> str:
+    length = "" if state.dataloader_len is None else f"/{int(state.dataloader_len)}"
+    count = header({"Eval batch": f"{int(state.eval_timestamp.batch)}{length}"})
+    return f"{count} Eval on {one_line(state.dataloader_label or 'eval')} data"
+
+
+def _composer_lines(prefix: str, metrics: Mapping[str, float]) -> str:
+    return "".join(f"  {prefix} {one_line(name)}: {_rounded(value)}\n" for name, value in metrics.items())
+
+
+def _rounded(value: Any) -> str:
+    """Returns a number with four decimals or digits, or in full if rounding would lose much."""
+    if not isinstance(value, float):
+        return one_line(str(value))
+    full, size = repr(float(value)), abs(value)
+    if not _SMALLEST_ROUNDED <= size < _LARGEST_ROUNDED:
+        return full
+    rounded = f"{value:.4f}" if size >= 1 else f"{value:#.4g}"
+    return full if len(full) <= len(rounded) else rounded
+
+
+def _tenths(done: int, length: int) -> int:
+    return done * _MARKS_PER_EVALUATION // length
 
 
 def _count(time: Time) -> str:

@@ -38,7 +38,7 @@ def test_all_core_destinations_show_the_same_run(tmp_path):
     """Console, bar, memory and file have the losses of the same three batches."""
     console, bar, memory = io.StringIO(), io.StringIO(), InMemory()
     loggers = [
-        Console("1ba", console, summary=False),
+        Console(stream=console, style="composer"),
         ProgressBar(stream=bar, line_seconds=1e9),
         memory,
         TextFile("log.txt"),
@@ -53,8 +53,9 @@ def test_all_core_destinations_show_the_same_run(tmp_path):
     assert [line for line in lines if "loss/train/total" in line] == [
         f"[metric][batch={batch}]: loss/train/total: {loss!r}" for batch, loss in enumerate(losses)
     ]
-    titles = [line for line in console.getvalue().splitlines() if line.startswith("Epoch")]
-    assert titles == ["Epoch 1/1, batch 1/3", "Epoch 1/1, batch 2/3", "Epoch 1/1, batch 3/3"]
+    assert [line for line in console.getvalue().splitlines() if line.startswith("[")] == [
+        f"[epoch=1/1][batch={batch}/3]:" for batch in (1, 2, 3)
+    ]
     assert f"loss/train/total  best {short(min(losses))} at step" in bar.getvalue()
     assert bar.getvalue().startswith("Epoch 1/1: 100% 3/3 [")
     assert bar.getvalue().count("batch/s") == 1
@@ -86,7 +87,7 @@ def test_a_custom_loop(tmp_path):
     """In a Run they print and write the same as in a Trainer."""
     console, bar, memory = io.StringIO(), io.StringIO(), InMemory()
     loggers = [
-        Console("1ba", console, summary=False),
+        Console(stream=console, style="composer"),
         ProgressBar(stream=bar, line_seconds=1e9),
         memory,
         TextFile("log.txt"),
@@ -98,7 +99,7 @@ def test_a_custom_loop(tmp_path):
             run.log_metrics({"loss": loss})
             run.batch_end()
 
-    assert console.getvalue() == "Batch 1\n  loss  0.5\nBatch 2\n  loss  0.25\n"
+    assert console.getvalue() == "[batch=1]:\n  Train loss: 0.5\n[batch=2]:\n  Train loss: 0.25\n"
     assert bar.getvalue().startswith("Train: 2 batch [")
     assert memory.get_timeseries("loss")["loss"].tolist() == [0.5, 0.25]
     assert (

@@ -37,13 +37,20 @@ def write_run(root, name, steps=5, **hparams):
     return Run.open(root / name)
 
 
-@pytest.fixture
-def root(tmp_path):
+@pytest.fixture(scope="module")
+def template(tmp_path_factory):
     """Three runs; only the last one has a certain hyperparameter."""
+    root = tmp_path_factory.mktemp("template")
     for name in ("a", "b"):
-        write_run(tmp_path / "runs", name)
-    write_run(tmp_path / "runs", "c", optim="adam", seed=(1 << 60) + 1)
-    return tmp_path / "runs"
+        write_run(root, name)
+    write_run(root, "c", optim="adam", seed=(1 << 60) + 1)
+    return root
+
+
+@pytest.fixture
+def root(template, tmp_path):
+    """A copy of the runs."""
+    return shutil.copytree(template, tmp_path / "runs")
 
 
 def runs_of(root):

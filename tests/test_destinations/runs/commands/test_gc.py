@@ -35,39 +35,40 @@ def files_of(folder):
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir())
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "train.py",
-        "model.pt",
-        "MODEL.SAFETENSORS",
-        "artifacts/last.pth",
-        "checkpoints/step=1.ckpt",
-        "weights/shard.distcp",
-        "notes.txt",
-        "media/holiday.jpg",
-        "metrics.csv.bak",
-        ".git/HEAD",
-        "events.out.tfevents.1.host",
-        "child/sidecar.json",
-        "journal/notes.txt",
-    ],
+FOREIGN = (
+    "train.py",
+    "model.pt",
+    "MODEL.SAFETENSORS",
+    "artifacts/last.pth",
+    "checkpoints/step=1.ckpt",
+    "weights/shard.distcp",
+    "notes.txt",
+    "media/holiday.jpg",
+    "metrics.csv.bak",
+    ".git/HEAD",
+    "events.out.tfevents.1.host",
+    "child/sidecar.json",
+    "journal/notes.txt",
 )
-@pytest.mark.parametrize("archived", [True, False])
-def test_a_folder_with_anything_else_is_kept(tmp_path, name, archived):
+
+
+def test_a_folder_with_anything_else_is_kept(tmp_path):
     """Code, weights, notes, a repository or a run below it keep the whole folder, with a message."""
-    run = write_run(tmp_path / "runs/failed", status="failed", archived=archived)
-    (run / name).parent.mkdir(exist_ok=True)
-    (run / name).write_text('{"run_id": "x"}')
+    for number, name in enumerate(FOREIGN):
+        for kind in ("failed", "archived"):
+            folder = tmp_path / "runs" / f"{kind}{number}"
+            write_run(folder, folder.name, status="failed", archived=kind == "archived")
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).write_text(f'{{"run_id": "{folder.name}-x"}}')
     before = files_of(tmp_path / "runs")
 
     found = gc(tmp_path / "runs", "--delete")
 
     assert files_of(tmp_path / "runs") == before
-    assert [one["deleted"] for one in found.values()] in ([], [False])
-    # A run with weights counts as not empty.
-    if archived:
-        assert name.split("/")[0] in found["failed"]["kept"]
+    assert {one["deleted"] for one in found.values()} == {False}
+    # A failed run with weights counts as not empty.
+    for number, name in enumerate(FOREIGN):
+        assert name.split("/")[0] in found[f"archived{number}"]["kept"]
 
 
 def test_a_run_below_a_failed_one_is_kept(tmp_path):

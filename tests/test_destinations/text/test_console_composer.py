@@ -1,0 +1,330 @@
+"""What Console prints in the style of Composer, line by line."""
+
+import functools
+import io
+
+import pytest
+
+import destinations
+from destinations.testing import DryRun
+from events import Callback, Time
+
+Console = functools.partial(destinations.Console, style="composer")
+
+
+def printed(run, console):
+    """Plays a run and returns its lines."""
+    run.init()
+    run.fit()
+    run.close()
+    return console._stream.getvalue().splitlines()
+
+
+def headers(lines):
+    """Returns the first line of each block."""
+    return [line for line in lines if line.startswith("[")]
+
+
+def test_each_batch_is_printed_under_its_header():
+    """With the default interval every batch has a block: the position, then the metrics."""
+    console = Console(stream=io.StringIO())
+    run = DryRun(console, max_duration="2ep", batches_per_epoch=2)
+
+    assert printed(run, console) == [
+        "[epoch=1/2][batch=1/2]:",
+        "  Train loss/train: 1.0",
+        "[epoch=1/2][batch=2/2]:",
+        "  Train loss/train: 0.5",
+        "[epoch=2/2][batch=1/2]:",
+        "  Train loss/train: 0.3333",
+        "[epoch=2/2][batch=2/2]:",
+        "  Train loss/train: 0.25",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("interval", "expected"),
+    [("100sp", [1, 2, 4, 5, 7, 8, 10]), ("4sec", [1, 2, 4, 6, 8, 10]), ("0.5dur", [1, 5, 10])],
+)
+def test_the_interval_may_have_any_unit(interval, expected):
+    """Samples, seconds and fractions of the run are intervals too."""
+    console = Console(interval, io.StringIO())
+    run = DryRun(console, max_duration="10ba", samples_per_batch=64, seconds_per_batch=2.0)
+
+    lines = headers(printed(run, console))
+
+    assert lines == [f"[batch={batch}/10]:" for batch in expected]
+
+
+def test_the_interval_may_be_in_iterations():
+    """With "2iter" the console prints the first iteration and every second one."""
+    console = Console("2iter", io.StringIO())
+    run = DryRun(console, max_duration=None)
+    run.init()
+    run.fire("fit_start")
+
+    for _ in range(5):
+        run.train_batch()
+        run.state.timestamp = run.state.timestamp.to_next_iteration()
+        run.fire("iteration_end")
+
+    assert headers(console._stream.getvalue().splitlines()) == [f"[batch={batch}]:" for batch in (1, 2, 4)]
+
+
+def test_a_fraction_of_an_unknown_length_is_an_error_of_the_console():
+    """Without max_duration a tenth of the run is unknown: one error is logged, and close prints the rest."""
+    console = Console("0.1dur", io.StringIO())
+    run = DryRun(console, max_duration=None, raise_errors=False)
+    run.init()
+
+    run.fire("fit_start")
+    run.train_batch()
+    run.train_batch()
+    run.close()
+
+    assert run.logger.faults.counts == {("Console", "fit_start", "TimeStringError"): 1}
+    assert headers(console._stream.getvalue().splitlines()) == ["[batch=1]:", "[batch=2]:"]
+
+
+def test_the_last_value_of_an_interval_is_printed():
+    """The block has the last value of each name, and names logged only once."""
+    console = Console("3ba", io.StringIO())
+    run = DryRun(
+        console,
+        max_duration="4ba",
+        train_metrics=lambda state: {
+            "loss": int(state.timestamp.batch),
+            f"only/{int(state.timestamp.batch)}": 1,
+        },
+    )
+
+    assert printed(run, console) == [
+        "[batch=1/4]:",
+        "  Train loss: 0",
+        "  Train only/0: 1",
+        "[batch=3/4]:",
+        "  Train loss: 2",
+        "  Train only/1: 1",
+        "  Train only/2: 1",
+        "[batch=4/4]:",
+        "  Train loss: 3",
+        "  Train only/3: 1",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("length", "header"),
+    [
+        ("8sp", "[sample=4/8]:"),
+        ("2ba", "[batch=1/2]:"),
+        ("2ep", "[epoch=1/2][batch=1/3]:"),
+        ("3sec", "[second=1.5/3]:"),
+    ],
+)
+def test_the_header_shows_progress_in_the_runs_unit(length, header):
+    """A run measured in samples shows the samples seen."""
+    console = Console(stream=io.StringIO())
+    run = DryRun(console, max_duration=length, seconds_per_batch=1.5)
+
+    assert headers(printed(run, console))[0] == header
+
+
+def test_the_header_of_an_unknown_length_has_no_total():
+    """The number of batches may be unknown for an epoch, or for an endless run."""
+    console = Console(stream=io.StringIO())
+    run = DryRun(console, max_duration="1ep", batches_per_epoch=1, knows_length=False)
+    endless = DryRun(Console(stream=console._stream), max_duration=None, knows_length=False)
+    endless.init()
+    endless.train_batch()
+
+    assert headers(printed(run, console)) == ["[batch=1]:", "[epoch=1/1][batch=1]:"]
+
+
+def test_an_evaluation_prints_its_progress_in_tenths_then_all_its_metrics():
+    """For 25 batches it prints the first and nine marks, then the final block."""
+    console = Console(stream=io.StringIO())
+    run = DryRun(console, eval_metrics=lambda _: {"metrics/val/accuracy": 0.96875, "metrics/val/loss": 1e-7})
+    run.init()
+
+    run.evaluate(batches=25, label="val")
+    run.close()
+
+    assert console._stream.getvalue().splitlines() == [
+        *(f"[Eval batch={batch}/25] Eval on val data" for batch in (1, 3, 5, 8, 10, 13, 15, 18, 20, 23)),
+        "[Eval batch=25/25] Eval on val data:",
+        "  Eval metrics/val/accuracy: 0.9688",
+        "  Eval metrics/val/loss: 1e-07",
+    ]
+
+
+def test_an_evaluation_of_unknown_length_prints_only_its_end():
+    """If the length is unknown there are no tenths."""
+    console = Console(stream=io.StringIO())
+    run = DryRun(console, knows_length=False)
+    run.init()
+
+    run.evaluate(batches=30)
+
+    assert (
+        console._stream.getvalue()
+        == "[Eval batch=30] Eval on eval data:\n  Eval metrics/eval/accuracy: 0.5\n"
+    )
+
+
+def test_metrics_of_training_survive_an_evaluation():
+    """Metrics that wait when an evaluation begins are printed at their interval."""
+    console = Console("3ba", io.StringIO())
+    run = DryRun(
+        console, max_duration="4ba", train_metrics=lambda state: {f"at/{int(state.timestamp.batch)}": 1.0}
+    )
+    run.init()
+
+    run.fit(eval_every=2)
+
+    assert console._stream.getvalue().splitlines() == [
+        "[batch=1/4]:",
+        "  Train at/0: 1.0",
+        "[Eval batch=1/2] Eval on eval data",
+        "[Eval batch=2/2] Eval on eval data:",
+        "  Eval metrics/eval/accuracy: 0.5",
+        "[batch=3/4]:",
+        "  Train at/1: 1.0",
+        "  Train at/2: 1.0",
+        "[Eval batch=1/2] Eval on eval data",
+        "[Eval batch=2/2] Eval on eval data:",
+        "  Eval metrics/eval/accuracy: 0.5",
+        "[batch=4/4]:",
+        "  Train at/3: 1.0",
+    ]
+
+
+class LogsAtTheEndOfEpochs(Callback):
+    def epoch_end(self, state, logger):
+        logger.log_metrics({"epoch/loss": 0.125})
+
+
+def test_metrics_of_another_interval_survive_the_end_of_an_epoch():
+    """With an interval in batches, metrics from the end of an epoch are printed with the next batches."""
+    console = Console("2ba", io.StringIO())
+    run = DryRun(
+        console,
+        max_duration="2ep",
+        batches_per_epoch=3,
+        callbacks=[LogsAtTheEndOfEpochs()],
+        train_metrics=lambda _: {"loss": 1.0},
+    )
+
+    lines = printed(run, console)
+
+    assert lines == [
+        "[epoch=1/2][batch=1/3]:",
+        "  Train loss: 1.0",
+        "[epoch=1/2][batch=2/3]:",
+        "  Train loss: 1.0",
+        "[epoch=2/2][batch=1/3]:",
+        "  Train loss: 1.0",
+        "  Train epoch/loss: 0.125",
+        "[epoch=2/2][batch=3/3]:",
+        "  Train loss: 1.0",
+        "[epoch=2/2][batch=3/3]:",
+        "  Train epoch/loss: 0.125",
+    ]
+
+
+def test_metrics_at_the_end_of_an_epoch_belong_to_its_block():
+    """With an interval in epochs, the block is printed after the callbacks have logged."""
+    console = Console("1ep", io.StringIO())
+    run = DryRun(console, max_duration="1ep", batches_per_epoch=3, callbacks=[LogsAtTheEndOfEpochs()])
+
+    assert printed(run, console) == [
+        "[epoch=1/1][batch=3/3]:",
+        "  Train loss/train: 0.3333",
+        "  Train epoch/loss: 0.125",
+    ]
+
+
+def test_hyperparameters_are_printed_once_as_yaml():
+    """They come before the first block and aren't repeated; later ones are printed on arrival."""
+    console = Console("1ep", io.StringIO())
+    run = DryRun(console, max_duration="1ep", batches_per_epoch=1)
+    run.init()
+    run.logger.log_hyperparameters(
+        {"lr": 1e-5, "model": {"depth": 3, "name": "größe: x"}, "betas": [0.9, 0.99]}
+    )
+
+    run.fit()
+    run.logger.log_hyperparameters({"lr": 1e-5, "late": None})
+    run.state.max_duration = Time(2, "ep")
+    run.fit()
+    run.close()
+
+    assert console._stream.getvalue().splitlines() == [
+        "******************************",
+        "Hyperparameters:",
+        "lr: 1.0e-05",
+        "model:",
+        "  depth: 3",
+        "  name: 'größe: x'",
+        "betas:",
+        "- 0.9",
+        "- 0.99",
+        "******************************",
+        "[epoch=1/1][batch=1/1]:",
+        "  Train loss/train: 1.0",
+        "******************************",
+        "Hyperparameters:",
+        "late: null",
+        "******************************",
+        "[epoch=2/2][batch=1/1]:",
+        "  Train loss/train: 0.5",
+    ]
+
+
+def test_texts_and_traces():
+    """A text is printed with its lines; traces are printed only on request."""
+    streams = io.StringIO(), io.StringIO()
+    run = DryRun(Console(stream=streams[0]), Console(stream=streams[1], log_traces=True), max_duration="1ba")
+    run.init()
+
+    run.logger.log_text("one\ntwo\x1b[31m", "note")
+    run.logger.log_traces({"grad": 0.5})
+    run.close()
+
+    text = "[batch=0/1]:\nText note at step 0:\n  one\n  two\\x1b[31m\n"
+    assert [stream.getvalue() for stream in streams] == [text, text + "Trace grad: 0.5\n"]
+
+
+def test_pending_metrics_are_printed_at_close():
+    """An interrupted run, and a custom loop without FIT_END, lose nothing."""
+    console = Console("100ba", io.StringIO())
+    run = DryRun(console, max_duration="9ba")
+    run.init()
+    run.fire("fit_start")
+    run.train_batch()
+    run.train_batch()
+
+    run.close(RuntimeError("the user's own"))
+
+    assert console._stream.getvalue().splitlines() == [
+        "[batch=1/9]:",
+        "  Train loss/train: 1.0",
+        "[batch=2/9]:",
+        "  Train loss/train: 0.5",
+    ]
+
+
+def test_a_resumed_run_keeps_its_multiples():
+    """A run that continues at batch 7 with "5ba" prints its first batch, then 10 and 15."""
+    console = Console("5ba", io.StringIO())
+    run = DryRun(console, max_duration="15ba", batches_per_epoch=100)
+    run.state.timestamp = run.state.timestamp.copy(batch=7, batch_in_epoch=7)
+
+    assert headers(printed(run, console)) == ["[batch=8/15]:", "[batch=10/15]:", "[batch=15/15]:"]
+
+
+def test_bad_arguments():
+    """An invalid interval and a negative number of rows raise at once."""
+    with pytest.raises(ValueError, match="interval must be positive"):
+        Console("0ba")
+    with pytest.raises(ValueError, match="table_rows must be at least 0"):
+        Console(table_rows=-1)
