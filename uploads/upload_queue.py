@@ -437,10 +437,11 @@ class UploadQueue:
                 superseded.
             move: Whether to move the file into the spool: instant on the same file system, and the source is
                 gone afterwards. Files of a folder are moved one by one.
-            link: Whether to take the file by hard link: instant but for one reading, or at once if `crc32` is
-                given. **Dangerous** if the file is later rewritten in place (as `torch.save` to the same path
-                does): the upload then fails as corrupt, and an object in a folder on the same file system
-                changes too, because it is the same file. Safe for writers that replace by rename.
+            link: Whether to take the file by hard link, where the system can: instant but for one reading, or
+                at once if `crc32` is given. **Dangerous** if the file is later rewritten in place (as
+                `torch.save` to the same path does): the upload then fails as corrupt, and an object in a
+                folder on the same file system changes too, because it is the same file. Safe for writers that
+                replace by rename.
             crc32: The CRC-32 of a file to move or to link, if you computed it while writing, which saves
                 reading the file. If it is wrong, the upload fails as corrupt. Ignored for copies.
             after: Handles of uploads of this queue that must be in the store first. If one was refused, so is
@@ -455,8 +456,8 @@ class UploadQueue:
             InvalidSourceError: Neither a readable regular file nor a folder; or a folder with something else
                 in it, such as a FIFO, a symlink out of it or, with `move`, any symlink.
             RemoteNameTakenError: `overwrite=False`, and this name is on its way already.
-            UnstableSourceError: The file changed while it was copied, twice, or was replaced again and again.
-                Earlier files of a folder are on their way.
+            UnstableSourceError: The file changed while it was copied, twice. Earlier files of a folder are on
+                their way.
             QueueClosedError: After `close`.
             ValueError: `move` and `link` together, or `after` names an upload of another queue that has not
                 ended.

@@ -22,9 +22,9 @@ class Limits:
     """What one answer may cost.
 
     Attributes:
-        seconds: of reading.
+        seconds: the longest time that reading may take.
         nbytes: the bytes of memory that the reading takes.
-        points: of all curves of an answer together.
+        points: the points in all curves of an answer together.
     """
 
     seconds: float = 20.0
@@ -111,6 +111,6 @@ def seconds_left() -> float:
 
 
 def points_each(curves: int, wanted: int) -> int:
-    """Returns how many of the wanted points each of some curves may have."""
+    """Returns how many points each curve of an answer may have."""
     budget = _current.get()
     return wanted if budget is None else max(1, min(wanted, budget.limits.points // max(1, curves)))

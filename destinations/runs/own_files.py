@@ -1,4 +1,4 @@
-"""Which files and folders a run writes, by their path in its folder; who deletes asks here."""
+"""Which files and folders a run writes, by their path in its folder, for code that deletes them."""
 
 import re
 

@@ -221,7 +221,7 @@ class RecordedRun(_Recorded):
 
     @property
     def copy(self) -> BucketCopy | None:
-        """What downloads the files of a run in a store; None for a run in a folder."""
+        """Downloads the files of a run in a store; None for a run in a folder."""
         return self._copy
 
     @property

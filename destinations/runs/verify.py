@@ -1,7 +1,7 @@
 """`verify_run`: reads everything of a run, and reports damaged or missing data.
 
 It reads each byte that has a checksum: blocks of `metrics.csv`, closed parts, lines of the history and of
-the sessions, files with a SHA-256. Of other files, the size is compared. Importing this module imports
+the sessions, files with a SHA-256. Other files are compared by size. Importing this module imports
 neither numpy nor pyarrow; reading the rows does.
 """
 

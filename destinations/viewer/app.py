@@ -49,8 +49,8 @@ _MAX_BODY_BYTES = 1 << 20
 _AT_ONCE = 16
 _LONG_AT_ONCE = 8
 
-# Files of runs aren't compressed: most already are, and some are large. An answer with 100 curves takes 6 ms
-# at level 1. Level 5 takes 25 ms, and saves a tenth of the bytes.
+# Files of runs aren't compressed: most already are, and some are large. An answer with 100 curves takes
+# 6 ms at level 1. Level 5 takes 25 ms, and saves a tenth of the bytes.
 _COMPRESSED = [Middleware(GZipMiddleware, minimum_size=1000, compresslevel=1)]
 
 _Answer = Callable[[Request], Any]

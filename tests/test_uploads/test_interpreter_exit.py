@@ -1,4 +1,4 @@
-"""The interpreter's exit, on each Python that is found: what was submitted is delivered, although no thread may be started any more."""
+"""The interpreter's exit, on each Python that is found: submitted files are delivered, although no thread can start any more."""
 
 import os
 import shutil
@@ -31,7 +31,7 @@ def submit():
 
 
 def _interpreter(version):
-    """Where this Python is: as a command, or as one of pyenv's."""
+    """Returns the path of this Python: a command, or one of pyenv's."""
     found = shutil.which(f"python{version}")
     home = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
     others = sorted(home.glob(f"versions/{version}*/bin/python"))

@@ -127,7 +127,7 @@ def test_a_clock_that_jumps_orders_and_delays_nothing(make_queue, make_file, gat
 
 
 def test_the_wall_clock_is_read_for_people_only():
-    """Only the age of a file, the offset of a wrong clock for S3, and since when a lock is held come from it."""
+    """It only tells the age of a file, the offset of a wrong clock for S3, and since when a lock is held."""
     package = pathlib.Path(uploads.__file__).parent
     readers = sorted(
         path.relative_to(package).as_posix()
@@ -160,7 +160,7 @@ def test_a_spool_on_a_network_file_system_is_warned_of(tmp_path, caplog, kind, w
 
 
 def test_a_system_that_does_not_say_what_is_mounted_is_believed(tmp_path, caplog):
-    """Without a list of mounts nothing is said."""
+    """Without a list of mounts there is no warning."""
     Spool(tmp_path / "spool", mounts=tmp_path / "missing").create()
 
     assert [record for record in caplog.records if record.name == "uploads"] == []

@@ -41,7 +41,7 @@ class Away(LocalStore):
 
 
 def test_a_spool_says_what_waits(tmp_path, capsys):
-    """Files, bytes and age of what waits; the command prints the same."""
+    """The figures have the number, size and age of waiting files; the command prints the same."""
     (tmp_path / "file").write_bytes(b"12345")
     queue = UploadQueue(Away(), spool=tmp_path / "spool")
     queue.submit(tmp_path / "file", "file")
@@ -66,13 +66,13 @@ def test_a_spool_says_what_waits(tmp_path, capsys):
 
 
 def test_a_folder_that_is_not_a_spool_is_an_error(tmp_path):
-    """As by the other commands."""
+    """The other commands report it in the same way."""
     with pytest.raises(SpoolError, match="not a spool"):
         spool_gauges(tmp_path)
 
 
 def test_only_a_delivery_is_a_success(tmp_path):
-    """What is withdrawn or given up while the store is away leaves the spool too."""
+    """Withdrawn and failed entries leave the spool too, without a success."""
     (tmp_path / "file").write_bytes(b"12345")
     queue = UploadQueue(Away(), spool=tmp_path / "spool")
     queue.submit(tmp_path / "file", "file")

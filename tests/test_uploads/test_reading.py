@@ -30,7 +30,7 @@ def spool(tmp_path):
 
 @pytest.fixture
 def publish(spool):
-    """Puts entries into the spool behind the drain's back: name after name, with what each comes after."""
+    """Puts entries into the spool without telling the drain: each name, with the entries that it depends on."""
     numbers = iter(range(1, 10_000))
 
     def publish(name, after=()):
@@ -93,7 +93,7 @@ def test_a_long_backlog_is_delivered_in_order(publish, run_drain):
 
 
 def test_a_newer_version_replaces_an_older_one_at_the_other_end_of_the_backlog(publish, run_drain):
-    """However much lies between them, the older is not sent."""
+    """The older one is not sent, however many entries lie between them."""
     publish("a")
     for number in range(BACKLOG):
         publish(f"n{number}")
@@ -150,7 +150,7 @@ def test_a_replacement_that_was_deleted_is_not_waited_for():
 
 
 class SpoolWithAnOldListing(Spool):
-    """Its first listing shows an entry and not what was there before it, as a folder may that changes while it is listed."""
+    """Its first listing shows an entry without an earlier one, as may happen in a folder that changes meanwhile."""
 
     hidden = ""
 
@@ -232,7 +232,7 @@ class ClockThatRuns:
 
 
 def test_an_idle_drain_calls_on_idle(spool):
-    """So that who submitted can look for what was lost."""
+    """The queue can then look for lost entries."""
     idle = threading.Event()
     drain = Drain(spool, MemoryStore(), on_idle=idle.set, clock=ClockThatRuns())
 
@@ -243,7 +243,7 @@ def test_an_idle_drain_calls_on_idle(spool):
 
 
 def test_the_queue_looks_when_its_drain_is_idle(make_queue):
-    """Twice in vain is enough: the entry was deleted."""
+    """An entry that is missing at two looks was deleted."""
     queue = make_queue(MemoryStore())
     folder = folder_name(1, "0" * 16, "1" * 16)
     handle = UploadHandle("1" * 16, "name", str, queue._ledger.state_of)
@@ -258,7 +258,7 @@ def test_the_queue_looks_when_its_drain_is_idle(make_queue):
 
 
 def test_the_queue_looks_when_its_worker_is_idle():
-    """The worker's word has the same effect, and is no claim to the spool."""
+    """A worker's message has the same effect, and doesn't lock the spool."""
     looks = []
     order = WorkerConfig("spool", "/store", {}, 1)
     link = WorkerSupervisor(order, on_settled=lambda *_: None, look_up=lambda: looks.append("look"))
@@ -269,7 +269,7 @@ def test_the_queue_looks_when_its_worker_is_idle():
 
 
 def test_the_history_of_replaced_entries_is_dropped_when_the_replacement_settles():
-    """Of a thousand versions that one replaced nothing is kept once that one is delivered.
+    """Once the last of a thousand versions is delivered, nothing is kept about the others.
 
     If it failed, they count as failed.
     """

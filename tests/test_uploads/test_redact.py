@@ -39,7 +39,7 @@ def test_ordinary_texts_are_unchanged():
 
 
 def test_only_options_that_are_known_to_be_harmless_are_kept():
-    """What may be written to spool.json and into URIs; an unknown key may not."""
+    """Only these are written to spool.json and into URIs; an unknown key isn't."""
     kept = {"endpoint_url": "http://host:9000", "region": "eu", "part_bytes": 5, "key_filename": "~/.ssh/id"}
     secret = {
         "aws_access_key_id": "hush",
@@ -57,7 +57,7 @@ def test_only_options_that_are_known_to_be_harmless_are_kept():
 
 
 def test_a_url_among_the_options_is_kept_without_its_credentials():
-    """User, password, and what makes a signed URL work."""
+    """The user, the password, and the parameters that sign the URL are removed."""
     url = "https://user:hush@host:9000/path?sig=hush#hush"
 
     assert kept_options({"endpoint_url": url}) == {"endpoint_url": "https://host:9000/path"}

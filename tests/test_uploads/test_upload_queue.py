@@ -51,7 +51,7 @@ def _staged_files(queue):
 
 
 def test_a_submitted_file_arrives_and_leaves_the_spool_empty(make_queue, make_file, tmp_path):
-    """This is so once everything is delivered."""
+    """The object has the file's bytes, and no entry is left."""
     queue = make_queue()
 
     outcome = queue.submit(make_file(content=b"bytes"), "folder/name").result(LIMIT_SECONDS)
@@ -145,7 +145,7 @@ def test_an_in_place_rewrite_of_a_linked_file_is_detected(make_queue, make_file,
 
 
 def test_a_large_file_is_written_once_to_a_folder_beside_the_spool(make_queue, make_file, tmp_path):
-    """A linked or moved file becomes the object; of a copied one the spool's copy does, never the source."""
+    """A linked or moved file becomes the object; a copied file's copy in the spool does, never the source."""
     content = bytes(range(256)) * (36 << 10)
     queue = make_queue(tmp_path / "store")
     sources = {how: make_file(how, content) for how in ("copy", "link", "move", "move-shared")}
@@ -626,7 +626,7 @@ def test_a_burst_is_synced_in_one_pass_over_the_disk(tmp_path):
 def test_a_burst_that_is_in_the_store_already_is_not_synced(tmp_path):
     """The disk is not written out for entries that have left.
 
-    Those that wait, are in flight or failed still reach it.
+    Waiting, inflight and failed entries still reach it.
     """
     from uploads.spool.flush import Flusher
 
@@ -651,7 +651,7 @@ def test_a_burst_that_is_in_the_store_already_is_not_synced(tmp_path):
 
 
 def test_a_burst_of_failures_is_synced_too(tmp_path):
-    """What failed is kept with its bytes, so the disk has to have them."""
+    """Failed entries keep their bytes, so the bytes must be on the disk."""
     from uploads.spool.flush import Flusher
     from uploads.spool.spool import Spool
 
@@ -670,7 +670,7 @@ def test_a_burst_of_failures_is_synced_too(tmp_path):
 
 
 def test_an_fsync_that_failed_is_counted_and_never_repeated(tmp_path, caplog):
-    """A second fsync would say that all is well; the entry is marked instead, out loud."""
+    """A second fsync would report success although the bytes are lost, so the entry is marked and logged."""
     from uploads.spool.flush import Flusher
 
     calls = []
@@ -733,7 +733,7 @@ def test_importing_loads_no_client_and_starts_nothing():
 
 
 def test_a_thread_that_outlives_stop_gives_the_spool_back(make_queue, make_file, gate):
-    """While an upload is in flight the spool stays taken; its end, not the process's, frees it."""
+    """The spool stays locked until the upload in flight ends, even if the process goes on."""
     store = StoreThatWaits(gate)
     queue = make_queue(store, workers=1)
     queue.submit(make_file(), "a")
@@ -750,7 +750,7 @@ def test_a_thread_that_outlives_stop_gives_the_spool_back(make_queue, make_file,
 
 
 def test_two_processes_that_start_together_get_a_default_spool_each(tmp_path):
-    """Taking a number is atomic: of two at once, the second takes the next."""
+    """Taking a number is atomic: if two processes start at once, the second takes the next."""
     program = (
         "import sys; from uploads import UploadQueue\n"
         "print('ready', flush=True); sys.stdin.readline()\n"
@@ -783,7 +783,7 @@ def test_two_processes_that_start_together_get_a_default_spool_each(tmp_path):
 def test_a_large_copy_is_checksummed_behind_the_training_loop(make_queue, make_file, gate):
     """Submit does not read a large file twice.
 
-    The flusher notes its checksum, and rot is noticed all the same.
+    The flusher computes its checksum, and a flipped bit is still noticed.
     """
     store = StoreThatWaits(gate)
     queue = make_queue(store, workers=1)
@@ -805,7 +805,7 @@ def test_a_large_copy_is_checksummed_behind_the_training_loop(make_queue, make_f
 
 
 def test_a_large_copy_that_is_on_the_disk_has_its_checksum(make_queue, make_file, gate):
-    """With durability="power" no thread computes it later: submit reads the file, and rot is noticed."""
+    """With durability="power" submit itself reads the file, and a flipped bit is noticed."""
     store = StoreThatWaits(gate)
     queue = make_queue(store, workers=1, durability="power")
     queue.submit(make_file("blocker"), "blocker")
@@ -836,7 +836,7 @@ def test_the_queue_does_not_keep_handles(make_queue, make_file, gate):
 
 
 def test_an_entry_that_is_announced_after_it_was_delivered_is_not_called_lost(make_queue, make_file, caplog):
-    """A listing may find an entry before its announcement comes; what comes after it is not refused."""
+    """A listing may find an entry before it is announced; uploads that depend on it are not refused."""
     queue = make_queue(MemoryStore())
     handle = queue.submit(make_file(), "a")
     handle.result(LIMIT_SECONDS)
@@ -850,7 +850,7 @@ def test_an_entry_that_is_announced_after_it_was_delivered_is_not_called_lost(ma
 
 
 class HandleThatTriesTheLock:
-    """While it is told of its end another thread asks whether the ledger can be read."""
+    """When its upload ends, another thread asks whether the ledger can be read."""
 
     remote_name = "a"
 
@@ -867,7 +867,7 @@ class HandleThatTriesTheLock:
 
 
 def test_every_handle_is_settled_once_the_queue_is_drained(tmp_path):
-    """Until the handle of the last upload is settled, the queue is not reported as drained."""
+    """The queue counts as drained only once the handle of the last upload is settled."""
     ledger = Ledger(Spool(tmp_path), lambda size: None)
     handle = HandleThatTriesTheLock(ledger)
     folder = f"{1:012d}-{name_key('a')}-{1:016x}"
@@ -890,7 +890,7 @@ class CauseThatLooks(str):
 
 
 def test_a_failure_that_several_threads_see_at_once_is_logged_once(tmp_path, caplog):
-    """Whether it was said before is asked and noted in one step."""
+    """Checking whether it was logged before, and noting it, is one step."""
     drain = Drain(Spool(tmp_path), MemoryStore())
     cause = CauseThatLooks("denied")
     cause.drain, cause.was_locked = drain, []
@@ -903,7 +903,7 @@ def test_a_failure_that_several_threads_see_at_once_is_logged_once(tmp_path, cap
 
 
 class QueueThatIsInterruptedBeforeItEnds(UploadQueue):
-    """Ctrl-C comes while it counts what is left, before it stops anything."""
+    """It gets Ctrl-C while it counts the remaining files, before it stops anything."""
 
     was_interrupted = False
 
@@ -915,7 +915,7 @@ class QueueThatIsInterruptedBeforeItEnds(UploadQueue):
 
 
 def test_ctrl_c_at_any_moment_of_the_exit_ends_the_queue_in_order(tmp_path, make_file, gate, caplog):
-    """What is left is named and the spool is given back, also where it comes before anything was stopped."""
+    """The remaining files are named and the spool is released, even if Ctrl-C comes before anything was stopped."""
     store = StoreThatWaits(gate)
     queue = QueueThatIsInterruptedBeforeItEnds(
         store, spool=tmp_path / "spool", workers=1, free_bytes=0, close_at_exit=False

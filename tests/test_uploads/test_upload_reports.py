@@ -33,7 +33,7 @@ def test_sequence_numbers_continue_in_an_emptied_spool(make_queue, make_file):
 
 
 def test_sequence_numbers_are_above_the_one_that_is_noted(make_queue, make_file, tmp_path):
-    """An earlier process noted it; its entries have left the spool."""
+    """An earlier process noted a number whose entries have left the spool."""
     (tmp_path / "spool").mkdir()
     (tmp_path / "spool/sequence").write_bytes(b"000000005000")
 
@@ -110,7 +110,7 @@ def test_an_upload_that_depends_on_a_failed_one_of_another_queue_is_refused(tmp_
 
 @pytest.fixture
 def left(tmp_path, make_file):
-    """A spool in which a pointer waits for a target of which it knows nothing any more."""
+    """A spool in which a pointer waits for a target that the spool has lost."""
     spool = Spool(tmp_path / "spool")
     spool.create()
     quota = DiskQuota(spool.path, spool_bytes=None, free_bytes=0, wait_seconds=0.0, clock=time.monotonic)
@@ -153,7 +153,7 @@ def test_an_upload_that_depends_on_an_object_in_the_store_is_put(left, make_queu
 
 
 class HandlerThatRaises(logging.Handler):
-    """As a handler that sends records to a service which is down."""
+    """It stands for a handler that sends records to a service that is down."""
 
     def emit(self, record):
         raise ConnectionError("the service is down")
@@ -197,7 +197,7 @@ def test_a_log_handler_that_raises_keeps_no_queue_from_its_start(make_queue, mak
 
 
 class Stop(BaseException):
-    """What is no Exception."""
+    """A BaseException that is no Exception."""
 
 
 @pytest.mark.parametrize("error", [ValueError, Stop, SystemExit])

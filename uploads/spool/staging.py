@@ -6,9 +6,9 @@ as long as `cp`. The flusher checksums a file of 1 MiB or more later, unless the
 A copy shows one state of the file, as far as that can be detected: size, mtime and ctime are the same before
 and after it. The kernel takes both times from a clock that ticks every 1 to 10 ms, so a write in the tick in
 which a copy begins would not show. A file that was written in the present tick is therefore copied in the
-next, unless it is moved (`move=True`), because its caller has given it up. A file below 1 MiB is read again
-and compared. Two kinds of changes are not detected: writes to a large file through a memory map, which need
-not change its times, and writes on a file system with coarser times, or times of another machine's clock.
+next. A file below 1 MiB is read again and compared. Two kinds of changes are not detected: writes to a large
+file through a memory map, which need not change its times, and writes on a file system with coarser times, or
+times of another machine's clock.
 """
 
 import contextlib
@@ -66,14 +66,8 @@ _TICK_SECONDS = 0.001
 _MAX_TICKS = 20
 _DIGITS = 12  # As in the name of an entry's folder.
 _MAX_NOTED = 9 * 10 ** (_DIGITS - 1)  # We never write a larger number.
-_MAX_REPLACEMENTS = 20
 _MAX_ITEMS = 1_000_000  # A folder may show one file under any number of names, by symlinks.
-_NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
 _NO_DESCRIPTORS = {errno.EMFILE, errno.ENFILE}
-
-
-class _ReplacedError(Exception):
-    """Another file took the source's name before the opened one could be staged."""
 
 
 @attrs.frozen
@@ -204,17 +198,6 @@ class DiskQuota:
         return None
 
 
-@attrs.frozen
-class _Work:
-    """A file on its way into the spool; see the arguments of `Stager.stage`."""
-
-    identifier: str
-    submission: Submission
-    size: int
-    register: Callable[[Entry], None]
-    announce: Callable[[Entry], None]
-
-
 @attrs.define(eq=False, slots=False, repr=False)
 class Stager:
     """Makes files entries of a spool. The lock guards numbers and order; data is copied outside it.
@@ -258,45 +241,29 @@ class Stager:
             UnstableSourceError: The file kept changing.
             OSError: The spool could not be written.
         """
-        # The opened file is linked or copied; a file that has lost its name can't be linked.
-        for _ in range(_MAX_REPLACEMENTS):
-            with (
-                contextlib.suppress(_ReplacedError),
-                opened(submission.source, is_moved=submission.how == "move") as descriptor,
-            ):
-                return self._publish(_Work(identifier, submission, size, register, announce), descriptor)
-        raise UnstableSourceError(
-            f"{submission.source} was replaced while it was taken, {_MAX_REPLACEMENTS} times. "
-            "Submit it when its writer has closed it."
-        )
-
-    def _publish(self, work: _Work, descriptor: int) -> Entry:
-        submission, size = work.submission, work.size
-        before = os.fstat(descriptor)
-        with self._spool.staging() as folder:
-            data = folder / DATA_FILE
-            linked = _linked(submission, descriptor, data)
+        with (
+            opened(submission.source, is_moved=submission.how == "move") as descriptor,
+            self._spool.staging() as folder,
+        ):
+            before = os.fstat(descriptor)
+            linked = _linked(submission, descriptor, folder / DATA_FILE)
             self._quota.reserve(size, adds_to_disk=linked is None)
             try:
                 staged = linked or stage_copy(
-                    submission.source,
-                    descriptor,
-                    data,
-                    checksum=submission.to_disk,
-                    is_given_up=submission.how == "move",
+                    submission.source, descriptor, folder / DATA_FILE, checksum=submission.to_disk
                 )
                 if staged.size != size:  # It was changed or replaced since it was measured.
                     self._quota.release(size - staged.size)
                     size = staged.size
                 with self._lock:
-                    entry = self._entry(work.identifier, submission, staged)
+                    entry = self._entry(identifier, submission, staged)
                     self._spool.write_manifest(folder, entry)
-                    work.register(entry)
+                    register(entry)
                     self._spool.publish(folder, entry, to_disk=submission.to_disk)
                     # It is pending and can no longer be refused.
                     if submission.how == "move":
                         _remove_moved(submission.source, descriptor, before)
-                    work.announce(entry)
+                    announce(entry)
             except BaseException:
                 self._quota.release(size)
                 raise
@@ -363,8 +330,8 @@ class _SequenceCounter:
 def _linked(submission: Submission, descriptor: int, target: Path) -> StagedData | None:
     """Links an open file to the target; returns None if it is to be copied.
 
-    A file to move is linked too, and loses its old name once its entry is pending. It is copied if it is on
-    another file system, or on one without hard links.
+    A file to move is linked too, and loses its old name once its entry is pending. Where files can't be
+    linked, they are copied: on FAT, without `/proc`, and a file to move from another file system.
     """
     if submission.how == "copy":
         return None
@@ -377,16 +344,16 @@ def _linked(submission: Submission, descriptor: int, target: Path) -> StagedData
             checksum=submission.to_disk or submission.how == "link",
             staging="linked" if submission.how == "link" else "moved",
         )
-    except (OSError, InvalidSourceError):
-        # A copy to a target that is a link already would overwrite the source.
-        if submission.how == "link" or os.path.lexists(target):
+    except InvalidSourceError:
+        if submission.how == "link":
             raise
-        return None
+    except OSError:
+        if os.path.lexists(target):  # A copy to a target that is a link already would overwrite the source.
+            raise
+    return None
 
 
-def stage_copy(
-    source: Path, descriptor: int, target: Path, *, checksum: bool = False, is_given_up: bool = False
-) -> StagedData:
+def stage_copy(source: Path, descriptor: int, target: Path, *, checksum: bool = False) -> StagedData:
     """Reflinks a file, or else copies it; the file must not change meanwhile.
 
     Args:
@@ -394,7 +361,6 @@ def stage_copy(
         descriptor: The same file, from `opened`.
         target: In the spool.
         checksum: Whether to read a large copy once more for its checksum.
-        is_given_up: Whether no writer is expected, so that the copy may begin in the tick of the last write.
 
     Raises:
         InvalidSourceError: Its file system does not know its size.
@@ -402,7 +368,7 @@ def stage_copy(
         OSError: The spool could not be written.
     """
     for _ in range(2):
-        before = _stat_between_writes(descriptor) if is_given_up else _wait_for_tick(descriptor)
+        before = _wait_for_tick(descriptor)
         if before is None:
             continue
         staged = _copy_once(descriptor, target, checksum=checksum)
@@ -445,7 +411,7 @@ def stage_link(
         OSError: The spool could not be written, or the file system has no hard links.
     """
     try:
-        _link(source, descriptor, target)
+        link_open(descriptor, target)
     except OSError as error:
         if error.errno != errno.EXDEV:
             raise
@@ -456,28 +422,6 @@ def stage_link(
     if crc32 is None and (checksum or size < READ_BYTES):
         crc32 = crc32_of(descriptor)
     return StagedData(size, crc32, staging)
-
-
-def _link(source: Path, descriptor: int, target: Path) -> None:
-    try:
-        link_open(descriptor, target)
-    except OSError as error:
-        if error.errno in {errno.EXDEV, *_NO_ROOM}:
-            raise
-        if os.fstat(descriptor).st_nlink == 0:
-            raise _ReplacedError from error
-    else:
-        return
-    place = source.resolve()  # No /proc here, as on macOS.
-    is_source = is_open_file(descriptor)
-    try:
-        target.hardlink_to(place)
-    except FileNotFoundError as error:
-        if is_source(str(place)):  # The folder in the spool is missing.
-            raise
-        raise _ReplacedError from error
-    if not is_source(str(target)):
-        raise _ReplacedError
 
 
 def files_of(folder: Path, *, is_moved: bool = False) -> list[tuple[Path, str]]:

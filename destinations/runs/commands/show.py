@@ -68,6 +68,8 @@ def show(options: argparse.Namespace, session: CommandContext) -> int:
     for title, texts in sections.items():
         try:
             _show_pairs(title, texts(), session.screen)
+        except BrokenPipeError:
+            raise
         except OSError as error:
             session.note(f"{title} cannot be read: {error}")
             code = EXIT_FAILED

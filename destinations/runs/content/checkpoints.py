@@ -54,7 +54,7 @@ _STORE_THREADS = 8
 _BLOCKS_KEPT = 4
 _SUFFIXES = (".pt", ".pth", ".ckpt")
 
-# What `zipfile` raises for a file that is damaged, and for one that is hostile.
+# The errors that `zipfile` raises for damaged and for hostile files.
 _DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError)
 
 
@@ -170,7 +170,7 @@ def _best(checkpoints: list[Checkpoint], by: str | None, mode: str | None) -> Ch
         names = ", ".join(sorted({name for one in checkpoints for name in one.metrics})) or "no values at all"
         raise CheckpointNotFoundError(f"no checkpoint has a value of {metric!r}. They have {names}.")
     sign = 1.0 if mode == "max" else -1.0
-    # Of equal ones the older, which is the one that `CheckpointSaver` keeps.
+    # Among equal ones the older, because `CheckpointSaver` keeps that one.
     return max(known, key=lambda one: (sign * one.metrics[metric], -(one.step or 0)))
 
 

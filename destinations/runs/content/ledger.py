@@ -40,20 +40,20 @@ _MAX_ROWS = 1_000_000
 _SLOW = 0.03
 _LEAST_SECONDS = 0.2
 _HEAD = ("session", "begin", "end", "step")
-# What ranks do together: there a fast one waits for a slow one. The trainer takes waiting out of `backward`.
+# Ranks do these together, so a fast rank waits for a slow one. The trainer takes waiting out of `backward`.
 _TOGETHER = ("waiting", "backward")
-# A session begins that long after the line of `sessions.jsonl`, at most, or as long before.
+# A session begins at most this long before or after its line in `sessions.jsonl`.
 _SESSION_SECONDS = 60.0
 # The others waited for this share of the extra time that a rank took.
 _OF_WAIT = 0.5
-# Of a slow step, a rank took so much longer.
+# A rank made a step slow if it took this much longer.
 _OF_STEP = 0.25
 _STEPS_NAMED = 3
 _MAX_SLOW_STEPS = 1000
 _MAX_NAME = 100
 _MAX_PROFILE_BYTES = 1 << 30
 _FIRST_PROFILE, _PIDS_OF_PROFILE = 1_000_000, 1000
-# Before and after training: a rank that is late there is named where none is in training.
+# Before and after training. A rank that is late there is named if none is late in training.
 _ONCE = ("start", "restore", "idle", "closing", "joining")
 _BY_CHOICE = ("completed", "stopped")
 
@@ -315,7 +315,7 @@ def _sessions_of(
     # In the order in which the sessions began: a process may have begun long before its own.
     for init, every in sorted(by_session.items()):
         first, end = every[0].begin, every[-1].end
-        # Where the process was there while the session before went on, it was not begun for this one.
+        # A process that existed during the previous session was not started for this one.
         is_older = found and found[-1].end > first and every[0].end <= init
         own = every[1:] if is_older and len(every) > 1 else every
         about = _about(known, init, first, end)

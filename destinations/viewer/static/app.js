@@ -52,7 +52,7 @@ function wordmark() {
     "a",
     { class: "wordmark", ...linkTo({ page: "runs", id: "" }), "aria-label": "destinations: all runs" },
     mark,
-    el("span", {}, "destinations"),
+    el("span", "destinations"),
   );
 }
 
@@ -88,8 +88,8 @@ function drawHeader() {
             ].join(" ")
           : (problem ?? "New rows appear automatically."),
       },
-      el("i", {}),
-      el("span", {}, isExported ? "exported" : problem ? "offline" : "live"),
+      el("i"),
+      el("span", isExported ? "exported" : problem ? "offline" : "live"),
     ),
     iconButton(isDark() ? "sun" : "moon", isDark() ? "Light" : "Dark", switchTheme, { id: "theme" }),
     iconButton("help", "Keys", showKeys, { id: "help" }),
@@ -109,11 +109,10 @@ function showKeys() {
   const dialog = el(
     "dialog",
     { class: "keys", "aria-label": "Keys" },
-    el("h2", {}, "Keys"),
+    el("h2", "Keys"),
     el(
       "dl",
-      {},
-      KEYS.map(([key, act]) => [el("dt", {}, key), el("dd", {}, act)]),
+      KEYS.map(([key, act]) => [el("dt", key), el("dd", act)]),
     ),
     el("button", { type: "button", class: "button", onclick: () => dialog.close() }, "Close"),
   );
@@ -143,7 +142,7 @@ function showPage() {
   leave = shown(main);
   main.prepend(problemOfView());
   // Sighted readers have the tab; the page of a run has the run's name as its heading.
-  if (state.page !== "run") main.prepend(el("h1", { class: "unseen" }, titleOf(state.page)));
+  if (state.page !== "run") main.prepend(el("h1.unseen", titleOf(state.page)));
   if (hadFocus && !main.contains(document.activeElement)) main.focus({ preventScroll: true });
 }
 

@@ -30,8 +30,9 @@ import {
   toCsv,
   toast,
 } from "./dom.js";
-import { clearPlot, drawPlot, moveCursor, savePlot, turnToDraw } from "./plot.js";
+import { clearPlot, drawPlot, moveCursor, putBeside, savePlot, turnToDraw } from "./plot.js";
 import { keepNumbers, numbersOf, state, toggle, update, visibleRuns } from "./state.js";
+import { View } from "./view.js";
 
 const POINTS = 1000;
 /** Points of all lines of a chart together: finer detail can't be seen and takes a second to draw. */
@@ -116,12 +117,12 @@ export class MetricChart {
   /** Fills the card when it first comes into view: most of thousands never do. */
   build() {
     const { metric } = this;
-    this.plot = el("div", { class: "plot" });
-    this.note = el("div", { class: "note" }, "Loading…");
+    this.plot = el("div.plot");
+    this.note = el("div.note", "Loading…");
     this.box = el("div", { class: "hover-box", hidden: true });
     this.furthest = el("p", { hidden: true });
-    this.foot = el("p", { class: "card-foot" });
-    this.badge = el("span", { class: "badge" });
+    this.foot = el("p.card-foot");
+    this.badge = el("span.badge");
     this.pinButton = iconButton("pin", "Pin", () => toggle("pin", metric));
     this.wideButton = iconButton("expand", "Enlarge", () => toggle("open", metric));
     const save = popover(
@@ -139,12 +140,11 @@ export class MetricChart {
     fill(
       this.element,
       el(
-        "div",
-        { class: "card-head" },
+        "div.card-head",
         el(
           "h3",
           { title: shorten(metric, 300), dir: "auto" },
-          el("span", { class: "prefix" }, shorten(metric.slice(0, metric.indexOf("/") + 1), 60)),
+          el("span.prefix", shorten(metric.slice(0, metric.indexOf("/") + 1), 60)),
           shorten(metric.slice(metric.indexOf("/") + 1), 120),
         ),
         this.badge,
@@ -699,24 +699,21 @@ export class MetricChart {
           shorten(one.label ?? runInfo(one.run).name, 34),
           one.isLeft ? " (left)" : "",
         ),
-        el("b", {}, text),
-        one.low && isNear && el("small", { class: "muted" }, edgesText(one)),
+        el("b", text),
+        one.low && isNear && el("small.muted", edgesText(one)),
       );
     const signed = (value) => `${value > 0 ? "+" : ""}${formatNumber(Number(value.toPrecision(3)))}`;
     fill(
       this.box,
-      el("header", {}, shorten(title, 60)),
+      el("header", shorten(title, 60)),
       row(near, formatNumber(near.value), true),
       others.slice(0, MOST_NEIGHBOURS).map((one) => row(one, signed(one.value - near.value), false)),
-      others.length > MOST_NEIGHBOURS &&
-        el("div", { class: "more" }, `${others.length - MOST_NEIGHBOURS} further away`),
+      others.length > MOST_NEIGHBOURS && el("div.more", `${others.length - MOST_NEIGHBOURS} further away`),
       this.furthest,
     );
     this.nameStraggler(near);
     this.box.hidden = false;
-    const isRoom = place.across + 20 + this.box.offsetWidth < this.plot.clientWidth;
-    const left = isRoom ? place.across + 16 : place.across - 16 - this.box.offsetWidth;
-    this.box.style.left = `${Math.max(4 - this.plot.getBoundingClientRect().left, left)}px`;
+    putBeside(this.box, this.plot, place.across);
     this.box.style.top = "4px";
     this.plot.classList.add("is-hovered");
     const at = this.fromAxis(x);
@@ -842,7 +839,7 @@ export class MetricChart {
 /** A few charts of some runs beside other content, which stay when it is drawn again. */
 export class Curves {
   /**
-   * @param {import("./view.js").View} view
+   * @param {View} view
    * @param {() => string[]} runs returns the ids of the runs.
    */
   constructor(view, runs) {
@@ -882,7 +879,7 @@ export class Curves {
       if (!this.charts.has(metric)) this.charts.set(metric, new MetricChart(metric, { runs: this.runs }));
     fill(
       this.element,
-      el("h2", { class: "unseen" }, "Curves"),
+      el("h2.unseen", "Curves"),
       metrics.map((metric) => this.charts.get(metric)?.element),
       more,
     );

@@ -50,7 +50,7 @@ class ChartTools {
       id: "log-x",
     });
     this.logY = button("log y", () => update({ logy: state.logy ? "" : "1" }), { id: "log-y" });
-    this.said = el("output", {});
+    this.said = el("output");
     this.outliers = button("Outliers", () => update({ outliers: state.outliers ? "" : "1" }), {
       id: "outliers",
     });
@@ -71,14 +71,13 @@ class ChartTools {
     this.hidden = button("", () => update({ hide: [] }), { class: "button quiet" });
     this.zoom = button("Reset zoom", () => update({ zoom: [] }));
     this.element = el(
-      "div",
-      { class: "toolbar" },
-      el("label", { class: "field search" }, icon("search"), this.find),
+      "div.toolbar",
+      el("label.field.search", icon("search"), this.find),
       this.axis,
       this.logX,
       this.logY,
       this.outliers,
-      el("label", { class: "slider button" }, "Smooth", this.smooth, this.said),
+      el("label.slider.button", "Smooth", this.smooth, this.said),
       !isExported && this.band,
       this.folds,
       this.hidden,
@@ -141,14 +140,9 @@ class BandLegend {
         .map((band) =>
           el(
             "li",
-            {},
             pieceOf(colorOfBand(band)),
             el("span", { title: shorten(band.label, 300), dir: "auto" }, shorten(band.label, 60)),
-            el(
-              "span",
-              { class: "muted" },
-              band.members.length === 1 ? "1 run" : `${band.members.length} runs`,
-            ),
+            el("span.muted", band.members.length === 1 ? "1 run" : `${band.members.length} runs`),
           ),
         ),
     );
@@ -173,7 +167,7 @@ class Charts {
     this.problem = "";
     this.tools = new ChartTools();
     this.legend = new BandLegend();
-    this.sections = el("div", { class: "sections" });
+    this.sections = el("div.sections");
     // A small section takes only as many columns as it has charts, so that others fit beside it.
     const fitted = new ResizeObserver(() => this.fit());
     fitted.observe(this.sections);
@@ -303,13 +297,12 @@ class Charts {
         style: { "--charts": isWide ? 999 : shown.length },
       },
       el(
-        "div",
-        { class: "section-head" },
+        "div.section-head",
         button([icon("chevron"), shorten(title, 80)], () => toggle("fold", `/${prefix}`), {
           class: "",
           "aria-expanded": String(!isFolded),
         }),
-        el("span", { class: "muted" }, String(names.length)),
+        el("span.muted", String(names.length)),
         names.length > 1 &&
           !isFolded &&
           prefix !== PINNED &&
@@ -318,8 +311,7 @@ class Charts {
           }),
         isFolded &&
           el(
-            "span",
-            { class: "muted inside" },
+            "span.muted.inside",
             names
               .slice(0, 8)
               .map((name) => name.slice(name.indexOf("/") + 1))
@@ -376,7 +368,7 @@ class Charts {
       await whenViewed();
       await this.loadMetrics();
     } catch (error) {
-      fill(this.sections, el("p", { class: "empty" }, error.message));
+      fill(this.sections, el("p.empty", error.message));
       return;
     }
     if (this.view.isGone) return;

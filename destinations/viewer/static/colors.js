@@ -14,7 +14,7 @@ const PALETTES = {
   dark: "#4884fc #ef661e #ee96dd #8bda6c #81e5fe #ebec83 #5fc0a2 #b189d0 #d2326a #c8c8c8".split(" "),
 };
 /** The number of colours. */
-export const MOST_COLORS = PALETTES.light.length;
+const MOST_COLORS = PALETTES.light.length;
 /** A scale of rising lightness. */
 const SCALES = {
   light: "#3116a1 #5f119f #880b8c #ab056b #c51945 #d43703 #d25e03 #d77500".split(" "),

@@ -2,6 +2,7 @@
 
 import { listFields, listRuns } from "./data.js";
 import { formatApart, formatNumber, formatTime, shorten } from "./dom.js";
+import { metricRank } from "./names.js";
 import { numbersOf, state, viewQuery } from "./state.js";
 import { ticksOf } from "./ticks.js";
 import { View } from "./view.js";
@@ -46,15 +47,6 @@ export function textIn(row, name) {
 /** Returns the columns named in the link. */
 function asked() {
   return [state.sx, state.sy, state.sc].filter((name) => /^(hparams|summary)\./.test(name));
-}
-
-/** Returns the rank of a metric: accuracy and loss of evaluation come first. */
-function rank(name) {
-  return (
-    [/(val|test|eval).*acc/i, /acc/i, /(val|test|eval).*loss/i, /loss|reward|score/i].findIndex((kind) =>
-      kind.test(name),
-    ) >>> 0
-  );
 }
 
 /** Returns the axis of numbers, as `axisOf` does. Positive values over two decades are on a log scale. */
@@ -175,7 +167,7 @@ export class RunColumns {
   chosen() {
     const { hparams } = this;
     const varied = hparams.filter((name) => new Set(this.rows.map((row) => row.values[name])).size > 1);
-    const main = this.metrics.toSorted((one, other) => rank(one) - rank(other))[0];
+    const main = this.metrics.toSorted((one, other) => metricRank(one) - metricRank(other))[0];
     const rate = varied.find((name) => /lr|learning/i.test(name));
     return {
       sx: state.sx || rate || varied[0] || hparams[0] || "created_at",

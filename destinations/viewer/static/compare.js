@@ -86,7 +86,7 @@ export function showCompare(root) {
         if (found) draw(found);
         else fill(content, nothing("Select two runs or more.", linkTo({ page: "runs" })));
       },
-      (error) => fill(content, el("p", { class: "empty" }, error.message)),
+      (error) => fill(content, el("p.empty", error.message)),
     );
   }
 
@@ -179,11 +179,11 @@ export function showCompare(root) {
           ? ` agree in ${same === 1 ? "the one metric" : `all ${same} metrics`} that both have, at all common steps`
           : [
               " diverge at ",
-              el("strong", {}, `step ${formatNumber(step)}`),
+              el("strong", `step ${formatNumber(step)}`),
               `, in ${shorten(metric, 80)}`,
               same ? `; ${same} ${same === 1 ? "metric agrees" : "metrics agree"} throughout` : "",
             ],
-      left ? el("span", { class: "muted" }, ` (times and speeds left out: ${left})`) : null,
+      left ? el("span.muted", ` (times and speeds left out: ${left})`) : null,
       unread ? ` (${unread} ${unread === 1 ? "metric takes" : "metrics take"} too long to compare)` : null,
       ".",
     );
@@ -193,8 +193,7 @@ export function showCompare(root) {
     const labels = new Map(runLabels(ids.map(runInfo)).map((label, at) => [ids[at], label]));
     const named = (id) =>
       el(
-        "span",
-        { class: "named" },
+        "span.named",
         swatch(id),
         el("bdi", { title: shorten(runInfo(id).name, 300) }, shorten(labels.get(id), 60)),
       );
@@ -206,8 +205,8 @@ export function showCompare(root) {
         drawTable();
       },
     });
-    const parting = el("div", { class: "parting" });
-    const table = el("table", { class: "compared" });
+    const parting = el("div.parting");
+    const table = el("table.compared");
     const values = menu("compared", "Values of metrics", (of) => update({ of }));
     setMenu(values, VALUES, state.of);
     const step = el("input", {
@@ -222,8 +221,7 @@ export function showCompare(root) {
     fill(
       content,
       el(
-        "div",
-        { class: "toolbar" },
+        "div.toolbar",
         values,
         step,
         checkbox("Same in all", withSame, (isOn) => {
@@ -239,10 +237,9 @@ export function showCompare(root) {
         unfoldButton(),
       ),
       curves.element,
-      visibleRuns().length > MOST_RUNS_COMPARED &&
-        el("p", { class: "muted" }, `The first ${MOST_RUNS_COMPARED} runs.`),
+      visibleRuns().length > MOST_RUNS_COMPARED && el("p.muted", `The first ${MOST_RUNS_COMPARED} runs.`),
       el("div", { class: "panel scroll", tabIndex: 0 }, table),
-      el("section", { class: "panel", "data-panel": "Parting" }, el("h2", {}, "Where they diverge"), parting),
+      el("section", { class: "panel", "data-panel": "Parting" }, el("h2", "Where they diverge"), parting),
     );
     drawTable();
     showCurves(fields);
@@ -267,10 +264,8 @@ export function showCompare(root) {
         table,
         el(
           "thead",
-          {},
           el(
             "tr",
-            {},
             el("th", { scope: "col" }, "Field"),
             ids.map((id, at) =>
               el(
@@ -283,7 +278,7 @@ export function showCompare(root) {
         ),
         bodies,
         withSame && alike.length > 0 && bodyOf("Same in all", String(alike.length), alike, "hparams."),
-        !fields.length && el("caption", { class: "empty" }, "Nothing differs but the name."),
+        !fields.length && el("caption.empty", "Nothing differs but the name."),
       );
     }
 
@@ -292,20 +287,12 @@ export function showCompare(root) {
         "tbody",
         { "data-panel": title },
         el(
-          "tr",
-          { class: "section" },
-          el(
-            "th",
-            { scope: "rowgroup", colSpan: ids.length + 1 },
-            title,
-            " ",
-            el("span", { class: "muted" }, count),
-          ),
+          "tr.section",
+          el("th", { scope: "rowgroup", colSpan: ids.length + 1 }, title, " ", el("span.muted", count)),
         ),
         own.slice(0, MOST_ROWS).map((field) =>
           el(
             "tr",
-            {},
             el("th", { scope: "row", dir: "auto" }, breakable(shorten(field.name.slice(prefix.length), 120))),
             cells(
               field.name,
@@ -314,11 +301,7 @@ export function showCompare(root) {
           ),
         ),
         own.length > MOST_ROWS &&
-          el(
-            "tr",
-            {},
-            el("td", { colSpan: ids.length + 1 }, `${own.length - MOST_ROWS} more: search for them.`),
-          ),
+          el("tr", el("td", { colSpan: ids.length + 1 }, `${own.length - MOST_ROWS} more: search for them.`)),
       );
     }
   }

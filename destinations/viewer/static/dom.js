@@ -30,16 +30,19 @@ const ICONS = {
 };
 
 /**
- * Makes an element.
+ * Makes an element: `el("p.muted", { title }, "text")`.
  *
- * @param {string} tag
- * @param {Object<string, any>} [props] `class`, `on…` listeners, properties of the element, and attributes. It
- *   skips properties that are null, undefined or false.
- * @param {...(Node|string|number|null|undefined|false|Array<any>)} children strings become text nodes.
+ * @param {string} tag its name, and classes after dots.
+ * @param {...any} content first, if it has any, the properties: `class`, `style`, `on…` listeners, properties of the
+ *   element, and attributes; those that are null, undefined or false are skipped. Then its children; strings become
+ *   text nodes.
  * @returns {any}
  */
-export function el(tag, props = {}, ...children) {
-  const node = document.createElement(tag);
+export function el(tag, ...content) {
+  const [kind, ...classes] = tag.split(".");
+  const node = document.createElement(kind);
+  if (classes.length) node.className = classes.join(" ");
+  const props = content[0]?.constructor === Object ? content.shift() : {};
   for (const [name, value] of Object.entries(props)) {
     if (value === null || value === undefined || value === false) continue;
     if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
@@ -49,7 +52,7 @@ export function el(tag, props = {}, ...children) {
     else if (name in node && !name.includes("-") && name !== "list" && name !== "form") node[name] = value;
     else node.setAttribute(name, value === true ? "" : String(value));
   }
-  add(node, children);
+  add(node, content);
   return node;
 }
 
@@ -119,7 +122,7 @@ export function button(label, onclick, props = {}) {
 /** Makes a checkbox with a label, which passes each change to `turned`. */
 export function checkbox(label, checked, turned, props = {}) {
   const box = el("input", { type: "checkbox", checked, onchange: () => turned(box.checked), ...props });
-  return el("label", { class: "check" }, box, label);
+  return el("label.check", box, label);
 }
 
 /** Makes an empty menu that passes each choice to `chosen`; `setMenu` gives it its options. */
@@ -143,8 +146,8 @@ export function setMenu(node, options, value, groups = {}) {
  * @param {Object<string, any>} [link] the properties of a link to the table, where the reader can choose runs.
  */
 export function nothing(text, link) {
-  const help = link && [el("br", {}), el("a", { class: "button", ...link }, "Choose runs")];
-  return el("div", { class: "empty" }, text, help);
+  const help = link && [el("br"), el("a", { class: "button", ...link }, "Choose runs")];
+  return el("div.empty", text, help);
 }
 
 /**
@@ -161,7 +164,7 @@ export function popover(label, props, content) {
     { type: "button", "aria-expanded": "false", ...props, onclick: () => (panel.hidden ? open() : close()) },
     label,
   );
-  const box = el("span", { class: "popover-box" }, button, panel);
+  const box = el("span.popover-box", button, panel);
   const outside = (event) => {
     if (!box.contains(event.target)) close();
   };
@@ -213,7 +216,7 @@ export async function attempt(act) {
 /** Returns a search field and its input. */
 export function searchField(label, props) {
   const input = el("input", { type: "search", placeholder: label, "aria-label": label, ...props });
-  return { input, field: el("label", { class: "field search" }, icon("search"), input) };
+  return { input, field: el("label.field.search", icon("search"), input) };
 }
 
 /** Stores a text in this browser under a name. */

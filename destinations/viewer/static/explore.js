@@ -25,12 +25,12 @@ class Explore {
     const isLog = () => this.logX.getAttribute("aria-pressed") === "true";
     this.logX = button("log x", () => update({ logx: isLog() ? "0" : "1" }));
     this.logY = button("log y", () => update({ logy: state.logy ? "" : "1" }));
-    this.count = el("span", { class: "muted count" });
-    this.title = el("h2", {});
-    this.axesSaid = el("span", { class: "badge" });
+    this.count = el("span.muted.count");
+    this.title = el("h2");
+    this.axesSaid = el("span.badge");
     this.legend = colorLegend();
     this.plot = el("div", { class: "plot", id: "scatter", style: { height: "310px" } });
-    this.foot = el("p", { class: "card-foot" });
+    this.foot = el("p.card-foot");
     this.holder = el("div", { id: "parallel", style: { padding: "0 8px 10px" } });
     this.importance = new Importance((name) => update({ sx: name }));
     view.until(() => this.importance.view.leave());
@@ -46,32 +46,15 @@ class Explore {
   /** Returns the parts of the page, from top to bottom. */
   elements() {
     return [
+      el("div.toolbar", this.y, el("label.pair", "against", this.x), this.logX, this.logY, this.count),
       el(
-        "div",
-        { class: "toolbar" },
-        this.y,
-        el("label", { class: "pair" }, "against", this.x),
-        this.logX,
-        this.logY,
-        this.count,
-      ),
-      el(
-        "div",
-        { class: "explore-top" },
-        el(
-          "section",
-          { class: "card" },
-          el("div", { class: "card-head" }, this.title),
-          this.legend,
-          this.plot,
-          this.foot,
-        ),
+        "div.explore-top",
+        el("section.card", el("div.card-head", this.title), this.legend, this.plot, this.foot),
         this.importance.element,
       ),
       el(
-        "section",
-        { class: "card wide" },
-        el("div", { class: "card-head" }, el("h2", {}, "Parallel coordinates"), this.axesSaid),
+        "section.card.wide",
+        el("div.card-head", el("h2", "Parallel coordinates"), this.axesSaid),
         this.holder,
       ),
     ];
@@ -125,7 +108,7 @@ export function showExplore(root) {
   const view = new View("explore");
   const explore = new Explore(view);
   const { columns } = explore;
-  fill(root, el("section", { class: "page" }, explore.elements()));
+  fill(root, el("section.page", explore.elements()));
   view.onState((changed) => {
     const has = (...names) => names.some((name) => changed.has(name));
     if (has("q", "where", "without", "archived") || (has("sx", "sy", "sc") && !columns.hasAsked))

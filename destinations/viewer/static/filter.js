@@ -49,12 +49,11 @@ export class FilterField {
     });
     this.help = popover(["?"], { class: "button quiet", "aria-label": "Filter syntax" }, () =>
       el(
-        "dl",
-        { class: "syntax" },
-        SYNTAX.map(([example, meaning]) => [el("dt", { class: "mono" }, example), el("dd", {}, meaning)]),
+        "dl.syntax",
+        SYNTAX.map(([example, meaning]) => [el("dt.mono", example), el("dd", meaning)]),
       ),
     );
-    this.element = el("div", { class: "field filter" }, icon("filter"), this.input, this.hints);
+    this.element = el("div.field.filter", icon("filter"), this.input, this.hints);
   }
 
   /** Shows the filter of the view, unless it is being typed, and an example with names that exist. */

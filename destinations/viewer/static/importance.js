@@ -11,11 +11,11 @@ export class Importance {
     this.chosen = chosen;
     this.asked = "";
     this.view = new View();
-    this.content = el("div", {});
+    this.content = el("div");
     this.element = el(
       "section",
       { class: "card importance", "aria-label": "Which hyperparameter matters" },
-      el("div", { class: "card-head" }, el("h2", {}, "Which hyperparameter matters")),
+      el("div.card-head", el("h2", "Which hyperparameter matters")),
       this.content,
     );
   }
@@ -38,7 +38,7 @@ export class Importance {
   }
 
   say(text) {
-    fill(this.content, el("p", { class: "card-foot" }, text));
+    fill(this.content, el("p.card-foot", text));
   }
 
   draw(metric, { runs, score, fields, problem }) {
@@ -51,7 +51,6 @@ export class Importance {
       this.content,
       el(
         "ol",
-        {},
         fields.map(({ names, mean, std }) => {
           const text = names.map((name) => name.replace(/^hparams\./, "")).join(" = ");
           // Avoids a negative zero.
@@ -73,13 +72,12 @@ export class Importance {
               shorten(text, 80),
             ),
             el("i", { style: { width: `${(100 * Math.max(0, mean)) / most}%` } }),
-            el("b", {}, value),
+            el("b", value),
           );
         }),
       ),
       el(
-        "p",
-        { class: "card-foot" },
+        "p.card-foot",
         `Permutation importance: a small random forest learns how ${formatNumber(runs)} ended runs rank by ${shorten(metric, 60)}. It predicts unseen runs with R² ${formatNumber(Number(score.toPrecision(3)))}; a bar is the drop of R² when one hyperparameter is shuffled.`,
       ),
     );

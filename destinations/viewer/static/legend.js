@@ -44,15 +44,15 @@ export function drawLegend(legend, columns) {
   if (legend.hidden) return;
   const words = columns.isOfWords(state.sc) ? columns.wordsOf(state.sc) : [];
   const labels = labelsOf(words);
-  const dot = (color, text) => el("li", {}, el("i", { style: { background: color } }), text);
+  const dot = (color, text) => el("li", el("i", { style: { background: color } }), text);
   const ticks = columns.axisOf(state.sc).ticks.toSorted((one, other) => one[0] - other[0]);
   fill(
     legend,
     el("strong", { dir: "auto" }, bare(state.sc)),
     !words.length && [
-      el("span", {}, ticks[0][1]),
+      el("span", ticks[0][1]),
       el("i", { class: "ramp", style: { background: `linear-gradient(to right, ${STOPS.map(shade)})` } }),
-      el("span", {}, ticks.at(-1)[1]),
+      el("span", ticks.at(-1)[1]),
     ],
     el(
       "ul",

@@ -44,8 +44,8 @@ export function showMedia(root) {
   /** The server's kinds of records, `{name, title, shows}`, in the order of `RENDERERS`. */
   let known = [];
 
-  const list = el("div", {});
-  const none = el("p", { class: "muted" });
+  const list = el("div");
+  const none = el("p.muted");
   const find = searchField("Search media", {
     id: "search",
     value: state.find,
@@ -60,13 +60,13 @@ export function showMedia(root) {
     min: 0,
     step: 1,
   });
-  const said = el("output", {});
-  const bar = el("label", { class: "slider button" }, "Step", master, said);
+  const said = el("output");
+  const bar = el("label.slider.button", "Step", master, said);
   const colors = colorLegend();
   const leaveSidebar = showBesideRuns(
     root,
     colors,
-    el("div", { class: "toolbar" }, find.field, unfoldButton(), kinds, bar, colors),
+    el("div.toolbar", find.field, unfoldButton(), kinds, bar, colors),
     none,
     list,
   );
@@ -170,15 +170,9 @@ export function showMedia(root) {
         el(
           "section",
           { "data-section": kind },
+          el("div.section-head", el("h2", title), el("span.muted", String(of.length))),
           el(
-            "div",
-            { class: "section-head" },
-            el("h2", {}, title),
-            el("span", { class: "muted" }, String(of.length)),
-          ),
-          el(
-            "div",
-            { class: "cards" },
+            "div.cards",
             of.map((one) => {
               if (!panels.has(one.key)) panels.set(one.key, new Panel(one));
               else panels.get(one.key).change(one);
@@ -205,7 +199,7 @@ export function showMedia(root) {
       if (!known.length) known = shownKinds((await serverInfo()).kinds);
       await loadIndex();
     } catch (error) {
-      fill(list, el("p", { class: "empty" }, error.message));
+      fill(list, el("p.empty", error.message));
       return;
     }
     if (view.isGone) return;
@@ -290,7 +284,7 @@ class Panel {
     this.most = 0;
     /** @type {number | null} The place of the enlarged picture of each run. */
     this.place = null;
-    this.content = el("div", { class: "media-grid" });
+    this.content = el("div.media-grid");
     this.classes = el("div", { class: "classes", hidden: true });
     this.slider = el("input", {
       type: "range",
@@ -299,8 +293,8 @@ class Panel {
       "aria-label": `Step of ${shorten(about.name, 60)}`,
       oninput: () => chooseStep(this.about.steps, Number(this.slider.value)),
     });
-    this.said = el("output", {});
-    this.bar = el("div", { class: "step-bar" }, this.slider, this.said);
+    this.said = el("output");
+    this.bar = el("div.step-bar", this.slider, this.said);
     this.element = el(
       "section",
       {
@@ -309,8 +303,7 @@ class Panel {
         "aria-label": shorten(about.name, 100),
       },
       el(
-        "div",
-        { class: "card-head" },
+        "div.card-head",
         el("h3", { dir: "auto", title: shorten(about.name, 300) }, shorten(about.name || "Traces", 120)),
       ),
       this.bar,
@@ -345,7 +338,7 @@ class Panel {
       "dialog",
       { class: "enlarged", "aria-label": shorten(this.about.name, 100) },
       close,
-      el("h2", {}, shorten(this.about.name, 120)),
+      el("h2", shorten(this.about.name, 120)),
       parts,
     );
     dialog.addEventListener("keydown", (event) => {
@@ -410,7 +403,7 @@ class Panel {
         } catch (error) {
           // The next change asks again.
           if (mine === this.turn) this.shown = "";
-          return el("p", { class: "muted" }, error.message);
+          return el("p.muted", error.message);
         }
       }),
     );
@@ -423,11 +416,10 @@ class Panel {
         { class: "of-run", "data-run": id },
         el(
           "h4",
-          {},
           swatch(id),
           el("span", { dir: "auto", title: shorten(runInfo(id).name, 300) }, shorten(labels[at], 80)),
           part?.dataset?.step && part.dataset.step !== String(step)
-            ? el("span", { class: "muted" }, `step ${part.dataset.step}`)
+            ? el("span.muted", `step ${part.dataset.step}`)
             : null,
         ),
         part,
@@ -448,7 +440,7 @@ class Panel {
     const steps = [...new Set(items.map((item) => item.step))].sort((a, b) => a - b);
     const own = steps[placeOf(steps, step)];
     const now = items.filter((item) => item.step === own);
-    const node = el("div", { class: "pictures" });
+    const node = el("div.pictures");
     node.dataset.step = String(own);
     if (total > items.length && steps.length > 1)
       node.title = `${items.length} of ${total} records, taken evenly.`;
@@ -465,7 +457,7 @@ class Panel {
     for (const [at, item] of shown.entries())
       node.append(renderer.figure(id, item, side, () => this.place === null && this.enlarge(at)));
     if (this.place === null && now.length > MOST_PICTURES)
-      node.append(el("p", { class: "muted" }, `and ${now.length - MOST_PICTURES} more`));
+      node.append(el("p.muted", `and ${now.length - MOST_PICTURES} more`));
     return node;
   }
 
@@ -481,7 +473,7 @@ class Panel {
     const buttons = masks.flatMap(([mask, labels]) => {
       const classes = Object.entries(labels).filter(([at]) => Number(at) > 0);
       return [
-        el("span", { class: "muted" }, shorten(mask, 40)),
+        el("span.muted", shorten(mask, 40)),
         ...classes.slice(0, 64).map(([at, label]) => {
           const color = `rgb(${CLASSES[Number(at) % 256]})`;
           return switchOf(`${mask}/${at}`, el("i", { style: { background: color } }), shorten(label, 40));
@@ -496,8 +488,7 @@ class Panel {
       this.classes,
       buttons,
       el(
-        "label",
-        { class: "slider" },
+        "label.slider",
         "Opacity",
         el("input", {
           type: "range",
@@ -520,13 +511,13 @@ class Panel {
  */
 const RENDERERS = {
   image: {
-    figure: (id, item, side, enlarge) => el("figure", {}, picture(id, item, side, enlarge), captionOf(item)),
+    figure: (id, item, side, enlarge) => el("figure", picture(id, item, side, enlarge), captionOf(item)),
   },
   video: {
     // Browsers play a GIF as an image.
     figure: (id, item, side, enlarge) =>
       /\.gif$/i.test(item.file)
-        ? el("figure", {}, picture(id, item, side, enlarge), captionOf(item))
+        ? el("figure", picture(id, item, side, enlarge), captionOf(item))
         : el("figure", WIDE, video(id, item), captionOf(item)),
   },
   audio: {
@@ -600,7 +591,7 @@ function ridges(id, items) {
   holder.dataset.ridges = String(kept.length);
   holder.start = () => {
     if (!holder.isConnected || !kept.length) {
-      if (!kept.length) fill(holder, el("div", { class: "note" }, "No finite values."));
+      if (!kept.length) fill(holder, el("div.note", "No finite values."));
       return;
     }
     const densities = kept.map(({ counts, edges }) => {

@@ -31,6 +31,12 @@ export function chartRank(name, constants) {
   return EVALUATION.test(name) ? 0 : TRAINING.test(name) ? 1 : 2;
 }
 
+/** Returns the rank of a metric by what it tells of a run: accuracy and loss of evaluation come first. */
+export function metricRank(name) {
+  const kinds = [/(val|test|eval).*acc/i, /acc/i, /(val|test|eval).*loss/i, /loss|reward|score|f1|bleu/i];
+  return kinds.findIndex((kind) => kind.test(name)) >>> 0;
+}
+
 /**
  * Returns names without their common beginning, cut at the end of a word: "…lr0.1-seed2".
  *

@@ -21,15 +21,15 @@ export function panelsOf(id, detail, metrics) {
   const packages = Object.entries(detail.environment?.packages ?? {});
   const damaged = Object.entries(detail.damaged_lines ?? {}).filter(([, count]) => count);
   return [
-    ["Something could not be read", problem && el("p", { class: "bad" }, shorten(problem, 2000))],
-    ["Errors", errors?.length && el("div", { class: "body" }, errors.map(errorText)), "wide"],
+    ["Something could not be read", problem && el("p.bad", shorten(problem, 2000))],
+    ["Errors", errors?.length && el("div.body", errors.map(errorText)), "wide"],
     ["Flight recording", flight?.summary.length && flightOf(flight), "wide"],
     ["Faults", time?.faults.length && faultTable(time.faults), "wide"],
     ["Metrics", metrics, "wide"],
     ["Writers", writers?.length && writersOf(writers)],
     [
       "Hyperparameters",
-      hyperparameters.length ? scroll(pairTable(hyperparameters)) : el("p", {}, "None were logged."),
+      hyperparameters.length ? scroll(pairTable(hyperparameters)) : el("p", "None were logged."),
     ],
     ["What logging cost", costOf(detail)],
     ["Sessions", sessions?.length && sessionsOf(sessions)],
@@ -55,14 +55,12 @@ function errorText({ kind, count, text }) {
 function flightOf({ summary, ranks }) {
   const lineOf = (frame) => `${frame.place} in ${frame.function}${frame.code ? `\n    ${frame.code}` : ""}`;
   return el(
-    "div",
-    { class: "body" },
-    summary.map((line) => el("p", { class: "bad" }, shorten(line, 2000))),
+    "div.body",
+    summary.map((line) => el("p.bad", shorten(line, 2000))),
     ranks.map((one) =>
       el(
         "details",
-        {},
-        el("summary", {}, `Rank ${one.rank}, ${formatTime(one.time)}: where it was`),
+        el("summary", `Rank ${one.rank}, ${formatTime(one.time)}: where it was`),
         el("pre", { style: WRAPPED }, one.stack.map(lineOf).join("\n")),
       ),
     ),
@@ -96,7 +94,7 @@ function costOf(detail) {
     ["Damaged bytes", cost.damaged_bytes || null],
   ].filter(([, value]) => value != null);
   const lost = Object.entries(detail.lost ?? {}).filter(([, count]) => count);
-  if (!pairs.length && !lost.length) return el("p", {}, "Not measured for this kind of run.");
+  if (!pairs.length && !lost.length) return el("p", "Not measured for this kind of run.");
   const text = lost.length
     ? `Lost: ${lost.map(([kind, count]) => `${count} ${kind}`).join(", ")}.`
     : "Nothing was lost.";
@@ -118,7 +116,7 @@ function branchesOf(branches) {
   const texts = branches.map(
     (one) => `After step ${formatNumber(one.from_step)}: ${one.file}${one.rank ? ` (rank ${one.rank})` : ""}`,
   );
-  return el("p", {}, texts.join("; "), ". Charts show these rows as dotted lines.");
+  return el("p", texts.join("; "), ". Charts show these rows as dotted lines.");
 }
 
 function checkpointsOf(id, checkpoints) {
@@ -145,7 +143,7 @@ function artifactsOf(id, artifacts) {
         ? cell("bad", "not arrived")
         : cell("muted", "unknown");
   const rows = artifacts.map((one) => [
-    [linked(id, one), one.uri && el("div", { class: "muted mono" }, shorten(one.uri, 200))],
+    [linked(id, one), one.uri && el("div.muted.mono", shorten(one.uri, 200))],
     cell("number", formatBytes(one.size)),
     arrival(one.arrived),
   ]);

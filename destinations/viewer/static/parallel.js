@@ -132,7 +132,7 @@ export function drawParallel(holder, columns) {
   if (columns.view.isGone) return;
   const names = columns.axes();
   if (names.length < 2) {
-    fill(holder, el("p", { class: "empty" }, "These runs have the same hyperparameters."));
+    fill(holder, el("p.empty", "These runs have the same hyperparameters."));
     return;
   }
   // On a phone the axes scroll.

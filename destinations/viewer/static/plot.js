@@ -501,6 +501,13 @@ function nearestMark(node, { across, down }, reach) {
   return best;
 }
 
+/** Puts a box on the side of a place in a plot where it has room. */
+export function putBeside(box, node, across) {
+  const isRoom = across + 20 + box.offsetWidth < node.clientWidth;
+  const left = isRoom ? across + 16 : across - 16 - box.offsetWidth;
+  box.style.left = `${Math.max(4 - node.getBoundingClientRect().left, left)}px`;
+}
+
 /** Returns the callbacks of a layout whose marks show their `text` when the mouse is near, and can be clicked. */
 export function talking(node, chosen = (_) => {}) {
   const box = el("div", { class: "hover-box", hidden: true });
@@ -517,8 +524,7 @@ export function talking(node, chosen = (_) => {}) {
         el("b", { dir: "auto" }, first),
         others.map((line) => el("div", { dir: "auto" }, line)),
       );
-      const isRoom = place.across + 20 + box.offsetWidth < node.clientWidth;
-      box.style.left = `${isRoom ? place.across + 16 : Math.max(4, place.across - 16 - box.offsetWidth)}px`;
+      putBeside(box, node, place.across);
       box.style.top = `${Math.max(4, place.down - box.offsetHeight - 8)}px`;
     },
     onleave: () => {

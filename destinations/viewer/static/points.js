@@ -76,7 +76,7 @@ export function pointCloud(id, file) {
     }
   });
   new ResizeObserver(redraw).observe(canvas);
-  const caption = el("figcaption", {}, "Loading…");
+  const caption = el("figcaption", "Loading…");
   readPoints(id, file).then(
     (found) => {
       cloud = prepared(found);
@@ -89,7 +89,7 @@ export function pointCloud(id, file) {
       caption.textContent = error.message;
     },
   );
-  return el("figure", {}, canvas, caption);
+  return el("figure", canvas, caption);
 }
 
 function prepared({ x, y, z, colors }) {

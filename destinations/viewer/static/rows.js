@@ -2,6 +2,7 @@
 
 import { listFields, listGroups, listRuns, rowsOf } from "./data.js";
 import { isNarrow, shorten } from "./dom.js";
+import { metricRank } from "./names.js";
 import { isSteady, state, viewQuery } from "./state.js";
 import { alignedTexts } from "./ticks.js";
 
@@ -269,14 +270,10 @@ export class RunRows {
    * differ. On a phone, these are the status and one metric.
    */
   async automaticColumns() {
-    const weight = (name) =>
-      [/(val|test|eval).*(acc|loss)/i, /acc|loss|reward|score|f1|bleu/i].findIndex((kind) =>
-        kind.test(name),
-      ) >>> 0;
     const metrics = this.fields
       .filter(({ name, kind }) => name.startsWith("summary.") && kind === "number")
       .map(({ name }) => name)
-      .sort((one, other) => weight(one) - weight(other));
+      .sort((one, other) => metricRank(one) - metricRank(other));
     if (this.isKnown(state.goal)) metrics.unshift(state.goal);
     if (isNarrow()) return [...(state.group.length ? [] : ["status"]), ...metrics.slice(0, 1)];
     const candidates = this.fields

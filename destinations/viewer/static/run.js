@@ -5,6 +5,7 @@ import { editRun, isExported, readLog, runDetail, selectedRows } from "./data.js
 import {
   attempt,
   breakable,
+  button,
   el,
   fieldFor,
   fill,
@@ -14,6 +15,8 @@ import {
   icon,
   iconButton,
   inTurn,
+  menu,
+  setMenu,
   shorten,
   tagsIn,
 } from "./dom.js";
@@ -42,13 +45,12 @@ const LOG_TAIL = 65536;
 const MOST_CHARACTERS_OF_LOG = 1 << 20;
 
 function fact(name, value) {
-  return value ? el("span", {}, `${name} `, el("b", { dir: "auto" }, breakable(shorten(value, 200)))) : null;
+  return value ? el("span", `${name} `, el("b", { dir: "auto" }, breakable(shorten(value, 200)))) : null;
 }
 
 function factsOf(detail) {
   return el(
-    "div",
-    { class: "run-facts" },
+    "div.run-facts",
     fact("Started", `${formatTime(detail.created_at)} (${formatAge(detail.created_at)})`),
     fact("Duration", formatDuration(detail.duration)),
     fact("Id", detail.run_id),
@@ -72,18 +74,18 @@ class RunPage {
     this.view = view;
     this.id = id;
     this.isDrawn = false;
-    this.element = el("section", { class: "page run-page" }, el("p", { class: "empty" }, "Loading…"));
+    this.element = el("section.page.run-page", el("p.empty", "Loading…"));
     this.top = el("div", { style: { display: "contents" } });
     this.curves = new Curves(view, () => [id]);
     this.time = el("div", { style: { display: "contents" } });
-    this.alarms = el("div", { class: "panels" });
-    this.panels = el("div", { class: "panels" });
-    this.side = el("div", { class: "run-side" });
+    this.alarms = el("div.panels");
+    this.panels = el("div.panels");
+    this.side = el("div.run-side");
     /** The drawn panels, by title. */
     this.shown = new Map();
     /** @type {ReturnType<typeof dataTable> | null} */
     this.metrics = null;
-    this.metricsBody = el("div", { class: "body" });
+    this.metricsBody = el("div.body");
     /** @type {LogTail | null} */
     this.log = null;
     this.load = inTurn(() => this.ask());
@@ -107,10 +109,9 @@ class RunPage {
         fill(
           element,
           el(
-            "p",
-            { class: "empty" },
+            "p.empty",
             error.message,
-            el("br", {}),
+            el("br"),
             el("a", { class: "button", ...linkTo({ page: "runs", id: "" }) }, "All runs"),
           ),
         );
@@ -121,16 +122,15 @@ class RunPage {
   draw(detail) {
     const { element, top, alarms, curves, time, panels, side } = this;
     if (!element.contains(panels)) {
-      const parts = el("div", { class: "run-parts" }, curves.element, time, panels);
-      fill(element, top, alarms, el("div", { class: "run-body" }, parts, side));
+      const parts = el("div.run-parts", curves.element, time, panels);
+      fill(element, top, alarms, el("div.run-body", parts, side));
     }
     fill(
       top,
       this.head(detail),
       factsOf(detail),
       el(
-        "div",
-        { class: "run-facts" },
+        "div.run-facts",
         this.editable("Tags", detail.tags.join(", "), "none", (text) => ({
           tags: tagsIn(text, detail.tags),
           was: { tags: detail.tags },
@@ -153,20 +153,15 @@ class RunPage {
       this.draw(detail);
     };
     return el(
-      "div",
-      { class: "run-head" },
+      "div.run-head",
       this.heading(detail.name),
       !isExported && favouriteButton(detail, (patch) => this.save(patch)),
       statusMark(detail),
       el(
-        "span",
-        { class: "actions" },
-        el(
-          "button",
-          { type: "button", class: "button", "aria-pressed": String(isChosen), onclick: choose },
-          icon("check"),
-          isChosen ? "Selected" : "Select",
-        ),
+        "span.actions",
+        button([icon("check"), isChosen ? "Selected" : "Select"], choose, {
+          "aria-pressed": String(isChosen),
+        }),
         el("a", { class: "button primary", ...this.linkToRuns("charts") }, icon("chart"), "Charts"),
         el("a", { class: "button", ...this.linkToRuns("media") }, "Media"),
       ),
@@ -193,7 +188,7 @@ class RunPage {
   }
 
   editable(name, value, nothing, patchOf) {
-    const node = el("span", {}, `${name} `, el("b", { dir: "auto" }, shorten(value || nothing, 1000)), " ");
+    const node = el("span", `${name} `, el("b", { dir: "auto" }, shorten(value || nothing, 1000)), " ");
     const label = `Edit ${name.toLowerCase()}`;
     const edit = () => this.edit(node, name, value, patchOf);
     if (!isExported) node.append(iconButton("edit", label, edit));
@@ -252,7 +247,7 @@ class RunPage {
   panel(title, content, more = "") {
     const old = this.shown.get(title);
     if (old && content === this.metricsBody) return old.node;
-    const node = el("section", { class: `panel ${more}`, "data-panel": title }, el("h2", {}, title), content);
+    const node = el("section", { class: `panel ${more}`, "data-panel": title }, el("h2", title), content);
     const text = node.outerHTML;
     if (old?.text === text) return old.node;
     this.shown.set(title, { node, text });
@@ -298,26 +293,22 @@ class LogTail {
     this.next = null;
     this.more = inTurn(() => this.ask());
     this.text = el("pre", { class: "log", tabIndex: 0, role: "log", "aria-label": "Log" });
-    const choice =
-      files.length > 1
-        ? el(
-            "select",
-            {
-              "aria-label": "Log file",
-              onchange: () => {
-                this.file = choice.value;
-                this.next = null;
-                this.text.textContent = "";
-                this.more();
-              },
-            },
-            files.map((file) => el("option", { value: file }, file)),
-          )
-        : el("span", { class: "muted" }, this.file);
+    const choice = menu("log-file", "Log file", (file) => {
+      this.file = file;
+      this.next = null;
+      this.text.textContent = "";
+      this.more();
+    });
+    setMenu(
+      choice,
+      files.map((file) => [file, file]),
+      this.file,
+    );
+    choice.disabled = files.length < 2;
     this.element = el(
       "section",
       { class: "panel", "data-panel": "Log" },
-      el("h2", {}, "Log ", choice),
+      el("h2", "Log ", choice),
       this.text,
     );
   }

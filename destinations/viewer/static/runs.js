@@ -39,7 +39,7 @@ const STATUS_MARKS = { running: "running", killed: "dead", completed: "done", fi
 export function statusMark({ status }) {
   const kind = STATUS_MARKS[status] ?? (status.startsWith("fail") ? "failed" : "ended");
   const title = kind === "dead" ? "The run says that it's running, but its heartbeat has stopped." : null;
-  return el("span", { class: `status ${kind}`, title }, el("i", {}), status);
+  return el("span", { class: `status ${kind}`, title }, el("i"), status);
 }
 
 const FAVOURITE = "favourite";
@@ -93,7 +93,7 @@ function groupCell(name, found, { digits = -1, best = undefined } = {}) {
     "div",
     { role: "gridcell", class: "number", "data-column": name, title },
     el("span", { class: found && found.mean === best ? "best-value" : "" }, text),
-    el("span", { class: "muted" }, spread),
+    el("span.muted", spread),
   );
 }
 
@@ -109,7 +109,7 @@ class RunTable {
     this.texts = new Map();
     /** The best value of the goal. */
     this.best = undefined;
-    this.actions = el("span", { class: "actions" });
+    this.actions = el("span.actions");
     this.head = el("div", { class: "grid-row grid-head", role: "row" });
     this.body = el("div", { class: "grid-body", role: "rowgroup" });
     this.grid = el(
@@ -143,7 +143,7 @@ class RunTable {
   /** Returns the parts of the view, from top to bottom. */
   elements() {
     const columns = popover([icon("columns"), "Columns"], { class: "button" }, () => this.chooseColumns());
-    return [el("div", { class: "toolbar" }, columns, this.actions), this.grid];
+    return [el("div.toolbar", columns, this.actions), this.grid];
   }
 
   /** Draws new rows. */
@@ -204,7 +204,7 @@ class RunTable {
         by
           ? button(
               [
-                el("span", {}, tailOf(titleOf(name))),
+                el("span", tailOf(titleOf(name))),
                 el("i", { class: "sort", "aria-hidden": "true" }, ARROWS[is]),
               ],
               by,
@@ -248,7 +248,7 @@ class RunTable {
     fill(
       this.actions,
       chosen.length > 0 && [
-        el("strong", {}, `${chosen.length} selected`),
+        el("strong", `${chosen.length} selected`),
         el("a", { class: "button primary", ...linkTo({ page: "charts" }) }, icon("chart"), "Charts"),
         chosen.length > 1 && el("a", { class: "button", ...linkTo({ page: "compare" }) }, "Compare"),
         el("a", { class: "button", ...linkTo({ page: "media" }) }, "Media"),
@@ -332,9 +332,9 @@ class RunTable {
         button(
           [
             icon("chevron"),
-            el("span", { class: "muted" }, state.group.length > 1 ? "" : groupTitle().split(".").at(-1)),
-            el("strong", {}, shorten(label, 60)),
-            el("span", { class: "muted" }, total === 1 ? "1 run" : `${total} runs`),
+            el("span.muted", state.group.length > 1 ? "" : groupTitle().split(".").at(-1)),
+            el("strong", shorten(label, 60)),
+            el("span.muted", total === 1 ? "1 run" : `${total} runs`),
           ],
           () => toggle("unfold", label),
           { class: "", "aria-expanded": String(isOpen), title: shorten(`${groupTitle()} ${label}`, 300) },
@@ -354,8 +354,7 @@ class RunTable {
       "aria-rowindex": index + 1,
       style: { transform: `translateY(${at * height}px)` },
     };
-    if (!row)
-      return el("div", { ...props, class: "grid-row waiting" }, el("div", {}), el("div", { class: "blank" }));
+    if (!row) return el("div", { ...props, class: "grid-row waiting" }, el("div"), el("div.blank"));
     const isChosen = state.run.includes(row.id);
     const color = colorOf(row.id);
     const box = el("input", {
@@ -412,8 +411,7 @@ class RunTable {
             ondblclick: (event) => this.editTags(event.currentTarget, row),
           },
           el(
-            "span",
-            { class: "fading" },
+            "span.fading",
             row.tags.slice(0, 12).map((tag) => el("span", { class: "tag", dir: "auto" }, shorten(tag, 40))),
           ),
           this.editButton("Edit tags", (node) => this.editTags(node, row)),
@@ -435,7 +433,7 @@ class RunTable {
             class: typeof value === "number" ? "number" : "",
             title: value === undefined ? null : shorten(String(value), 300),
           },
-          name === state.goal && value === this.best && el("span", { class: "best-value" }),
+          name === state.goal && value === this.best && el("span.best-value"),
           shorten(this.texts.get(name)?.get(value) ?? this.textOf(value, this.rows.kindOf(name)), 80),
         );
       }
@@ -533,7 +531,7 @@ class RunTable {
 
   chooseColumns() {
     const find = el("input", { type: "search", placeholder: "Find a column", "aria-label": "Find a column" });
-    const list = el("div", { class: "choices" });
+    const list = el("div.choices");
     const show = () => {
       const wanted = this.rows.choices.filter((name) =>
         name.toLowerCase().includes(find.value.toLowerCase()),
@@ -546,7 +544,7 @@ class RunTable {
             update({ column: isOn ? [...columns, name] : columns.filter((one) => one !== name) });
           return checkbox(el("span", { dir: "auto" }, shorten(name, 80)), columns.includes(name), turn);
         }),
-        wanted.length > 300 && el("p", { class: "muted" }, `${wanted.length - 300} more: search for them.`),
+        wanted.length > 300 && el("p.muted", `${wanted.length - 300} more: search for them.`),
       );
     };
     find.addEventListener("input", show);
@@ -585,7 +583,7 @@ class RunTable {
 export function showRuns(root) {
   const view = new View("runs");
   const table = new RunTable(view);
-  fill(root, el("section", { class: "page runs-page" }, table.elements()));
+  fill(root, el("section.page.runs-page", table.elements()));
   view.onState((changed) => {
     if (
       ["q", "where", "without", "sort", "goal", "group", "archived", "column"].some((name) =>

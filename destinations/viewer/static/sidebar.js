@@ -70,7 +70,7 @@ const LEAST_WIDTH = 180;
 export function showBesideRuns(root, legend, ...content) {
   const aside = el("aside", { class: "sidebar", "aria-label": "Selected runs" });
   const edge = edgeOf(aside);
-  fill(root, el("div", { class: "split" }, aside, edge, el("section", { class: "page" }, content)));
+  fill(root, el("div.split", aside, edge, el("section.page", content)));
   return showSidebar(aside, legend);
 }
 
@@ -125,7 +125,7 @@ function showSidebar(root, legend) {
   const list = el("ul", { class: "legend", "aria-label": "Selected runs" });
   fill(
     root,
-    el("h2", {}, "Runs", el("a", { class: "button quiet", ...linkTo({ page: "runs", id: "" }) }, "Choose")),
+    el("h2", "Runs", el("a", { class: "button quiet", ...linkTo({ page: "runs", id: "" }) }, "Choose")),
     list,
   );
   const view = new View();
@@ -166,8 +166,7 @@ function showSidebar(root, legend) {
           },
           swatch(id),
           el(
-            "div",
-            { class: "who" },
+            "div.who",
             el(
               "a",
               { ...linkTo({ page: "run", id }), title: shorten(info.name, 300), dir: "auto" },
@@ -183,8 +182,7 @@ function showSidebar(root, legend) {
             QUIET.includes(info.status) && setting ? null : statusMark(info),
           ),
           el(
-            "span",
-            { class: "tools" },
+            "span.tools",
             iconButton(
               isOff ? "eyeOff" : "eye",
               `${isOff ? "Show" : "Hide"} ${shorten(name, 40)} (x)`,
@@ -198,7 +196,7 @@ function showSidebar(root, legend) {
           ),
         );
       }),
-      !ids.length && el("li", { class: "muted" }, "None."),
+      !ids.length && el("li.muted", "None."),
     );
   }
 

@@ -1,6 +1,6 @@
 /** Logged tables, which the reader sorts by a column and filters by a word. */
 
-import { breakable, el, fill, formatNumber, searchField, shorten } from "./dom.js";
+import { breakable, button, el, fill, formatNumber, searchField, shorten } from "./dom.js";
 
 const MOST_ROWS = 200;
 
@@ -17,17 +17,14 @@ export function dataTable(columns, rows, orders, about = {}) {
     isDown = false,
     most = MOST_ROWS;
   const find = searchField("Filter rows", { oninput: () => draw() });
-  const count = el("span", { class: "muted" });
+  const count = el("span.muted");
   const head = el("thead"),
     body = el("tbody");
-  const more = el("button", {
-    type: "button",
-    class: "button quiet",
-    onclick: () => {
-      most += MOST_ROWS;
-      draw();
-    },
-  });
+  const showMore = () => {
+    most += MOST_ROWS;
+    draw();
+  };
+  const more = button("", showMore, { class: "button quiet" });
 
   function sortBy(index) {
     if (sorted === index && isDown) [sorted, isDown] = [-1, false];
@@ -35,86 +32,47 @@ export function dataTable(columns, rows, orders, about = {}) {
     draw();
   }
 
+  /** Makes the heading of a column, which sorts by it: descending first, then ascending, then not at all. */
+  function heading(name, index) {
+    const isOn = sorted === index;
+    return el(
+      "th",
+      {
+        scope: "col",
+        class: isNumeric(rows, index) ? "number" : "",
+        "aria-sort": isOn ? (isDown ? "descending" : "ascending") : "none",
+      },
+      button([shorten(name, 80), isOn && (isDown ? " ↓" : " ↑")], () => sortBy(index), {
+        class: "",
+        dir: "auto",
+      }),
+    );
+  }
+
   function draw() {
     const word = find.input.value.toLowerCase();
-    const inOrder =
-      sorted < 0
-        ? rows
-        : orders[sorted][isDown ? "down" : "up"].map((/** @type {number} */ place) => rows[place]);
-    let shown = word
-      ? inOrder.filter((row) =>
-          row.some((cell) =>
-            String(cell ?? "")
-              .toLowerCase()
-              .includes(word),
-          ),
-        )
-      : inOrder;
-    const total = about.total ?? rows.length;
-    fill(
-      count,
-      word
-        ? `${shown.length} of ${rows.length} rows`
-        : total > rows.length
-          ? `${rows.length} of ${total} rows`
-          : `${rows.length} ${rows.length === 1 ? "row" : "rows"}`,
-    );
-    more.hidden = shown.length <= most;
-    fill(more, `Show ${Math.min(MOST_ROWS, shown.length - most)} more`);
-    shown = shown.slice(0, most);
-    fill(
-      head,
-      el(
-        "tr",
-        {},
-        columns.map(({ name }, index) =>
-          el(
-            "th",
-            {
-              scope: "col",
-              class: isNumeric(rows, index) ? "number" : "",
-              "aria-sort": sorted === index ? (isDown ? "descending" : "ascending") : "none",
-            },
-            el(
-              "button",
-              { type: "button", onclick: () => sortBy(index), dir: "auto" },
-              shorten(name, 80),
-              sorted === index ? (isDown ? " ↓" : " ↑") : "",
-            ),
-          ),
-        ),
-      ),
-    );
+    const isFound = (value) =>
+      String(value ?? "")
+        .toLowerCase()
+        .includes(word);
+    const order = orders[sorted]?.[isDown ? "down" : "up"];
+    const inOrder = order?.map((/** @type {number} */ place) => rows[place]) ?? rows;
+    const found = inOrder.filter((values) => !word || values.some(isFound));
+    const [shown, all] = word ? [found.length, rows.length] : [rows.length, about.total ?? rows.length];
+    fill(count, shown < all ? `${shown} of ${all} rows` : shown === 1 ? "1 row" : `${shown} rows`);
+    more.hidden = found.length <= most;
+    fill(more, `Show ${Math.min(MOST_ROWS, found.length - most)} more`);
+    fill(head, row(columns.map(({ name }, index) => heading(name, index))));
     fill(
       body,
-      shown.map((row) =>
-        el(
-          "tr",
-          {},
-          columns.map((_, index) => {
-            const cell = row[index];
-            return el(
-              "td",
-              {
-                class: typeof cell === "number" ? "number" : "",
-                title: typeof cell === "number" ? String(cell) : null,
-                dir: typeof cell === "string" ? "auto" : null,
-              },
-              cell === null || cell === undefined
-                ? ""
-                : shorten(typeof cell === "number" ? formatNumber(cell) : cellText(cell), 2000),
-            );
-          }),
-        ),
-      ),
+      found.slice(0, most).map((values) => row(columns.map((_, index) => valueCell(values[index])))),
     );
   }
 
   draw();
   const table = el(
-    "div",
-    { class: "logged-table" },
-    el("div", { class: "table-tools" }, find.field, count),
+    "div.logged-table",
+    el("div.table-tools", find.field, count),
     el(
       "div",
       {
@@ -123,7 +81,7 @@ export function dataTable(columns, rows, orders, about = {}) {
         role: "group",
         "aria-label": about.name ? `Table ${shorten(about.name, 80)}` : "Table",
       },
-      el("table", {}, head, body),
+      el("table", head, body),
     ),
     more,
   );
@@ -161,18 +119,26 @@ export function plainTable(rows, head = []) {
   const cell = (content) => (isCell(content) ? content : el("td", { dir: "auto" }, content));
   return el(
     "table",
-    {},
-    head.length > 0 && el("thead", {}, row(head.map((title) => el("th", {}, title)))),
+    head.length > 0 && el("thead", row(head.map((title) => el("th", title)))),
     el(
       "tbody",
-      {},
       rows.map((cells) => row(cells.map(cell))),
     ),
   );
 }
 
+/** Returns the cell of a value of a logged table. */
+function valueCell(value) {
+  if (typeof value === "number") return el("td.number", { title: String(value) }, formatNumber(value));
+  return el(
+    "td",
+    { dir: "auto" },
+    value === null || value === undefined ? "" : shorten(cellText(value), 2000),
+  );
+}
+
 function row(cells) {
-  return el("tr", {}, cells);
+  return el("tr", cells);
 }
 
 /** Returns a cell of a class, such as "number". */

@@ -46,7 +46,7 @@ export function timeBand(time) {
       "p",
       { title: buckets.join("\n") },
       "Goodput ",
-      el("b", {}, `${(100 * time.goodput).toFixed(1)} %`),
+      el("b", `${(100 * time.goodput).toFixed(1)} %`),
       ` of ${formatDuration(time.wall)}`,
     ),
     el(
@@ -61,11 +61,10 @@ export function timeBand(time) {
       ),
     ),
     el(
-      "ul",
-      { class: "time-legend" },
-      parts.map((one) => el("li", {}, el("i", { class: `time-${one.part}` }), text(one))),
+      "ul.time-legend",
+      parts.map((one) => el("li", el("i", { class: `time-${one.part}` }), text(one))),
     ),
-    time.slow && el("p", { class: "bad" }, time.slow),
+    time.slow && el("p.bad", time.slow),
   );
 }
 

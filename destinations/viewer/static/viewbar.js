@@ -84,9 +84,9 @@ class ViewBar {
       onchange: () => update({ q: this.search.value }),
     });
     this.filter = new FilterField(() => this.fields);
-    this.name = el("span", {});
+    this.name = el("span");
     this.chips = el("span", { class: "chips", role: "group", "aria-label": "Statuses" });
-    this.groupName = el("span", {});
+    this.groupName = el("span");
     this.hue = menu("color", "Colour", (sc) => update({ sc }));
     this.goal = menu("goal", "Goal", (goal) => update({ goal }));
     this.count = el("span", { class: "muted count", "aria-live": "polite" });
@@ -102,15 +102,15 @@ class ViewBar {
           popover([this.name, icon("chevron")], { class: "button", id: "views" }, (close) =>
             this.chooseView(close),
           ),
-        el("label", { class: "field search" }, icon("search"), this.search),
+        el("label.field.search", icon("search"), this.search),
         this.filter.element,
         this.filter.help,
         this.chips,
         popover([this.groupName, icon("chevron")], { class: "button", id: "group" }, () =>
           this.chooseGroups(),
         ),
-        el("label", { class: "pair" }, "Colour", this.hue),
-        el("label", { class: "pair" }, "Goal", this.goal),
+        el("label.pair", "Colour", this.hue),
+        el("label.pair", "Goal", this.goal),
         this.archived,
         this.count,
         unfoldButton(),
@@ -228,8 +228,7 @@ class ViewBar {
       ...this.fields.map(({ name }) => name).filter((name) => name.startsWith("hparams.")),
     ];
     return el(
-      "div",
-      { class: "choices" },
+      "div.choices",
       names.slice(0, MOST_FIELDS).map((name) => {
         const turn = () => {
           toggle("group", name);
@@ -243,7 +242,7 @@ class ViewBar {
 
   /** Returns the list of saved views, which fills a moment later, and a field for the name of a new one. */
   chooseView(close) {
-    const list = el("div", { class: "choices" });
+    const list = el("div.choices");
     const keep = async (name, view) => {
       try {
         draw(await saveView(name, view));
@@ -263,8 +262,7 @@ class ViewBar {
         button("All runs", () => take("", {}), { class: "choice" }),
         Object.entries(views).map(([name, view]) =>
           el(
-            "div",
-            { class: "saved-view" },
+            "div.saved-view",
             button(shorten(name, 60), () => take(name, view), {
               class: `choice${state.view === name ? " on" : ""}`,
             }),

@@ -359,6 +359,21 @@ def test_parts_of_earlier_versions_are_converted(tmp_path, written):
         assert rows.version == 2
 
 
+def test_unused_names_are_not_columns_of_the_next_part(tmp_path):
+    """The next file has the columns that several rows of the part had."""
+    writer = Writer(tmp_path, part_bytes=1500)
+    writer.log([0], once=1.0)
+    writer.log(range(1, 100))
+    writer.drain.run()
+    writer.log([100])
+    writer.drain.run()
+    writer.die()
+
+    assert numbers(tmp_path) == [1]
+    assert (tmp_path / "metrics.csv").read_text().splitlines()[0] == "step,epoch,time,loss"
+    assert read_rows(tmp_path)[0].metrics == {"loss": 0.0, "once": 1.0}
+
+
 def test_a_row_without_columns_for_its_values_is_not_written():
     """A line with fewer cells than values would lose values silently."""
     formatter = RowFormatter(("loss", "acc"), {"step": 0, "epoch": 1, "time": 2, "loss": 3})

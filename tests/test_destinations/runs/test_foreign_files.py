@@ -93,15 +93,14 @@ def test_nothing_outside_is_sent(tmp_path, secret):
     )
 
 
-@pytest.mark.parametrize("name", ["environment.json", "sessions.jsonl", "abandoned/metrics.step1.0a.csv"])
+@pytest.mark.parametrize("name", ["environment.json", "sessions.jsonl"])
 def test_a_link_in_a_run_is_not_sent(tmp_path, secret, name, caplog):
     """Files that are copied unchanged may be links in a foreign run: they are left out and named."""
     run = media_run(tmp_path / "runs/a", "media/x")
     (run.path / name).unlink(missing_ok=True)
-    (run.path / name).parent.mkdir(exist_ok=True)
     (run.path / name).symlink_to(secret)
 
-    send(run, f"run:{tmp_path / 'sent'}", abandoned=True, cache=tmp_path / "cache")
+    send(run, f"run:{tmp_path / 'sent'}", cache=tmp_path / "cache")
 
     files = [path for path in (tmp_path / "sent").rglob("*") if path.is_file()]
     assert not any(SECRET in path.read_text(errors="replace") for path in files)

@@ -9,7 +9,7 @@ import pytest
 from destinations import Artifacts, Console, ProgressBar, RunDirectory
 from destinations.cli import main
 from destinations.testing import DryRun
-from events import Run
+from events import Callback, Run
 
 
 def printed(run, console):
@@ -112,6 +112,195 @@ def test_a_run_without_epochs_has_tenths_or_minutes(length, titles):
 
     lines = console._stream.getvalue().splitlines()
     assert [line.split(",")[0] for line in lines if not line.startswith(" ")] == titles
+
+
+def titles(lines):
+    """Returns the first line of each block."""
+    return [line for line in lines if not line.startswith(" ")]
+
+
+@pytest.mark.parametrize(
+    ("interval", "length", "batches"),
+    [
+        ("1ba", "4ba", [1, 2, 3, 4]),
+        ("3ba", "10ba", [1, 3, 6, 9, 10]),
+        ("100sp", "10ba", [1, 2, 4, 5, 7, 8, 10]),
+        ("4sec", "10ba", [1, 2, 4, 6, 8, 10]),
+        ("0.5dur", "10ba", [1, 5, 10]),
+    ],
+)
+def test_the_first_each_multiple_and_the_rest_are_printed(interval, length, batches):
+    """An interval may be in batches, samples, seconds, or a fraction of the run."""
+    console = silent(log_interval=interval)
+    run = DryRun(console, max_duration=length, samples_per_batch=64, seconds_per_batch=2.0)
+
+    found = titles(printed(run, console))
+
+    assert [int(title.split("/")[0].removeprefix("Batch ")) for title in found] == batches
+
+
+def test_an_interval_may_be_in_epochs_or_iterations():
+    """The first one is printed too, and the rest at the end."""
+    epochs, iterations = silent(log_interval="3ep"), silent(log_interval="2iter")
+    found = titles(printed(DryRun(epochs, max_duration="5ep", batches_per_epoch=2), epochs))
+    run = DryRun(iterations, max_duration=None)
+    run.init()
+    run.fire("fit_start")
+    for _ in range(5):
+        run.train_batch()
+        run.state.timestamp = run.state.timestamp.to_next_iteration()
+        run.fire("iteration_end")
+
+    assert [title.split(",")[0] for title in found] == ["Epoch 1/5", "Epoch 3/5", "Epoch 5/5"]
+    found = titles(iterations._stream.getvalue().splitlines())
+    assert [title.split(",")[0] for title in found] == ["Batch 1", "Batch 2", "Batch 4"]
+
+
+def test_a_resumed_run_keeps_its_multiples():
+    """A run that continues at batch 7 with "5ba" prints its first batch, then 10 and 15."""
+    console = silent(log_interval="5ba")
+    run = DryRun(console, max_duration="15ba", batches_per_epoch=100, seconds_per_batch=0.0)
+    run.state.timestamp = run.state.timestamp.copy(batch=7, batch_in_epoch=7)
+
+    assert titles(printed(run, console)) == ["Batch 8/15", "Batch 10/15", "Batch 15/15"]
+
+
+def test_a_fraction_of_an_unknown_length_is_an_error_of_the_console():
+    """Without max_duration a tenth of the run is unknown: one error is logged, and close prints the rest."""
+    console = silent(log_interval="0.1dur")
+    run = DryRun(console, max_duration=None, raise_errors=False, seconds_per_batch=0.0)
+    run.init()
+
+    run.fire("fit_start")
+    run.train_batch()
+    run.train_batch()
+    run.close()
+
+    assert run.logger.faults.counts == {("Console", "fit_start", "TimeStringError"): 1}
+    assert titles(console._stream.getvalue().splitlines()) == ["Batch 1", "Batch 2"]
+
+
+class LogsAtTheEndOfEpochs(Callback):
+    def epoch_end(self, state, logger):
+        logger.log_metrics({"epoch/loss": 0.125})
+
+
+def test_an_interval_keeps_the_last_value_of_each_metric():
+    """Metrics survive the end of an epoch and an evaluation; an interval without metrics prints nothing."""
+    console = silent(log_interval="3ba")
+    run = DryRun(
+        console,
+        max_duration="4ba",
+        seconds_per_batch=0.0,
+        batches_per_epoch=2,
+        callbacks=[LogsAtTheEndOfEpochs()],
+        train_metrics=lambda state: {
+            "loss": int(state.timestamp.batch),
+            f"at/{state.timestamp.batch.value}": 1,
+        },
+    )
+    run.init()
+    run.fit(eval_every=2)
+    empty = silent()
+
+    assert console._stream.getvalue().splitlines() == [
+        *("Batch 1/4", "  loss  0", "  at/0  1"),
+        *("Eval, after batch 2", "  metrics/eval/accuracy  0.5"),
+        *(
+            "Batch 3/4",
+            "  loss            2",
+            "  at/1            1",
+            "  epoch/loss  0.125",
+            "  at/2            1",
+        ),
+        *("Eval, after batch 4", "  metrics/eval/accuracy  0.5"),
+        *("Batch 4/4", "  loss            3", "  at/3            1", "  epoch/loss  0.125"),
+    ]
+    assert printed(DryRun(empty, max_duration="3ba", train_metrics=lambda _: {}), empty) == []
+
+
+class LogsOneTable(Callback):
+    def after_train_batch(self, state, logger):
+        if int(state.timestamp.batch) == 0:
+            rows = [[12, "cat|dog"], [1000, None], [0.1 + 0.2, "a\nb"]]
+            logger.log_table(["image", "guess"], rows, "wrong")
+
+
+def test_tables_texts_and_traces_are_printed_once():
+    """A table is aligned, and cut after `table_rows`; traces are printed on request."""
+    console, plain = silent(table_rows=2, log_traces=True), silent()
+    run = DryRun(console, plain, max_duration="2ba", callbacks=[LogsOneTable()])
+    run.init()
+    run.logger.log_text("one\ntwo\x1b[31m", "note")
+    run.logger.log_traces({"grad": 0.5})
+    run.fit()
+    run.close()
+
+    lines = console._stream.getvalue().splitlines()
+    assert [line for line in lines if "loss" not in line and not line.startswith("Batch")] == [
+        *("Text note at step 0:", "  one", "  two\\x1b[31m", "Trace grad: 0.5", "Table wrong at step 0"),
+        *(
+            "  | image | guess    |",
+            "  | ----- | -------- |",
+            "  | 12    | cat\\|dog |",
+            "  | 1000  | None     |",
+        ),
+        "  (1 more rows)",
+    ]
+    assert "  | 0.3000 | a\\nb     |\n" in plain._stream.getvalue()
+    assert "Trace" not in plain._stream.getvalue()
+
+
+def test_rank_1_prints_nothing_at_all():
+    """Only rank 0 prints hyperparameters, metrics, tables and evaluations, also from before INIT."""
+    console = Console(stream=io.StringIO(), log_traces=True)
+    run = DryRun(console, rank=1, callbacks=[LogsOneTable()])
+    run.logger.log_metrics({"early": 1.0})
+    run.logger.log_hyperparameters({"lr": 0.1})
+    run.init()
+
+    run.logger.log_traces({"trace": 1})
+    run.fit(eval_every=1)
+    run.predict()
+    run.close()
+
+    assert console._stream.getvalue() == ""
+
+
+def test_pending_metrics_are_printed_at_close():
+    """An interrupted run, and a custom loop without FIT_END, lose nothing."""
+    console = silent(log_interval="100ba")
+    run = DryRun(console, max_duration="9ba", seconds_per_batch=0.0)
+    run.init()
+    run.fire("fit_start")
+    run.train_batch()
+    run.train_batch()
+
+    run.close(RuntimeError("the user's own"))
+
+    assert titles(console._stream.getvalue().splitlines()) == ["Batch 1/9", "Batch 2/9"]
+
+
+def test_stderr_is_looked_up_when_printing(capsys):
+    """Without a stream argument, the lines go to sys.stderr even if it's redirected after the import."""
+    run = DryRun(Console(), max_duration="1ba", seconds_per_batch=0.0)
+    run.init()
+
+    run.fit()
+
+    assert capsys.readouterr().err == "Batch 1/1\n  loss/train  1.0\n"
+
+
+def test_an_ascii_stream_gets_escapes():
+    """A Greek name doesn't raise on a machine without UTF-8."""
+    raw = io.BytesIO()
+    console = Console(stream=io.TextIOWrapper(raw, "ascii"))
+    run = DryRun(console, max_duration="1ba", train_metrics=lambda _: {"λ": 1.0}, seconds_per_batch=0.0)
+    run.init()
+
+    run.fit()
+
+    assert raw.getvalue() == b"Batch 1/1\n  \\u03bb  1.0\n"
 
 
 @pytest.mark.parametrize(("count", "lines"), [(3, 3), (4, 4), (5, 3), (12, 6), (40, 7)])

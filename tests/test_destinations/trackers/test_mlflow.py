@@ -1,20 +1,18 @@
 """MLflow: what its client reads from a real server and from a SQLite store."""
 
-import functools
 import io
 import itertools
 import json
 import math
-import os
 import re
 import shutil
-import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
 import uuid
+import warnings
 import wave
 from pathlib import Path
 
@@ -74,66 +72,27 @@ def sqlite_uri(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def server_uri(sqlite_uri, tmp_path_factory):
-    """Returns the URI of a real server on loopback, which runs until the tests of this module end."""
+    """Returns the URI of MLflow's server on loopback, in a thread: a process would import it all again."""
     folder = tmp_path_factory.mktemp("server")
     shutil.copy(sqlite_uri.removeprefix("sqlite:///"), folder / "store.db")
-    # It picks a port itself and prints it: a port found earlier could be taken by then.
-    command = [
-        sys.executable,
-        "-m",
-        "mlflow",
-        "server",
-        "--host",
-        "127.0.0.1",
-        "--port",
-        "0",
-        "--workers",
-        "1",
-    ]
-    command += [
-        "--backend-store-uri",
-        f"sqlite:///{folder}/store.db",
-        "--artifacts-destination",
-        str(folder / "artifacts"),
-    ]
-    environment = {
-        **os.environ,
-        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
-        "MLFLOW_DISABLE_TELEMETRY": "true",
-    }
-    with subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        env=environment,
-        text=True,
-        start_new_session=True,
-    ) as process:
-        end = functools.partial(os.killpg, process.pid, signal.SIGKILL)
-        giving_up = threading.Timer(SERVER_SECONDS, end)
-        giving_up.start()
-        draining = threading.Thread(target=process.stdout.read, daemon=True)
-        try:
-            address = _address(process.stdout)
-            giving_up.cancel()
-            draining.start()
-            yield address
-        finally:
-            giving_up.cancel()
-            end()
-            process.wait(PATIENCE_SECONDS)
-            if draining.ident is not None:
-                draining.join(PATIENCE_SECONDS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("_MLFLOW_SERVER_FILE_STORE", f"sqlite:///{folder}/store.db")
+        patch.setenv("_MLFLOW_SERVER_ARTIFACT_ROOT", "mlflow-artifacts:/")
+        patch.setenv("_MLFLOW_SERVER_SERVE_ARTIFACTS", "true")
+        patch.setenv("_MLFLOW_SERVER_ARTIFACT_DESTINATION", str(folder / "artifacts"))
+        patch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            import starlette.middleware.wsgi  # noqa: F401  # a request would import it, and warn
+            from mlflow.server import app
+        from werkzeug.serving import make_server
 
-
-def _address(said):
-    """Returns a server's address once it logs it; it reports its start as complete before that."""
-    lines = []
-    for line in said:
-        lines.append(line)
-        if found := re.search(r"running on (http://[\d.:]+)", line):
-            return found[1]
-    raise RuntimeError("".join(lines))
+        server = make_server("127.0.0.1", 0, app, threaded=True)
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join(PATIENCE_SECONDS)
 
 
 def client_of(uri):

@@ -1,4 +1,4 @@
-"""`TensorBoard` files, read by TensorBoard's own reader; `test_tensorboard_server.py` asks its server."""
+"""`TensorBoard` files, read by TensorBoard's own reader and its HPARAMS plugin."""
 
 import errno
 import importlib
@@ -371,6 +371,43 @@ def test_the_hparams_tab_shows_how_the_run_ended(tmp_path, exception, status):
 
     content = accumulator(tmp_path).summary_metadata["_hparams_/session_end_info"].plugin_data.content
     assert metadata.parse_session_end_info_plugin_data(content).status == status
+
+
+def test_the_hparams_tab_has_all_hyperparameters_and_metrics(tmp_path):
+    """It includes names that only one run has, and each run's status."""
+    from tensorboard.backend.event_processing import data_provider, plugin_event_multiplexer
+    from tensorboard.context import RequestContext
+    from tensorboard.plugins.base_plugin import TBContext
+    from tensorboard.plugins.hparams import api_pb2, backend_context, get_experiment, list_session_groups
+
+    runs = {
+        "first": ({"lr": 0.1, "model": {"name": "cnn"}}, None),
+        "second": ({"dropout": 0.5}, ValueError()),
+    }
+    for name, (hyperparameters, error) in runs.items():
+        run = DryRun(TensorBoard(tmp_path / name))
+        run.init()
+        run.logger.log_hyperparameters(hyperparameters)
+        run.logger.log_metrics({"loss": 0.5, name: 1.0}, 0)
+        run.close(error)
+    multiplexer = plugin_event_multiplexer.EventMultiplexer().AddRunsFromDirectory(str(tmp_path)).Reload()
+    provider = data_provider.MultiplexerDataProvider(multiplexer, str(tmp_path))
+    context = RequestContext(), backend_context.Context(TBContext(data_provider=provider)), "any"
+
+    experiment = get_experiment.Handler(*context, api_pb2.GetExperimentRequest()).run()
+    request = api_pb2.ListSessionGroupsRequest(start_index=0, slice_size=9)
+    request.allowed_statuses.extend(api_pb2.Status.values())
+    for info in experiment.hparam_infos:
+        request.col_params.add(hparam=info.name)
+    groups = list_session_groups.Handler(*context, request).run().session_groups
+
+    assert sorted(info.name for info in experiment.hparam_infos) == ["dropout", "lr", "model.name"]
+    assert sorted(info.name.tag for info in experiment.metric_infos) == ["first", "loss", "second"]
+    found = {group.name: (sorted(group.hparams), group.sessions[0].status) for group in groups}
+    assert found == {
+        "first": (["lr", "model.name"], api_pb2.STATUS_SUCCESS),
+        "second": (["dropout"], api_pb2.STATUS_FAILURE),
+    }
 
 
 def test_a_resumed_run_replaces_repeated_steps(tmp_path):

@@ -264,22 +264,6 @@ def test_a_move_from_another_disk_needs_room_on_this_one(make_queue, other_disk,
     assert store.objects == {"linked": b"linked"}
 
 
-@pytest.mark.parametrize("move", [True, False])
-def test_a_moved_file_is_not_waited_for(make_queue, other_disk, monkeypatch, move):
-    """The writer of a moved file is gone, but a copied file could still be written in this tick."""
-    queue = make_queue(MemoryStore())
-    source = other_disk / "a"
-    source.write_bytes(b"just written")
-    waits = []
-    with monkeypatch.context() as patch:
-        patch.setattr("time.clock_gettime_ns", lambda _: source.stat().st_ctime_ns)
-        patch.setattr("time.sleep", lambda seconds: waits.append(threading.get_ident()))
-        handle = queue.submit(source, "a", move=move)
-
-    assert (threading.get_ident() in waits) is not move
-    assert handle.result(LIMIT_SECONDS)
-
-
 FULL = """
 import logging, os, pathlib, sys
 logging.basicConfig()

@@ -785,6 +785,24 @@ def test_a_closed_pipe_causes_no_traceback(root):
     command.stderr.close()
 
 
+class ClosedAfterLines(io.StringIO):
+    """A pipe whose reader ends after six lines."""
+
+    def write(self, text):
+        if self.getvalue().count("\n") == 6:
+            raise BrokenPipeError
+        return super().write(text)
+
+
+def test_a_closed_pipe_is_no_damaged_run(root, monkeypatch, capsys):
+    """`show` says nothing of the sections that it could not print."""
+    monkeypatch.setattr(sys, "stdout", ClosedAfterLines())
+
+    assert cli.main(["runs", "show", str(root / "alpha")]) == 141
+
+    assert capsys.readouterr().err == ""
+
+
 def test_ctrl_c_is_exit_code_130(root):
     """It comes without a traceback, whatever the command was doing."""
     command = in_a_process(root, "runs", "ls", "--watch", "1h", "--json")
