@@ -58,7 +58,7 @@ def times(usual: T, exhaustive: T) -> T:
 
 # What a file of tests says that starts a process, a server or a browser, trains, or imports a framework.
 _STARTS_MORE = re.compile(
-    r"\b(subprocess|multiprocessing|os\.fork|torch_server|tests\.servers|browser|page|server|TestClient|moto"
+    r"\b(subprocess|multiprocessing|os\.fork|torch_server|torch_python|tests\.servers|browser|page|server|TestClient|moto"
     r"|UploadQueue|Trainer|lightning|transformers|accelerate|keras|torchrl|mlflow|wandb|tensorboard|trackio"
     r"|comet_ml|deltalake|duckdb|hypothesis|fuzzing)\b"
 )

@@ -249,7 +249,7 @@ def test_composers_arguments_are_refused_and_their_replacements_exist():
         # These exist here too, with other values.
         assert left & set(ours) <= {"save_interval"}, (name, theirs)
         for argument in left - set(ours) if name == "Trainer" else ():
-            with pytest.raises(TypeError, match=rf"no argument '{argument}'\. \w"):
+            with pytest.raises(TypeError, match=f"no argument '{argument}'"):
                 events.Trainer(None, **{argument: True})
 
 

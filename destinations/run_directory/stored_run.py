@@ -333,7 +333,7 @@ class StoredRun:
                 except (_GoneError, _LostBytesError) as error:
                     if not (self._is_partial and self._is_last_try):
                         raise
-                    state.lost[self.name_of(session.number, name)] = str(error) or "it is not there any more"
+                    state.lost[self.name_of(session.number, name)] = str(error) or f"{name} is gone"
                     self._take_parts(state, about, with_plain=with_plain)
                     state.save(self.folder, self.stream)
                     break

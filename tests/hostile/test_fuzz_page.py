@@ -82,7 +82,7 @@ PATHS = [
         "/api/runs/ID/media",
         "/api/runs/ID/table",
     ),
-    *("/api/runs/ID/points", "/api/runs/ID/wave", "/api/series", "/api/band", "/api/compare", "/api/fields"),
+    *("/api/runs/ID/points", "/api/series", "/api/band", "/api/compare", "/api/fields"),
     *(
         "/api/runs/..",
         "/api/runs/%00",

@@ -462,7 +462,7 @@ class BucketCopy:
         self.unreadable |= {live.run.prefix + name: reason for name, reason in here.lost.items()}
         if here.lost and not (live.run.folder / SIDECAR).exists():
             # Nothing could be read.
-            self._mark(live.run.prefix, "", "; ".join(f"{name}: {why}" for name, why in here.lost.items()))
+            self._mark(live.run.prefix, "", "; ".join(here.lost.values()))
 
     def _note_piece(self, live: _Live, *, is_whole: bool) -> None:
         newest = live.run.newest

@@ -20,6 +20,7 @@ const SHOWN_ALWAYS = ["run", "name", "notes"];
 const MAX_AUTOMATIC = 4;
 /** Pixels of the columns that every run has, and of another one: by default, the table has no more than fit. */
 const WIDTH_OF_OTHERS = 800;
+const WIDTH_OF_GROUPS = 520;
 const WIDTH_OF_A_VALUE = 126;
 /** A narrower window has no columns of dates and notes by default. */
 const WIDTH_OF_ALL = 1200;
@@ -278,28 +279,28 @@ export class RunRows {
     if (isNarrow()) return [...(state.group.length ? [] : ["status"]), ...metrics.slice(0, 1)];
     const candidates = this.fields
       .map(({ name }) => name)
-      .filter((name) => name.startsWith("hparams."))
+      .filter((name) => name.startsWith("hparams.") && !state.group.includes(name))
       .slice(0, MAX_CANDIDATES);
     const { rows } = await listRuns({ columns: candidates, limit: BLOCK });
     const varied = candidates.filter(
       (name) => new Set(rows.map((row) => row.values[name]).filter((value) => value !== undefined)).size > 1,
     );
     const isGrouped = state.group.length > 0;
+    const others = isGrouped ? WIDTH_OF_GROUPS : WIDTH_OF_OTHERS;
     const isSlim = innerWidth < WIDTH_OF_ALL;
-    const room = Math.max(2, Math.floor((innerWidth - WIDTH_OF_OTHERS) / WIDTH_OF_A_VALUE));
+    const room = Math.max(2, Math.floor((innerWidth - others) / WIDTH_OF_A_VALUE));
     const count = Math.min(MAX_AUTOMATIC, Math.max(Math.ceil(room / 2), room - varied.length));
     const values = [...metrics.slice(0, count), ...varied.slice(0, Math.min(MAX_AUTOMATIC, room - count))];
     // A group has no date, tags and note.
-    return isGrouped
-      ? ["status", "duration", ...values.filter((name) => !state.group.includes(name))]
-      : [
-          "status",
-          ...(isSlim ? [] : ["created_at"]),
-          "duration",
-          "tags",
-          ...values,
-          ...(isSlim ? [] : ["note"]),
-        ];
+    if (isGrouped) return ["status", "duration", ...values];
+    return [
+      "status",
+      ...(isSlim ? [] : ["created_at"]),
+      "duration",
+      "tags",
+      ...values,
+      ...(isSlim ? [] : ["note"]),
+    ];
   }
 
   lay() {

@@ -114,16 +114,6 @@ def test_a_run_without_epochs_has_tenths_or_minutes(length, titles):
     assert [line.split(",")[0] for line in lines if not line.startswith(" ")] == titles
 
 
-def test_a_long_epoch_shows_its_progress_every_five_minutes():
-    """An epoch that takes a day doesn't leave the terminal empty for that long."""
-    console = silent()
-    run = DryRun(console, max_duration="1ep", batches_per_epoch=13, seconds_per_batch=60)
-
-    titles = [line for line in printed(run, console) if not line.startswith(" ")]
-
-    assert titles == ["Epoch 1/1, batch 5/13, 5:00", "Epoch 1/1, batch 10/13, 10:00", "Epoch 1/1, 13:00"]
-
-
 def titles(lines):
     """Returns the first line of each block."""
     return [line for line in lines if not line.startswith(" ")]

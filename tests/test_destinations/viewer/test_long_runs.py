@@ -90,8 +90,10 @@ def answer(folder, name, metric, axis, points=50, **options):
 
 
 @pytest.mark.usefixtures("small_limit")
-@pytest.mark.parametrize("metric", ["loss", "acc", "late"])
-@pytest.mark.parametrize("kind", ["step", "time", "relative", "epoch", "metric:loss"])
+@pytest.mark.parametrize(
+    ("metric", "kind"),
+    [("loss", "step"), ("acc", "time"), ("late", "relative"), ("loss", "epoch"), ("late", "metric:loss")],
+)
 def test_a_chart_of_everything_has_the_extremes_and_the_number_of_values(written, name, metric, kind):
     """Minimum, maximum and count are equal to the rows'; means depend on the grouping."""
     axis = Axis.parse(kind)

@@ -117,28 +117,27 @@ def test_the_token_of_the_url_becomes_a_cookie_hidden_from_scripts_and_other_sit
     assert again.status == 200
 
 
-@pytest.mark.parametrize(
-    ("host", "status"),
-    [
-        ("localhost:1", 200),
-        ("127.0.0.1", 200),
-        ("[::1]:80", 200),
-        ("192.168.0.7:8377", 200),
-        ("allowed.example", 200),
-        ("ALLOWED.example.:99", 200),
-        ("evil.example", 403),
-        ("localhost.evil.example", 403),
-        ("127.0.0.1.evil.example", 403),
-        ("", 403),
-        (None, 400),
-    ],
-)
-def test_a_foreign_host_is_refused(root, host, status):
+HOSTS = {
+    "localhost:1": 200,
+    "127.0.0.1": 200,
+    "[::1]:80": 200,
+    "192.168.0.7:8377": 200,
+    "allowed.example": 200,
+    "ALLOWED.example.:99": 200,
+    "evil.example": 403,
+    "localhost.evil.example": 403,
+    "127.0.0.1.evil.example": 403,
+    "": 403,
+    None: 400,
+}
+
+
+def test_a_foreign_host_is_refused(root):
     """A foreign name that resolves to this machine reaches nothing, even with the token."""
     with served(root, allowed_hosts=["Allowed.Example"]) as page:
-        answer = page.request("GET", "/api/info", headers={"Host": host})
+        found = {host: page.request("GET", "/api/info", headers={"Host": host}).status for host in HOSTS}
 
-    assert answer.status == status
+    assert found == HOSTS
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """`destinations runs …` as a user runs it, mostly in this process and sometimes in a separate one."""
 
-import csv
 import functools
 import io
 import json
@@ -215,28 +214,6 @@ def test_ls_again_and_again(root):
     assert waited == [5.0, 5.0]
 
 
-def test_several_roots(runs, root, monkeypatch, tmp_path):
-    """Options or the environment name the roots; a run is found in any of them."""
-    (tmp_path / "other").mkdir()
-    (root / "beta").rename(tmp_path / "other/beta")
-    _, by_options, _ = runs("ls", "--json", "--root", root, "--root", tmp_path / "other")
-    monkeypatch.setenv("DESTINATIONS_ROOT", f"{tmp_path / 'other'}{os.pathsep}{root / 'group'}")
-    _, by_environment, _ = runs("ls", "--json")
-
-    assert len(json.loads(by_options)) == 4
-    assert [run["run_id"] for run in json.loads(by_environment)] == ["id-gamma", "id-beta"]
-
-
-def test_a_table_fits_the_terminal(runs, monkeypatch):
-    """COLUMNS sets the width."""
-    monkeypatch.setenv("COLUMNS", "40")
-
-    _, out, _ = runs("ls")
-
-    assert max(map(len, out.splitlines())) <= 40
-    assert "…" in out
-
-
 # Show, best, diff.
 
 
@@ -295,11 +272,6 @@ def test_show_lists_sessions_and_reads_branches(tmp_path, runs):
     assert runs("show", place, "--branch", "3")[0] == 1
 
 
-def test_show_of_a_failed_run_names_the_exception(runs):
-    """The exception follows the status."""
-    assert "ended by ValueError: out of luck" in runs("show", "gamma")[1]
-
-
 def test_show_as_json(runs):
     """The document has everything, without rounding."""
     _, out, _ = runs("show", "id-alpha", "--json")
@@ -312,17 +284,6 @@ def test_show_as_json(runs):
     assert found["records"] == {"tables": 1, "texts": 1, "artifacts": 1}
     assert found["sessions"][0]["status"] == "completed"
     assert found["receipt"]["calls"] == 5
-
-
-def test_a_run_is_named_by_its_path_without_any_index(runs, root, tmp_path, monkeypatch):
-    """The command scans nothing, and needs no root."""
-    monkeypatch.chdir(root / "group")
-    (root / "group").rename(tmp_path / "moved")
-
-    code, out, _ = runs("show", tmp_path / "moved/gamma")
-
-    assert (code, out.splitlines()[0]) == (0, "gamma  id-gamma  failed")
-    assert not (tmp_path / "cache").exists()
 
 
 @pytest.mark.parametrize(
@@ -343,14 +304,6 @@ def test_best_ranks_by_the_best_value_ever(runs, direction, ranks):
     assert code == 0
     assert len(table.splitlines()) == 2
     assert table.splitlines()[0].split()[1:3] == ["min" if direction == "--min" else "max", "loss"]
-
-
-def test_best_needs_a_direction(runs):
-    """The command doesn't guess whether small or large is best."""
-    code, _, err = runs("best", "loss")
-
-    assert code == 2
-    assert "one of the arguments --min --max is required" in err
 
 
 def test_diff_shows_only_differences(runs):
@@ -391,30 +344,6 @@ def test_different_values_never_look_equal(root, runs):
         ["one", "0.1000001", "1"],
         ["two", "0.1000002", '"1"'],
     ]
-
-
-def test_diff_of_git_and_packages(runs, root):
-    """Both are part of the environment."""
-    for name, commit, version in (("alpha", "abc", "1"), ("beta", "def", "2")):
-        path = root / name / "environment.json"
-        environment = json.loads(path.read_text())
-        environment["git"] = {"commit": commit, "branch": "main"}
-        environment["packages"] = {"numpy": version, "attrs": "1"}
-        path.write_text(json.dumps(environment))
-
-    _, out, _ = runs("diff", "alpha", "beta", "--json")
-
-    differences = json.loads(out)["differences"]
-    assert differences["environment.git.commit"] == ["abc", "def"]
-    assert differences["environment.packages.numpy"] == ["1", "2"]
-    assert (
-        not {"environment.git.branch", "environment.packages.attrs", "environment.pid"} & differences.keys()
-    )
-
-
-def test_diff_of_a_run_with_itself_is_nothing(runs):
-    """The exit code is still 0."""
-    assert runs("diff", "alpha", "id-alpha") == (0, "", "no differences\n")
 
 
 # Plot.
@@ -522,40 +451,6 @@ def test_tail_follows_a_run_until_it_ends(runs, root):
     assert (steps, messages, command.returncode) == ([1, 2, 3], "run live: completed\n", 0)
 
 
-def test_wait_for_an_ended_run(runs):
-    """The run has met the condition, or never will."""
-    for condition, code, message in (
-        ("summary.loss < 0.5", 0, "the condition holds"),
-        ("not alive", 0, "the condition holds"),
-        ("summary.loss < 0.1", 1, "the condition does not hold, and the run is not alive"),
-    ):
-        assert runs("wait", condition, "alpha") == (code, "", f"run id-alpha (completed): {message}\n")
-
-
-def test_wait_until_the_condition_holds(root):
-    """The command looks as often as requested."""
-    destination = RunDirectory(root / "live", run_id="live", flush_seconds=0.05)
-    waited = []
-    with WritingRun(loggers=[destination], run_name="live", raise_errors=True) as run:
-        run.log_metrics({"loss": 1.0})
-
-        def wait(seconds):
-            waited.append(seconds)
-            if len(waited) == 3:
-                run.__exit__(None, None, None)
-
-        session = session_of(time.time, wait)
-        code = run_in(session, "wait", "status == 'completed'", "live", "--interval", "7s", "--json")
-
-    assert (code, waited) == (0, [7.0, 7.0, 7.0])
-    assert json.loads(session.screen.stream.getvalue()) == {
-        "run_id": "live",
-        "status": "completed",
-        "alive": False,
-        "holds": True,
-    }
-
-
 def test_wait_names_a_metric_that_the_run_lacks(runs):
     """The metric may come later, or be a typo, and then the wait would never end."""
     _, _, err = runs("wait", "summary.los < 1", "alpha")
@@ -581,37 +476,6 @@ def test_wait_gives_up_in_time(root):
 
 
 # Export, compact, sql.
-
-
-def test_export_of_the_table_of_runs(runs, tmp_path):
-    """The CSV goes to the screen or a file; runs are selected as in `ls`."""
-    _, out, _ = runs("export", "--tag", "good")
-    code, said, _ = runs("export", "-o", tmp_path / "a.jsonl")
-
-    (row,) = csv.DictReader(io.StringIO(out))
-    assert (row["run_id"], row["hparams.optim.lr"], row["summary.loss"]) == ("id-alpha", "0.25", "0.3125")
-    assert (code, said) == (0, f"wrote 4 rows of 4 runs to {tmp_path / 'a.jsonl'}\n")
-    lines = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()]
-    assert [line["run_id"] for line in lines] == ["id-empty", "id-gamma", "id-beta", "id-alpha"]
-
-
-def test_export_of_metrics_in_long_form(runs, tmp_path):
-    """The output has every value of the named runs."""
-    duckdb = pytest.importorskip("duckdb")
-    code, out, _ = runs("export", "alpha", "beta", "--metrics", "-o", tmp_path / "m.parquet", "--json")
-    _, lines, _ = runs("export", "alpha", "--metrics", "--json")
-
-    assert code == 0
-    assert json.loads(out) == {"output": str(tmp_path / "m.parquet"), "runs": 2, "rows": 20}
-    table = duckdb.read_parquet(str(tmp_path / "m.parquet"))
-    found = table.aggregate("run_id, metric, min(value), max(step)").order("run_id, metric").fetchall()
-    assert found == [
-        ("id-alpha", "loss", 0.3125, 4),
-        ("id-alpha", "val/acc", -0.25, 4),
-        ("id-beta", "loss", 0.5625, 4),
-        ("id-beta", "val/acc", -0.5, 4),
-    ]
-    assert len(lines.splitlines()) == 10
 
 
 def test_export_of_the_rows_of_a_run(runs, tmp_path):
@@ -744,14 +608,6 @@ def test_contradictory_changes_are_refused(runs):
     assert json.loads(runs("tag", "alpha", "--json")[1])["tags"] == ["sweep:7", "good"]
 
 
-def test_notes_are_shown_and_replaced(runs):
-    """An empty text removes them."""
-    assert runs("note", "alpha") == (0, "", "")
-    assert runs("note", "alpha", "two\nlines") == (0, "", "")
-    assert runs("note", "alpha") == (0, "two\nlines\n", "")
-    assert json.loads(runs("note", "alpha", "", "--json")[1]) == {"run_id": "id-alpha", "notes": ""}
-
-
 def test_a_run_is_renamed(runs):
     """The new name finds it."""
     assert runs("rename", "alpha", "The First")[0] == 0
@@ -792,21 +648,6 @@ def test_gc_lists_deletable_runs_and_deletes_nothing(runs, root):
     assert (root / "beta").is_dir()
 
 
-def test_gc_deletes_on_request(runs, root):
-    """It deletes nothing else, and the index is updated at once."""
-    runs("archive", "beta")
-
-    code, out, _ = runs("gc", "--older-than", "0s", "--delete", "--json")
-
-    assert code == 0
-    assert [(one["run_id"], one["deleted"]) for one in json.loads(out)] == [
-        ("id-empty", True),
-        ("id-beta", True),
-    ]
-    assert sorted(path.name for path in root.iterdir()) == ["alpha", "group"]
-    assert len(json.loads(runs("ls", "--json", "--archived")[1])) == 2
-
-
 def test_gc_keeps_a_failed_run_with_content(runs, root):
     """This may be a row, a record, a file or a checkpoint."""
     for name in (
@@ -842,23 +683,6 @@ def test_gc_keeps_young_and_live_runs(runs, root):
 
 
 # Scan.
-
-
-def test_scan_reports_its_findings(runs, root):
-    """The report counts new and gone runs, duplicate ids, and unreadable runs."""
-    shutil.copytree(root / "alpha", root / "copy")
-    (root / "beta/sidecar.json").write_text("{")
-
-    code, out, _ = runs("scan", "--full")
-    _, as_json, _ = runs("scan", "--json")
-
-    assert code == 0
-    assert out.startswith("5 runs in ")
-    assert "duplicate run id id-alpha in 2 folders" in out
-    assert str(root / "beta") in out
-    found = json.loads(as_json)
-    assert found["runs"] == 5
-    assert found["duplicates"].keys() == {"id-alpha"}
 
 
 # Errors.
@@ -898,19 +722,6 @@ def test_bad_input_is_a_message_and_an_exit_code(runs):
 
     assert code == 2
     assert err.splitlines()[1:] == ["  hparams.optim.lr > > 2", "                     ^"]
-
-
-def test_a_duplicate_id_needs_a_path(runs, root):
-    """The path selects the run."""
-    shutil.copytree(root / "alpha", root / "copy")
-
-    code, _, err = runs("show", "id-alpha")
-
-    assert code == 1
-    assert f"({root / 'alpha'})" in err
-    assert f"({root / 'copy'})" in err
-    assert err.endswith("Use its path.\n")
-    assert runs("show", root / "copy")[0] == 0
 
 
 def test_a_missing_root_prints_what_to_do(runs, tmp_path, monkeypatch):
@@ -1058,18 +869,6 @@ def test_listing_loads_nothing_heavy(root):
 
 
 # Send.
-
-
-def test_send_reports_the_sent_runs(runs, root, tmp_path):
-    """The second time, it reports that nothing was sent."""
-    code, out, err = runs("send", "alpha", "--to", f"run:{tmp_path / 'to'}")
-    _, again, _ = runs("send", "alpha", "--to", f"run:{tmp_path / 'to'}", "--json")
-
-    assert (code, err) == (0, "")
-    assert out == f"sent 5 rows, 1 artifact, 1 table, 1 text of id-alpha to run:{tmp_path / 'to'}\n"
-    assert read_rows(tmp_path / "to/alpha") == read_rows(root / "alpha")
-    assert json.loads(again)["rows"] == 0
-    assert json.loads(again)["is_over"] is True
 
 
 def test_send_takes_several_runs(runs, root, tmp_path):
@@ -1249,15 +1048,6 @@ def test_import_needs_a_place_with_runs(runs, tmp_path):
         assert message in err
 
 
-def test_copies_among_the_originals_are_not_imported_again(runs, tmp_path):
-    """The root may be inside the imported folder."""
-    write_lightning(tmp_path / "theirs/version_0", "loss,step\r\n0.5,1\r\n")
-
-    said = [runs("import", "theirs", "--root", "theirs/ours")[1].split(":")[0] for _ in range(2)]
-
-    assert said == ["imported 1 runs into theirs/ours", "imported 0 runs into theirs/ours"]
-
-
 # Completion.
 
 
@@ -1336,16 +1126,6 @@ def test_roots_may_stand_before_the_command_and_after_it(runs, root, tmp_path):
     assert "alpha" in both[1]
 
 
-def test_ls_shows_varying_hyperparameters(runs, root, tmp_path):
-    """Hyperparameters that all runs share are left out."""
-    for name in ("one", "two"):
-        write_run(tmp_path / "same" / name, lr=0.5)
-
-    _, out, _ = runs("ls", "--root", tmp_path / "same")
-
-    assert "lr" not in out.splitlines()[0].split()
-
-
 def test_a_long_name_is_cut_in_the_middle_and_the_status_is_whole(root, monkeypatch):
     """This is on a narrow terminal."""
     write_run(root / f"{'x' * 60}-the-end")
@@ -1357,13 +1137,6 @@ def test_a_long_name_is_cut_in_the_middle_and_the_status_is_whole(root, monkeypa
     assert any("…" in line and "nd " in line for line in lines)
     assert all(status in session.screen.stream.getvalue() for status in ("completed", "failed"))
     assert max(map(len, lines)) <= 50
-
-
-def test_diff_shows_the_names_as_typed(runs):
-    """They are the headings of its columns."""
-    _, out, _ = runs("compare", "alpha", "id-beta")
-
-    assert out.splitlines()[0].split() == ["alpha", "id-beta"]
 
 
 def test_plot_draws_all_runs_in_the_terminal(root):
@@ -1379,22 +1152,6 @@ def test_plot_draws_all_runs_in_the_terminal(root):
     assert max(map(len, lines)) <= 60
 
 
-def test_a_chart_rises_with_its_values():
-    """A rising line begins at the bottom left and ends at the top right; the axis covers its values."""
-    from destinations.runs.commands.plot import chart_lines
-
-    screen = Screen(io.StringIO(), 60)
-    lines = chart_lines([("a", [0, 10], [1.0, 3.0])], "loss", screen)
-
-    rows = [line.partition("┤")[2] for line in lines[1:-3]]
-    firsts = [len(row) - len(row.lstrip()) for row in rows]
-    assert lines[1].startswith("3.0 ┤")
-    assert lines[12].startswith("1.0 ┤")
-    assert firsts == sorted(firsts, reverse=True)
-    assert firsts[-1] == 0
-    assert all(len(row) - position < 8 for row, position in zip(rows, firsts, strict=True))
-
-
 @pytest.mark.parametrize("values", [[], [math.nan], [1.0], [2.0, 2.0], [-1e308, 1e308], [0.0, math.inf]])
 def test_a_chart_of_odd_values(values):
     """No value, one value, equal values and the largest numbers raise no exception."""
@@ -1408,17 +1165,6 @@ def test_a_chart_of_odd_values(values):
             is_logarithmic=is_logarithmic,
         )
         assert lines[0] == "loss"
-
-
-def test_plot_takes_runs_after_the_metric(runs, tmp_path):
-    """You can name them, give their paths, or use --run."""
-    _, out, _ = runs("plot", "loss", "alpha", "runs/beta", "--run", "id-gamma", "--json")
-
-    assert {one["run"] for one in json.loads(out)["metrics"]["loss"]} == {
-        "gamma (id-gamma)",
-        "beta (id-beta)",
-        "alpha (id-alpha)",
-    }
 
 
 def answering(text):

@@ -120,11 +120,3 @@ def test_records_are_counted_without_holding_them(tmp_path):
     assert read.damaged_lines() == {"texts.jsonl": 1}
     assert sum(one is None for one in json_lines(run / "texts.jsonl")) == 1
     assert most < 150 * MIB
-
-
-def _until(rows, count, stop):
-    """Yields this many rows, then stops the follower."""
-    for number, row in enumerate(rows, 1):
-        if number == count:
-            stop.set()
-        yield row
