@@ -1,6 +1,7 @@
 """Many files, large files and a jumping clock: memory is bounded, and order is kept."""
 
 import ast
+import gc
 import os
 import pathlib
 import time
@@ -9,7 +10,7 @@ import tracemalloc
 import pytest
 
 import uploads
-from tests.servers.stores import MemoryStore, StoreThatFails
+from tests.servers.stores import MemoryStore, StoreThatFails, StoreThatWaits
 from uploads import RetryPolicy, UploadState
 from uploads.errors import TransientStoreError
 from uploads.spool.spool import Spool
@@ -47,6 +48,27 @@ def test_a_file_larger_than_memory_is_streamed(make_queue, tmp_path):
 
     assert store.objects == {"sparse": 192 * MEBIBYTE}
     assert peak < 16 * MEBIBYTE
+
+
+def test_waiting_files_take_little_memory_and_no_descriptors(make_queue, make_file, gate):
+    """Each waiting entry takes about a kilobyte of memory at most."""
+    source = make_file(content=b"x" * 1024)
+    queue = make_queue(StoreThatWaits(gate), workers=1)
+    for number in range(100):
+        queue.submit(source, f"before{number}")
+    descriptors = len([*pathlib.Path("/proc/self/fd").iterdir()])
+    tracemalloc.start()
+    try:
+        for number in range(200):
+            queue.submit(source, f"waiting{number}")
+        gc.collect()
+        waiting = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+
+    assert waiting / 200 < 1500  # 750, and room for tables that grow.
+    # The entry in flight, the flusher and housekeeping have some.
+    assert len([*pathlib.Path("/proc/self/fd").iterdir()]) < descriptors + 50
 
 
 class PartsThatAreCounted:
