@@ -321,7 +321,9 @@ def safe_name(name: str) -> str:
     """
     parts = re.split(r"[/\\]", name)
     if not name.strip() or ".." in parts or not parts[0] or re.match(r"[A-Za-z]:[/\\]", name) or "\0" in name:
-        raise ValueError(f'name {name!r} leads out of the run folder. Remove "..", a leading "/" and NUL.')
+        raise ValueError(
+            f'name {name!r} leads out of the run folder. Remove "..", a leading "/", a drive and NUL.'
+        )
     text = _UNSAFE.sub(lambda match: f"%{ord(match[0]):02X}", "__".join(parts))
     text = f"%2E{text[1:]}" if text.startswith(".") else text
     if len(text.encode()) > _MAX_NAME_BYTES:
