@@ -234,6 +234,8 @@ trainer:
             log_interval: 1ba
       callbacks:
         - class_path: events.SpeedMonitor
+          init_args:
+            window_size: 1
   callbacks:
     - class_path: destinations.adapters.lightning_logger.LightningEvents
 """

@@ -140,6 +140,8 @@ class TestWhileItIsWritten:
         )
         make_trainer(callbacks=[At(ba99=None), at_once], max_duration="3ba").fit()
         later, reference = (read_checkpoint(tmp_path / name / "ep0-ba3.pt") for name in ("saved", "at_once"))
+        # `assert_close` compares no texts.
+        assert later["random"][0]["place"].pop("samplers") == reference["random"][0]["place"].pop("samplers")
         for part in ("model", "optimizers", "random"):
             torch.testing.assert_close(later[part], reference[part], rtol=0, atol=0)
 
