@@ -38,8 +38,8 @@ const POINTS = 1000;
 /** Points of all lines of a chart together: finer detail can't be seen and takes a second to draw. */
 const MOST_POINTS = 20000;
 const LEAST_POINTS = 200;
-/** Runs of one request, so that a chart of many shows its first curves early. */
-const RUNS_TOGETHER = 40;
+/** Runs of one request, so that a chart of more shows its first curves early; each request costs a drawing. */
+const RUNS_TOGETHER = 100;
 /** Charts of more lines leave out ranges and smoothing; spikes remain. */
 const MOST_RANGES = 10;
 const SAVED_AS = { png: "PNG", svg: "SVG", csv: "CSV of the points drawn" };
