@@ -266,9 +266,10 @@ class Claim:
         return {(one.name, one.size, one.version) for one in self._patiently(listed)}
 
     def _watch(self, session: StoredSession, about: dict[str, Any]) -> None:
-        """Returns once a session has sent no sign for long enough; raises RunInUseError if it sends one.
+        """Returns once a session has sent no sign for long enough; raises RunInUseError if it sends two.
 
-        How long depends on the interval that the watched session has promised, not on this session's.
+        How long depends on the interval that the watched session has promised, not on this session's. One sign may be
+        a request that was on its way when its process died, so the wait begins again after it.
         """
         # Earlier releases only send pieces.
         promised = about.get("sign_seconds", about.get("seconds"))
@@ -277,6 +278,7 @@ class Claim:
         left = _WATCHED_INTERVALS * max(promised, _SHORTEST_INTERVAL_SECONDS)
         if not session.pieces:
             left = max(left, _FIRST_SIGN_SECONDS)
+        seconds, has_changed = left, False
         _log.warning(
             "process %s on %s has not closed %s. Waiting %.0f s to see whether it is still writing.",
             about.get("pid", "?"),
@@ -287,8 +289,12 @@ class Claim:
         while left > 0:
             self._wait(min(left, _PAUSE_SECONDS))
             left -= _PAUSE_SECONDS
-            if self._signs(session.number) - self._before[1]:
-                raise _in_use(self.uri, about)
+            signs = self._signs(session.number)
+            if signs - self._before[1]:
+                if has_changed:
+                    raise _in_use(self.uri, about)
+                self._before = (self._before[0], signs)
+                left, has_changed = seconds, True
 
     def _about(self, number: int, name: str = SESSION_FILE) -> dict[str, Any]:
         """Returns the description of a session, or {} if it is still damaged after several tries."""

@@ -70,16 +70,27 @@ def put_session(store, number=1, **fields):
 
 
 def test_a_session_without_uploads_is_watched(tmp_path):
-    """It may have started just now, after a closed session: any sign of it refuses the next claim."""
+    """It may have started just now, after a closed session: signs of it refuse the next claim."""
     with Mirrored(tmp_path / "one" / "run", tmp_path / "store") as first:
         first.log({"loss": 1.0}, 0)
     session = put_session(tmp_path / "store", 2, seconds=10.0, sign_seconds=10.0)
     second = Watched(tmp_path)
     second.at(9.0, lambda: (session / "sign.json").write_text("1"))
+    second.at(19.0, lambda: (session / "sign.json").write_text("22"))
 
     with pytest.raises(RunInUseError, match="process 1 on other writes to it"):
         second.begin()
     assert not (tmp_path / "store" / "live" / "rank0" / "0003").exists()
+
+
+def test_a_late_request_of_a_dead_session_refuses_nobody(tmp_path):
+    """It was on its way when the process died; the wait begins again, once."""
+    session = put_session(tmp_path / "store", seconds=10.0, sign_seconds=10.0)
+    second = Watched(tmp_path)
+    second.at(2.0, lambda: (session / "sign.json").write_text("1"))
+
+    assert second.begin() == 2
+    assert 27.0 <= second.waited < 29.0
 
 
 @pytest.mark.parametrize("shift", [-10 * HOURS, 0.0, 10 * HOURS])
@@ -95,6 +106,7 @@ def test_the_clocks_of_machines_are_not_compared(tmp_path, shift, is_alive, monk
     second = Watched(tmp_path)
     if is_alive:
         second.at(20.0, lambda: (first.go_on(), first.send()))
+        second.at(30.0, lambda: (first.log({"loss": 2.0}, 1), first.send()))
 
     if is_alive:
         with pytest.raises(RunInUseError):
