@@ -268,8 +268,8 @@ class Claim:
     def _watch(self, session: StoredSession, about: dict[str, Any]) -> None:
         """Returns once a session has sent no sign for long enough; raises RunInUseError if it sends two.
 
-        How long depends on the interval that the watched session has promised, not on this session's. One sign may be
-        a request that was on its way when its process died, so the wait begins again after it.
+        How long depends on the interval that the watched session has promised, not on this session's.
+        One sign may be a request that was on its way when its process died: the wait begins again after it.
         """
         # Earlier releases only send pieces.
         promised = about.get("sign_seconds", about.get("seconds"))
