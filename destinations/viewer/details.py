@@ -51,7 +51,6 @@ _MAX_SESSIONS = 1000
 LOG_BYTES = 256 << 10
 _LOG_SUFFIXES = (".log", ".txt", ".out", ".err")
 _CHECKPOINT_SUFFIXES = (".ckpt", ".pt", ".pth", ".safetensors", ".symlink")
-_MAX_CHANNELS = 64
 # Longer metrics aren't compared: their values take a gigabyte of memory meanwhile.
 _MAX_COMPARED_VALUES = 1 << 23
 # Memory of a table column in an answer, beside its cells.

@@ -46,7 +46,6 @@ _PAGE_TYPES = {
     ".woff2": "font/woff2",
     ".ico": "image/x-icon",
 }
-_CACHED = {"Cache-Control": "private, max-age=86400"}
 
 
 class OpenFile(FileResponse):

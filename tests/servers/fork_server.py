@@ -245,7 +245,7 @@ def _next_job(listener, until):
     poller = select.poll()
     poller.register(listener, select.POLLIN)
     poller.register(until, select.POLLIN)
-    # Descriptors: of a connection by that of its program, and the other way round.
+    # Maps the descriptor of a program to the descriptor of its connection, and back.
     connections, programs = {}, {}
     while True:
         for ready, _ in poller.poll():

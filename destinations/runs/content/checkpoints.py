@@ -306,7 +306,7 @@ def _parent(uri: str) -> str:
 
 
 class _Folder(LocalStore):
-    """A folder as a store, which lists its own files and those of sharded checkpoints in it."""
+    """A folder as a store; it lists its own files and the files of sharded checkpoints in it."""
 
     def list(self, prefix: str = "") -> Iterator[RemoteObject]:
         del prefix

@@ -139,21 +139,29 @@ def test_the_first_each_multiple_and_the_rest_are_printed(interval, length, batc
     assert [int(title.split("/")[0].removeprefix("Batch ")) for title in found] == batches
 
 
-def test_an_interval_may_be_in_epochs_or_iterations():
+def test_an_interval_may_be_in_epochs():
     """The first one is printed too, and the rest at the end."""
-    epochs, iterations = silent(log_interval="3ep"), silent(log_interval="2iter")
-    found = titles(printed(DryRun(epochs, max_duration="5ep", batches_per_epoch=2), epochs))
-    run = DryRun(iterations, max_duration=None)
+    console = silent(log_interval="3ep")
+    found = titles(printed(DryRun(console, max_duration="5ep", batches_per_epoch=2), console))
+
+    assert [title.split(",")[0] for title in found] == ["Epoch 1/5", "Epoch 3/5", "Epoch 5/5"]
+
+
+@pytest.mark.parametrize(("style", "title"), [("blocks", "Batch {}"), ("composer", "[batch={}]:")])
+def test_an_interval_may_be_in_iterations(style, title):
+    """With "2iter" the console prints the first iteration and every second one."""
+    console = silent(log_interval="2iter", style=style)
+    run = DryRun(console, max_duration=None)
     run.init()
     run.fire("fit_start")
+
     for _ in range(5):
         run.train_batch()
         run.state.timestamp = run.state.timestamp.to_next_iteration()
         run.fire("iteration_end")
 
-    assert [title.split(",")[0] for title in found] == ["Epoch 1/5", "Epoch 3/5", "Epoch 5/5"]
-    found = titles(iterations._stream.getvalue().splitlines())
-    assert [title.split(",")[0] for title in found] == ["Batch 1", "Batch 2", "Batch 4"]
+    found = titles(console._stream.getvalue().splitlines())
+    assert [line.split(",")[0] for line in found] == [title.format(batch) for batch in (1, 2, 4)]
 
 
 def test_a_resumed_run_keeps_its_multiples():
@@ -165,9 +173,10 @@ def test_a_resumed_run_keeps_its_multiples():
     assert titles(printed(run, console)) == ["Batch 8/15", "Batch 10/15", "Batch 15/15"]
 
 
-def test_a_fraction_of_an_unknown_length_is_an_error_of_the_console():
+@pytest.mark.parametrize(("style", "title"), [("blocks", "Batch {}"), ("composer", "[batch={}]:")])
+def test_a_fraction_of_an_unknown_length_is_an_error_of_the_console(style, title):
     """Without max_duration a tenth of the run is unknown: one error is logged, and close prints the rest."""
-    console = silent(log_interval="0.1dur")
+    console = silent(log_interval="0.1dur", style=style)
     run = DryRun(console, max_duration=None, raise_errors=False, seconds_per_batch=0.0)
     run.init()
 
@@ -177,7 +186,7 @@ def test_a_fraction_of_an_unknown_length_is_an_error_of_the_console():
     run.close()
 
     assert run.logger.faults.counts == {("Console", "fit_start", "TimeStringError"): 1}
-    assert titles(console._stream.getvalue().splitlines()) == ["Batch 1", "Batch 2"]
+    assert titles(console._stream.getvalue().splitlines()) == [title.format(1), title.format(2)]
 
 
 class LogsAtTheEndOfEpochs(Callback):

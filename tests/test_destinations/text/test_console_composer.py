@@ -56,36 +56,6 @@ def test_the_interval_may_have_any_unit(interval, expected):
     assert lines == [f"[batch={batch}/10]:" for batch in expected]
 
 
-def test_the_interval_may_be_in_iterations():
-    """With "2iter" the console prints the first iteration and every second one."""
-    console = Console("2iter", io.StringIO())
-    run = DryRun(console, max_duration=None)
-    run.init()
-    run.fire("fit_start")
-
-    for _ in range(5):
-        run.train_batch()
-        run.state.timestamp = run.state.timestamp.to_next_iteration()
-        run.fire("iteration_end")
-
-    assert headers(console._stream.getvalue().splitlines()) == [f"[batch={batch}]:" for batch in (1, 2, 4)]
-
-
-def test_a_fraction_of_an_unknown_length_is_an_error_of_the_console():
-    """Without max_duration a tenth of the run is unknown: one error is logged, and close prints the rest."""
-    console = Console("0.1dur", io.StringIO())
-    run = DryRun(console, max_duration=None, raise_errors=False)
-    run.init()
-
-    run.fire("fit_start")
-    run.train_batch()
-    run.train_batch()
-    run.close()
-
-    assert run.logger.faults.counts == {("Console", "fit_start", "TimeStringError"): 1}
-    assert headers(console._stream.getvalue().splitlines()) == ["[batch=1]:", "[batch=2]:"]
-
-
 def test_the_last_value_of_an_interval_is_printed():
     """The block has the last value of each name, and names logged only once."""
     console = Console("3ba", io.StringIO())

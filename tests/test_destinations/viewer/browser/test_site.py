@@ -39,7 +39,7 @@ def site(run_root, tmp_path_factory):
 
 
 def test_a_site_opens_with_its_view(run_root, tmp_path, new_page):
-    """Chosen and hidden runs, the filter and the columns are those of the view from which it was exported."""
+    """The site has the chosen and hidden runs, the filter and the columns of the exported view."""
     root, folder = tmp_path / "runs", tmp_path / "site"
     for name in ("alpha", "beta", "seed2", "seed3"):
         shutil.copytree(run_root / name, root / name)
