@@ -44,7 +44,7 @@ from uploads.disk import end_of_last_line, read_at, read_json
 
 from .csv_file import CsvSnapshot, last_rows_of_file, open_existing
 from .fork import parents_of
-from .row_chain import Keep, Kept, Limit, RowChain, RowPlace, history_path, tighter
+from .row_chain import Keep, Kept, Limit, RowChain, RowPlace, history_path, read_history, tighter
 from .rows import MetricRow, has_any_metric, is_sound, keeps, merge_journal
 from .sealed import HeldPart, Part
 from .settled import End, Settled, settled
@@ -64,9 +64,6 @@ __all__ = [
 _TRIES = 100
 _MOST_MISSING = 100
 _SUFFIXES = (".csv", ".parquet")
-# The histories read last. They never change, so any thread may use them.
-_chains: dict[Path, RowChain] = {}
-_MOST_CHAINS = 64
 _MAX_CACHED_BYTES = 64 << 20
 # So many of the last parts are read to find damage; `verify` reads all.
 _MOST_VERIFIED = 16
@@ -392,17 +389,16 @@ def _try(  # noqa: C901  # one look, step by step
 
 def _chain(path: Path, state: CsvState | None) -> RowChain:
     """Returns the history of a CSV; for format 2, the existing parts."""
-    limit = None if state is None else state.history
-    chain = RowChain.read(path, limit, _chains.get(path))
-    if chain.size:
-        if len(_chains) > _MOST_CHAINS:
-            _chains.clear()
-        _chains[path] = chain
-    else:
-        folder = parts_path(path)
-        numbers = [one for one in part_numbers(folder) if state is None or one <= state.parts]
-        chain.add_format2(path, numbers, functools.partial(_rows_in, folder))
+    if data := read_history(path, None if state is None else state.history):
+        return _parsed(data, path)
+    chain, folder = RowChain(), parts_path(path)
+    numbers = [one for one in part_numbers(folder) if state is None or one <= state.parts]
+    chain.add_format2(path, numbers, functools.partial(_rows_in, folder))
     return chain
+
+
+# A follower reads the same history again and again. Nobody changes the result.
+_parsed = functools.lru_cache(maxsize=64)(RowChain.parse)
 
 
 def _rows_in(folder: Path, number: int) -> int:

@@ -37,7 +37,6 @@ from .layout import (
     format_cells,
     header_line,
     parse_header,
-    part_numbers,
     read_header,
 )
 
@@ -153,22 +152,17 @@ class MetricsCsv:
         Returns:
             The state of the file, or None if the position doesn't match it; then all complete lines count.
         """
-        parts, sums = self.parts, read_sums(self.path)
-        numbers = part_numbers(parts.folder)
-        parts.format2 = max(numbers, default=0) if position is None else position.states[-1].parts
+        sums = read_sums(self.path)
         try:
             self._fd = self._disk.open(self.path, os.O_RDWR)
         except FileNotFoundError:
-            parts.open(None if position is None else position.states[-1].history)
+            self.parts.open(None if position is None else position.states[-1])
             return None
         file_size = os.fstat(self._fd).st_size
         header = read_header(self._fd, file_size)
         state = None if position is None else position.state_of(header, file_size)
-        if state is not None:
-            parts.format2 = state.parts
-        known = state or (None if position is None else position.states[-1])
         try:
-            parts.open(None if known is None else known.history)
+            self.parts.open(state or (None if position is None else position.states[-1]))
         except BaseException:
             self.close()
             raise
@@ -191,7 +185,7 @@ class MetricsCsv:
 
     def state(self, segment: int, offset: int) -> CsvState:
         """Returns the current state of the file, for the position."""
-        return _state(self._sums, self.size, segment, offset, self.parts.format2, self.parts.chain.size)
+        return _state(self._sums, self.size, segment, offset, self.parts.chain.size)
 
     def formatter(self, names: tuple[str, ...]) -> RowFormatter:
         """Returns the formatter for rows with these names; its `missing` lists columns the file lacks."""
@@ -478,9 +472,9 @@ class Replacement:
             self.discard()
             raise
 
-    def state(self, segment: int, offset: int, history: int, format2_parts: int = 0) -> CsvState:
+    def state(self, segment: int, offset: int, history: int) -> CsvState:
         """Returns the state of the new version for the position."""
-        return _state(self.sums, self.size, segment, offset, format2_parts, history)
+        return _state(self.sums, self.size, segment, offset, history)
 
     def take(self) -> int:
         """Renames the file into place and returns its descriptor; removes it if that fails."""
@@ -504,9 +498,9 @@ class Replacement:
         self.size += len(chunk)
 
 
-def _state(sums: BlockSums, size: int, segment: int, offset: int, parts: int, history: int) -> CsvState:
+def _state(sums: BlockSums, size: int, segment: int, offset: int, history: int) -> CsvState:
     tail = sums.tail
-    return CsvState(sums.header, size, segment, offset, parts, history, tail.start, tail.rows, tail.crc32)
+    return CsvState(sums.header, size, segment, offset, 0, history, tail.start, tail.rows, tail.crc32)
 
 
 def _has_size(path: Path, size: int) -> bool:
