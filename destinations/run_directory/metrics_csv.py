@@ -49,8 +49,6 @@ __all__ = [
 
 _COPY_BYTES = 128 << 10
 
-Line = Callable[[int | None, int | None, float, tuple[float, ...]], str]
-
 
 class ChangedError(OSError):
     """Another program has changed the size of the file."""
@@ -65,23 +63,14 @@ class RowFormatter:
     def __init__(self, names: tuple[str, ...], columns: dict[str, int]) -> None:
         wanted = (*OWN_COLUMNS, *map(column_of, names))
         self.missing = [column for column in wanted if column not in columns]
-        targets = [] if self.missing else [columns[column_of(name)] for name in names]
-        self._targets = targets
-        self._columns = columns
-        self._own = [columns[name] for name in OWN_COLUMNS if name in columns]
-        first = targets[0] if targets else None
-        self.line: Line = self._incomplete if self.missing else self._general
-        self._is_contiguous = (
-            not self.missing
-            and first is not None
-            and self._own == [0, 1, 2]
-            and targets == list(range(first, first + len(names)))
-            and first > 2  # noqa: PLR2004  # after the own columns
-        )
-        if self._is_contiguous and first is not None:
-            self._before = "," * (first - 2)
-            self._after = "," * (len(columns) - first - len(names)) + "\n"
-            self.line = self._contiguous
+        self._targets = [] if self.missing else [columns[column] for column in wanted]
+        self._count = len(columns)
+        # The column of the first value. A metric named "epoch" replaces an own column.
+        first = self._targets[3] if self._targets[3:] else 0
+        own = list(range(3))
+        self._is_contiguous = first > 2 and self._targets == [*own, *range(first, first + len(names))]  # noqa: PLR2004
+        self._before = "," * (first - 2)
+        self._after = "," * (len(columns) - first - len(names)) + "\n"
 
     def lines(self, steps: list[int], epochs: list[int], times: Floats, values: Floats) -> bytes:
         """Returns the lines of at least one row: float64 times `(rows,)` and values `(rows, metrics)`."""
@@ -93,20 +82,22 @@ class RowFormatter:
         stamps = format_cell_rows(times.round(6)[:, None])
         return b"".join(map(line.__mod__, zip(steps, epochs, stamps, format_cell_rows(values), strict=True)))
 
-    def _contiguous(self, step: int | None, epoch: int | None, time: float, values: tuple[float, ...]) -> str:
-        cells = format_cells(values)
-        return f"{_cell(step)},{_cell(epoch)},{round(time, 6)!r}{self._before}{cells}{self._after}"
+    def line(self, step: int | None, epoch: int | None, time: float, values: tuple[float, ...]) -> str:
+        """Returns the line of a row.
 
-    def _incomplete(self, *_: object) -> str:
-        raise RuntimeError(f"the file has no column for {self.missing[:3]}: these values would be lost")
-
-    def _general(self, step: int | None, epoch: int | None, time: float, values: tuple[float, ...]) -> str:
-        cells = [""] * len(self._columns)
-        for column, text in zip(self._own, (_cell(step), _cell(epoch), repr(round(time, 6))), strict=True):
-            cells[column] = text
-        for target, value in zip(self._targets, values, strict=True):
-            cells[target] = format_cells((value,))
-        return ",".join(cells) + "\n"
+        Raises:
+            RuntimeError: the file lacks a column.
+        """
+        if self.missing:
+            raise RuntimeError(f"the file has no column for {self.missing[:3]}: these values would be lost")
+        own, cells = f"{_cell(step)},{_cell(epoch)},{round(time, 6)!r}", format_cells(values)
+        if self._is_contiguous:
+            return f"{own}{self._before}{cells}{self._after}"
+        row = [""] * self._count
+        texts = [*own.split(","), *(cells.split(",") if cells else ())]
+        for target, text in zip(self._targets, texts, strict=True):
+            row[target] = text
+        return ",".join(row) + "\n"
 
 
 def _cell(value: int | None) -> str:
