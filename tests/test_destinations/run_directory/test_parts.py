@@ -394,23 +394,6 @@ def test_two_names_with_one_column_keep_their_values(tmp_path):
     assert json.loads((tmp_path / "run" / "sidecar.json").read_bytes())["overhead"]["refused"] == 1
 
 
-def test_a_call_with_the_epoch_as_a_metric_has_its_own_line(tmp_path):
-    """Its epoch differs from other calls at its step, in the file and in the journal."""
-    writer = Writer(tmp_path)
-    with Follower(tmp_path) as follower:
-        writer.journal.append({"loss": 0.5}, 3)
-        writer.journal.append({"epoch": 0.25, "acc": 1.0}, 3)
-        writer.journal.append({"lr": 0.1}, 3)
-        before = rows_now(tmp_path)
-        writer.drain.run()
-        after = rows_now(tmp_path)
-        seen = [row.metrics for row in (*follower.poll(), *follower.poll())]
-    writer.die()
-
-    assert before == after == [(3, 0, {"loss": 0.5}), (3, 0.25, {"acc": 1.0}), (3, 0, {"lr": 0.1})]
-    assert seen == [{"loss": 0.5}, {"acc": 1.0}, {"lr": 0.1}]
-
-
 class OfNoSize(RunDirectory):
     """Fails in the writer thread with an error other than OSError."""
 
