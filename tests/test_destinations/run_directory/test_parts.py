@@ -120,7 +120,7 @@ def as_csv(run_dir, chosen=None):
     folder = parts_path(run_dir / "metrics.csv")
     for number in chosen or numbers(run_dir):
         part = Part.find(folder, number)
-        if not part.is_csv:
+        if part.path.suffix != ".csv":
             with contextlib.closing(part.open()) as file:
                 part_path(folder, number, ".csv").write_bytes(b"".join([file.header, *file.chunks()]))
             part.path.unlink()
