@@ -6,7 +6,7 @@ Runs in the writer thread. Appended rows count once `drain` has written a positi
 import contextlib
 import errno
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import attrs
@@ -304,7 +304,7 @@ class MetricsCsv:
         """Returns the offset of the first row of the newest session."""
         return self.snapshot().offset_of(self.parts.chain.view or 0)
 
-    def seal(self, between: Callable[[], None] = lambda: None) -> SealedPart | None:
+    def seal(self) -> SealedPart | None:
         """Writes the rows of the newest session as a closed part; returns None if there are none.
 
         Raises:
@@ -314,7 +314,7 @@ class MetricsCsv:
         if self.own_rows <= 0:
             return None
         own = attrs.evolve(self.snapshot(), begin=self.own_start())
-        part = self.parts.close(own, self.own_rows, between)
+        part = self.parts.close(own, self.own_rows)
         if not self.is_as_left():
             raise ChangedError
         return part
