@@ -258,8 +258,10 @@ class MetricsCsv:
         """Writes a copy with additional columns."""
         wanted = dict.fromkeys((*self.columns, *OWN_COLUMNS, *columns))
         added = len(wanted) - len(self.columns)
-        header = header_line(wanted)
-        return self._prepare(header, self._padded(b"," * added))
+        # Each line feed ends a row, since cells are numbers.
+        end = b"," * added + b"\n"
+        body = (chunk.replace(b"\n", end) for chunk in self.snapshot().chunks(chunk_bytes=_COPY_BYTES))
+        return self._prepare(header_line(wanted), body)
 
     def snapshot(self) -> CsvSnapshot:
         """Returns the rows of the file, valid until this object replaces it."""
@@ -390,7 +392,7 @@ class MetricsCsv:
 
     def restore(self) -> None:
         """Rewrites a deleted file at its path, from the open descriptor."""
-        self.accept(self._prepare(self._header, self._chunks(len(self._header))))
+        self.accept(self._prepare(self._header, self.snapshot().chunks()))
 
     def close(self) -> None:
         """Closes the file."""
@@ -405,19 +407,6 @@ class MetricsCsv:
         self.columns = {name: index for index, name in enumerate(parse_header(header))}
         self._formatters.clear()
         self._names = None
-
-    def _chunks(self, start: int) -> Iterator[bytes]:
-        while start < self.size:
-            chunk = os.pread(self._fd, min(_COPY_BYTES, self.size - start), start)
-            if not chunk:
-                return
-            start += len(chunk)
-            yield chunk
-
-    def _padded(self, commas: bytes) -> Iterator[bytes]:
-        """Yields the rows with empty cells appended. Each line feed ends a row, since cells are numbers."""
-        for chunk in self._chunks(len(self._header)):
-            yield chunk.replace(b"\n", commas + b"\n")
 
     def _prepare(self, header: bytes, body: Iterable[bytes]) -> "Replacement":
         return Replacement(self.path, header, body, self._disk)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from destinations.history.rows import Call
-from uploads.disk import DISK, Disk, open_regular, read_at, read_regular
+from uploads.disk import DISK, Disk, read_at, read_regular
 
 from .frames import (
     HEADER,
@@ -340,19 +340,12 @@ def journal_extent(folder: Path, place: JournalPlace | None) -> JournalPlace:
     if not paths:
         return 0, 0
     number = segment_number(paths[-1])
-    offset = place[1] if place is not None and place[0] == number else len(MAGIC)
-    try:
-        fd = open_regular(paths[-1])
-    except (FileNotFoundError, NotADirectoryError):
+    if (data := segment_bytes(paths[-1])) is None:
         return number, 0
-    try:
-        data = read_at(fd, max(0, min(os.fstat(fd).st_size, _MAX_SEGMENT_BYTES) - offset), offset)
-    finally:
-        os.close(fd)
-    at, head, end = 0, HEADER.size, len(data)
-    while at + head <= end and (length := HEADER.unpack_from(data, at)[0]):
-        at += head + length
-    return number, offset + at
+    at = place[1] if place is not None and place[0] == number else len(MAGIC)
+    while at + HEADER.size <= len(data) and (length := HEADER.unpack_from(data, at)[0]):
+        at += HEADER.size + length
+    return number, at
 
 
 def names_before(data: bytes, start: int) -> dict[int, tuple[str, ...]]:

@@ -123,7 +123,7 @@ def as_csv(run_dir, chosen=None):
         if part.path.suffix != ".csv":
             with contextlib.closing(part.open()) as file:
                 part_path(folder, number, ".csv").write_bytes(b"".join([file.header, *file.chunks()]))
-            part.path.unlink()
+            part_path(folder, number).unlink()
 
 
 @pytest.fixture(scope="module")
