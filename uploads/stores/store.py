@@ -59,8 +59,6 @@ class Body:
     Args:
         path: The file.
         identifier: The entry's.
-        digest: Known from an earlier attempt; otherwise the file is read at once, except with `crc32` or
-            `is_read_once`.
         crc32: The expected CRC-32 of a file that is not read before it is sent; see `Checksumming`.
         is_final: Whether nobody writes to the file any more, so that a store on its file system may link it.
         is_read_once: Whether it is not read before it is sent, whatever its CRC-32.
@@ -78,7 +76,6 @@ class Body:
         self,
         path: str | Path,
         identifier: str,
-        digest: Digest | None = None,
         *,
         crc32: int | None = None,
         is_final: bool = False,
@@ -88,13 +85,13 @@ class Body:
         self.is_final = is_final
         self.check: Callable[[], object] = lambda: None
         self._held: bytes | None = None
-        self._digest = digest
+        self._digest: Digest | None = None
         self._crc32 = crc32
         self.descriptor = open_regular(path)
         try:
             about = os.fstat(self.descriptor)
             self.mode = stat.S_IMODE(about.st_mode) & 0o777
-            if digest is None and crc32 is None and not is_read_once:
+            if crc32 is None and not is_read_once:
                 self._digest = self.measure()
             self.size = about.st_size if self._digest is None else self._digest.size
         except BaseException:

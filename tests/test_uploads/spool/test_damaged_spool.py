@@ -47,7 +47,6 @@ FILES = [
             "entry.json",
             "data",
             "crc32.json",
-            "digest.json",
             "attempts.json",
             "flushed",
             "multipart.json",
@@ -100,7 +99,7 @@ def _spool_with_everything(path):
     spool.claim(names["FAILED"])
     spool.settle(names["FAILED"], Outcome(f"{2:016x}", "failed", UploadState.REJECTED, reason="no"))
     victim = spool.pending / names["VICTIM"]
-    for name in ("crc32.json", "digest.json", "attempts.json", "flushed"):
+    for name in ("crc32.json", "attempts.json", "flushed"):
         (victim / name).write_text("{}")
     names["DONE"] = _entry(3, "done", 4).folder
     (spool.done / names["DONE"]).mkdir()
