@@ -710,7 +710,7 @@ class Spool:
         place.rename(self.pending / folder)
 
     def _delivered_lines(self) -> Iterator[bytes]:
-        """Yields at most the last `log_bytes` of both files, as lines."""
+        """Yields the lines of both files, oldest first."""
         with contextlib.ExitStack() as opened:
             files: list[BinaryIO] = []
             # Opens the newer first: if it is renamed meanwhile, it is found twice and not missed.
@@ -721,9 +721,6 @@ class Spool:
                 files.pop()
             for file in files:
                 size = os.fstat(file.fileno()).st_size
-                if size > self._log_bytes + _LINE_BYTES:
-                    file.seek(size - self._log_bytes)
-                    file.readline(_LINE_BYTES)
                 while file.tell() < size and (line := file.readline(_LINE_BYTES)):
                     yield line
 

@@ -12,7 +12,7 @@ from typing import Protocol, Self, runtime_checkable
 
 import attrs
 
-from uploads.disk import crc32_of, open_regular
+from uploads.disk import crc32_of, open_regular, read_at
 from uploads.errors import BytesCorruptError, TransientStoreError
 
 __all__ = [
@@ -200,15 +200,7 @@ class Body:
                 if offset == 0 and count >= len(self._held)
                 else self._held[offset : offset + count]
             )
-        chunk = os.pread(self.descriptor, count, offset)
-        if len(chunk) == count or not chunk:
-            return chunk
-        pieces = [chunk]  # One read returns at most 2 GiB, or less after a signal.
-        done = len(chunk)
-        while done < count and (chunk := os.pread(self.descriptor, count - done, offset + done)):
-            pieces.append(chunk)
-            done += len(chunk)
-        return b"".join(pieces)
+        return read_at(self.descriptor, count, offset)
 
     def read_whole(self) -> bytes:
         """Returns all the bytes, as they were measured.
