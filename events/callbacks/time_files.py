@@ -28,8 +28,6 @@ _LOOK_SECONDS = 0.25
 _STOPPED_SECONDS = 0.3
 # A thread that waits for the interpreter's lock wakes every 5 ms, or later on a busy machine.
 _WAKE_SECONDS = 0.1
-# The first reading of the sleep time is the most exact of this many.
-_SLEEP_LOOKS = 5
 # Spans that are open for this long are written before they end.
 _OPEN_NANOSECONDS = 1_000_000_000
 # All batches are traced up to the first size, and ever fewer up to the second.
@@ -52,17 +50,15 @@ def _within(limits: tuple[float, float, float], age: float) -> float:
     return min(max(age * share, least), most)
 
 
-def _asleep() -> tuple[int, int]:
-    """Returns bounds for the nanoseconds that the machine has slept since boot.
+def _asleep() -> int:
+    """Returns for how many nanoseconds the machine has slept since boot; a few less if this thread is delayed.
 
-    The clock that continues during sleep is read between two readings of the one that does not, so that a
-    delay of this thread does not count as sleep. Returns 0 if the system has no such clock.
+    Returns 0 if the system has no clock that continues during sleep.
     """
     if not hasattr(time, "CLOCK_BOOTTIME"):
-        return 0, 0
-    before = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+        return 0
     with_sleep = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-    return with_sleep - time.clock_gettime_ns(time.CLOCK_MONOTONIC), with_sleep - before
+    return with_sleep - time.clock_gettime_ns(time.CLOCK_MONOTONIC)
 
 
 def _wakes() -> int | None:
@@ -130,7 +126,7 @@ class TimeFiles:
         folder: the folder of the files; created if missing.
         state: the run, for its step.
         keeps_trace: whether to keep spans of batches.
-        asleep: returns bounds for the nanoseconds that the machine has slept.
+        asleep: returns for how many nanoseconds the machine has slept.
     """
 
     def __init__(
@@ -140,7 +136,7 @@ class TimeFiles:
         state: State,
         *,
         keeps_trace: bool,
-        asleep: Callable[[], tuple[int, int]] = _asleep,
+        asleep: Callable[[], int] = _asleep,
     ) -> None:
         self._ledger: Any = ledger
         self._folder = folder
@@ -155,8 +151,7 @@ class TimeFiles:
         self._begin, self._wall_begin, self._written = ledger.session, self._session, ledger.earlier
         # Corrections for stops, per bucket, and the time of sleep, which the ledger's clock does not count.
         self._moved = [0] * len(self._written)
-        self._slept_before = min((asleep() for _ in range(_SLEEP_LOOKS)), key=lambda one: one[1] - one[0])[0]
-        self._slept = 0
+        self._slept_before, self._slept = asleep(), 0
         self._header = ",".join((_HEAD, *ledger.buckets))
         # The open files, by their kind.
         self._files: dict[str, GrowingCsv] = {}
@@ -229,9 +224,10 @@ class TimeFiles:
         return is_last, int(late * 1e9) if is_stopped else 0
 
     def _look(self) -> None:
-        """Updates the time that the machine has slept, within the exactness of the readings."""
-        least, most = (one - self._slept_before for one in self._read_asleep())
-        self._slept = min(max(self._slept, least), most)
+        """Updates the time that the machine has slept; two readings differ by microseconds without sleep."""
+        slept = self._read_asleep() - self._slept_before
+        if slept - self._slept >= _STOPPED_SECONDS * 1e9:
+            self._slept = slept
 
     def _move_to_stopped(self, nanoseconds: int, totals: list[int], before: list[int], now: int) -> None:
         """Moves time in which the process did not run from the interrupted bucket to `stopped`."""
