@@ -124,16 +124,6 @@ def test_a_cap_of_any_size_is_exact(heard, cap):
     assert stat.count == 0
 
 
-def test_windows_end_on_time_without_another_add(heard):
-    """The event is logged after a single sample."""
-    stat = Stat("x", [Aggregation.VALUE], timedelta(milliseconds=50))
-
-    stat.add(1.5)
-
-    assert heard.wait_for(1)
-    assert heard.data == [{"x.value": 1.5}]
-
-
 @pytest.mark.parametrize("size", [timedelta(microseconds=1), timedelta(milliseconds=1), timedelta.max])
 def test_windows_of_any_length(heard, size):
     """Torch ends the process for those below a millisecond."""
@@ -449,17 +439,6 @@ def test_samples_that_are_not_numbers_are_refused(value):
         stat.add(value)
 
     assert stat.count == 1
-
-
-def test_a_tensor_is_read_when_it_is_added():
-    """What happens to it afterwards does not change the sample."""
-    tensor = torch.tensor(1.0)
-    stat = Stat("x", [Aggregation.SUM], HOUR)
-
-    stat.add(tensor)
-    tensor.fill_(9.0)
-
-    assert stat.get() == {Aggregation.SUM: 1.0}
 
 
 @pytest.mark.parametrize(
