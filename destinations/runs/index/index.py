@@ -259,9 +259,10 @@ class Index:
         return (*row, *values)
 
     def _touch(self, changes: Sequence[ScanChange]) -> None:
-        """Updates runs that were not read again."""
+        """Updates known runs with a sidecar that can't be read, and keeps their records."""
         self._db.executemany(
-            "UPDATE runs SET mtime_ns = ?, inode = ?, flags = ?, files = ?, heartbeat_at = ? WHERE path = ?",
+            "UPDATE runs SET mtime_ns = ?, inode = ?, flags = ?, files = ?, heartbeat_at = ?, problem = ?, "
+            "is_orphan = ? WHERE path = ?",
             (
                 (
                     change.folder_mtime_ns,
@@ -269,17 +270,11 @@ class Index:
                     change.flags,
                     change.files,
                     change.heartbeat_at,
+                    change.problem,
+                    change.is_orphan,
                     _storable(change.path),
                 )
                 for change in changes
-            ),
-        )
-        self._db.executemany(
-            "UPDATE runs SET problem = ?, is_orphan = ? WHERE path = ?",
-            (
-                (change.problem, change.is_orphan, _storable(change.path))
-                for change in changes
-                if change.problem is not None
             ),
         )
 
