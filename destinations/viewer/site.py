@@ -1,7 +1,7 @@
 """The exported site: the page of some runs as static files, which open from a folder or any web server.
 
-Browsers refuse module files and `fetch` for files. So one classic script has the modules of the page, and each
-answer of the API is a script of its own. The page "The viewer's API" lists the keys.
+Browsers refuse module files and `fetch` for files. So one classic script has the modules of the page, and
+each answer of the API is a script of its own. The page "The viewer's API" lists the keys.
 """
 
 import contextlib
@@ -206,6 +206,7 @@ def without_origin(answer: Any) -> Any:
     return found
 
 
+@attrs.define(eq=False, repr=False)
 class Site:
     """A site in the making.
 
@@ -216,16 +217,13 @@ class Site:
         with_origin: see `export_site`.
     """
 
-    def __init__(
-        self, catalog: Catalog, folder: Path, media_bytes: int, *, with_origin: bool = False
-    ) -> None:
-        self._catalog = catalog
-        self._folder = folder
-        self._media_bytes = media_bytes
-        self._with_origin = with_origin
-        self._keys: dict[str, str] = {}
-        self._report = SiteReport()
-        self._skipped_bytes = 0
+    _catalog: Catalog
+    _folder: Path
+    _media_bytes: int
+    _with_origin: bool = attrs.field(default=False, kw_only=True)
+    _keys: dict[str, str] = attrs.field(factory=dict, init=False)
+    _report: SiteReport = attrs.field(factory=SiteReport, init=False)
+    _skipped_bytes: int = attrs.field(default=0, init=False)
 
     def write(self, where: str, limit: int, view: str = "") -> SiteReport:
         """Writes everything; see `export_site`."""
