@@ -35,6 +35,7 @@ __all__ = [
     "age_text",
     "bytes_text",
     "duration_text",
+    "numbers",
     "sparkline",
     "table_lines",
     "value_text",
@@ -91,6 +92,10 @@ class Screen:
         """Writes several lines."""
         for text in lines:
             self.line(text)
+
+    def table(self, columns: "Sequence[Column | str]", rows: Iterable[Sequence[Any]]) -> None:
+        """Writes a table; see `table_lines`."""
+        self.lines(table_lines(columns, rows, self))
 
     def json(self, value: Any) -> None:
         """Writes a value as indented strict JSON; NaN and infinities become strings."""
@@ -206,31 +211,37 @@ class Cell:
     style: str | None = None
 
 
-def table_lines(columns: Sequence[Column], rows: Sequence[Sequence[Cell | str]], screen: Screen) -> list[str]:
-    """Returns the lines of a table, header first.
+def numbers(*titles: str) -> list[Column]:
+    """Returns right-aligned columns."""
+    return [Column(title, is_right=True) for title in titles]
+
+
+def _cell(value: Any) -> Cell:
+    # Escaped before measuring: an escape is wider than the character it replaces.
+    if isinstance(value, Cell):
+        return Cell(one_line(value.text), value.style)
+    return Cell(one_line(value) if isinstance(value, str) else value_text(value))
+
+
+def table_lines(columns: Sequence[Column | str], rows: Iterable[Sequence[Any]], screen: Screen) -> list[str]:
+    """Returns the lines of a table, header first. A cell that is no `Cell` or text is shown by `value_text`.
 
     On a narrow screen, the widest columns are truncated with "…". If that isn't enough, the last columns are
     omitted, and the header ends with "…".
     """
-    # Escaped before measuring: an escape is wider than the character it replaces.
-    table = [
-        [
-            Cell(one_line(cell.text), cell.style) if isinstance(cell, Cell) else Cell(one_line(cell))
-            for cell in row
-        ]
-        for row in rows
-    ]
-    columns = [attrs.evolve(column, title=one_line(column.title)) for column in columns]
+    table = [list(map(_cell, row)) for row in rows]
+    given = [Column(one) if isinstance(one, str) else one for one in columns]
+    whole = [attrs.evolve(column, title=one_line(column.title)) for column in given]
     widths = [
         max([width_of(column.title), *(width_of(row[index].text) for row in table)])
-        for index, column in enumerate(columns)
+        for index, column in enumerate(whole)
     ]
-    shown = len(columns)
+    shown = len(whole)
     if screen.width is not None:
-        shown = _fitting(widths, columns, screen.width)
-    head = [Cell(column.title, "bold") for column in columns]
-    lines = [_line(row[:shown], columns, widths, screen) for row in (head, *table)]
-    if shown < len(columns):
+        shown = _fitting(widths, whole, screen.width)
+    head = [Cell(column.title, "bold") for column in whole]
+    lines = [_line(row[:shown], whole, widths, screen) for row in (head, *table)]
+    if shown < len(whole):
         lines[0] += f"{_GAP}{ELLIPSIS}"
     return lines
 
