@@ -253,13 +253,14 @@ def _fitting(widths: list[int], columns: Sequence[Column], room: int) -> int:
     def room_between(shown: int) -> int:
         return len(_GAP) * (shown - 1) + (0 if shown == len(columns) else len(_GAP) + len(ELLIPSIS))
 
+    widths[:] = (min(width, room) for width in widths)
     least = [min(width, column.narrowest) for width, column in zip(widths, columns, strict=True)]
     shown = len(columns)
     while shown > 1 and sum(least[:shown]) + room_between(shown) > room:
         shown -= 1
     free = room - room_between(shown)
     for may_cut_whole in (False, True):
-        while (excess := sum(widths[:shown]) - free) > 0:
+        while sum(widths[:shown]) > free:
             candidates = [
                 index
                 for index in range(shown)
@@ -267,10 +268,7 @@ def _fitting(widths: list[int], columns: Sequence[Column], room: int) -> int:
             ]
             if not candidates:
                 break
-            widest = max(candidates, key=widths.__getitem__)
-            second = max((widths[index] for index in candidates if index != widest), default=least[widest])
-            # Narrows to the next widest column in one step, but no further than needed.
-            widths[widest] -= max(1, min(excess, widths[widest] - max(second, least[widest])))
+            widths[max(candidates, key=widths.__getitem__)] -= 1
     return shown
 
 
