@@ -80,18 +80,16 @@ def test_a_server_whose_rename_replaces_is_detected(tmp_path, connect, make_file
     assert [path.name for path in (tmp_path / "there").iterdir()] == ["name"]
 
 
-@pytest.mark.parametrize("policy", [{}, {"create_only": "head"}], ids=["default", "head"])
-def test_a_server_without_create_only_is_asked_for_the_name(tmp_path, connect, make_file, caplog, policy):
-    """By default, and with the earlier name of the option, the target is looked up, and the log explains the risk."""
+def test_a_server_without_create_only_is_asked_for_the_name(tmp_path, connect, make_file, caplog):
+    """The target is looked up, and the log explains the risk."""
     with careless_sftp(tmp_path) as login:
-        store = connect(login, **policy)
+        store = connect(login)
         with Body(make_file(), "id") as body:
             store.put("name", body, overwrite=False)
             with pytest.raises(RemoteExistsError):
                 store.put("name", body, overwrite=False)
 
     assert caplog.text.count("may overwrite each other") == 1
-    assert ("create_only=head" in store.uri()) is bool(policy)
 
 
 def test_leftovers_of_killed_writers_are_swept(sshd_login, connect, make_file, tmp_path):
