@@ -89,17 +89,6 @@ def test_an_unexplained_failure_becomes_final(error, tries, state):
     assert verdicts[-1].state is state
 
 
-def test_network_faults_never_fail_an_entry():
-    """Transient faults have no limit."""
-    attempts = FailureCounts()
-
-    assert all(
-        classify_failure(TransientStoreError("refused"), attempts, LONGEST, successes=0).action
-        is FailureAction.RETRY
-        for _ in range(10_000)
-    )
-
-
 def test_a_denial_concerns_the_name_only_while_others_succeed():
     """A policy that denies one name fails it; a policy that denies everything parks the store."""
     denied = StoreParkedError("AccessDenied", may_be_the_entry=True)

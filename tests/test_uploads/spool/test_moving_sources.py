@@ -308,17 +308,6 @@ def test_a_file_that_changes_after_it_was_copied_is_not_removed(
     assert [path.name for path in other_disk.iterdir()] == ["model"]
 
 
-def test_a_symlink_on_another_disk_is_not_moved(make_queue, other_disk, make_file):
-    """Only the link would be removed, so it is refused."""
-    queue = make_queue(MemoryStore())
-    (other_disk / "link").symlink_to(make_file())
-
-    with pytest.raises(InvalidSourceError, match="Submit its target"):
-        queue.submit(other_disk / "link", "a", move=True)
-
-    assert (other_disk / "link").is_symlink()
-
-
 @pytest.mark.parametrize(
     ("code", "how"),
     [(errno.EXDEV, "move"), (errno.EPERM, "move"), (errno.ENOENT, "link")],

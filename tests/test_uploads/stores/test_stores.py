@@ -362,13 +362,6 @@ class TestRegistering:
             given = {"store": open_store("memory://here/digits"), "tmp_path": tmp_path}
             test(**{key: given[key] for key in inspect.signature(test).parameters})
 
-    def test_credentials_in_a_uri_are_refused(self):
-        """The error comes before the store sees them."""
-        register_store("elsewhere", StoreElsewhere)
-
-        with pytest.raises(ValueError, match="cannot contain credentials"):
-            open_store("elsewhere://me:hush@host")
-
 
 @pytest.mark.parametrize(
     "uri",
