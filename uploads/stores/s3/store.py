@@ -177,7 +177,7 @@ class S3Store:
         raise refusal  # The server refuses it with every kind.
 
     def _note_checksum(self, accepted: Checksum, refusal: StoreError | None, *, in_parts: bool) -> None:
-        """Sends the last kind from now on if the server accepts no other; logs a refusal, but not an omission."""
+        """Sends the last kind from now on if the server accepts no other; logs a refusal."""
         with self._lock:
             is_new = accepted == self._last_checksum != self._checksums[in_parts]
             if is_new:
@@ -202,7 +202,7 @@ class S3Store:
         *,
         overwrite: bool,
     ) -> Checksum:
-        """Sends a file; returns the kind of checksum to use next, which is the last if this one is ignored."""
+        """Sends a file; returns the kind of checksum to use next: the last if this one is ignored."""
         key, requests = self._key(name), self._requests(kind)
         if body.size <= self._part_bytes:
             with translated(f"put {key}"):
