@@ -65,11 +65,11 @@ import destinations.adapters.{module}
     assert error.endswith(hint)
 
 
-def test_the_package_loads_nothing_heavy(environment):
+def test_the_package_and_the_handler_load_nothing_heavy(environment):
     """Only a framework's own adapter loads it."""
     code = """
 import sys
-import destinations.adapters
+import destinations.adapters, destinations.adapters.logging_handler
 heavy = {"torch", "lightning", "pytorch_lightning", "transformers", "accelerate", "torchrl", "keras", "composer"}
 print(sorted(heavy & set(sys.modules)))
 """
