@@ -702,6 +702,7 @@ def test_a_bad_call_affects_no_other(caplog):
 # Other people's programs, whose `import wandb` finds ours.
 
 
+@pytest.mark.xdist_group("transformers")
 def test_the_tracker_of_accelerate_logs_to_it(monkeypatch):
     """Its `WandBTracker` stores the configuration, numbers, images and tables."""
     from accelerate import Accelerator
@@ -725,6 +726,7 @@ def test_the_tracker_of_accelerate_logs_to_it(monkeypatch):
     assert (read.records("images", "digit")[0].step, read.table("scores").rows) == (3, (("cat",),))
 
 
+@pytest.mark.xdist_group("torchrl")
 def test_the_logger_of_torchrl_logs_to_it(monkeypatch):
     """Its `WandbLogger` stores scalars, hyperparameters, texts and histograms."""
     from torchrl.record.loggers import wandb as theirs
