@@ -194,6 +194,10 @@ class TimeLedger(Callback):
     `RunDirectory`, only the metrics are logged. If the process is killed, at most the last 2 % of the session
     and one second are lost; they count towards the time after it.
 
+    **Spans** of batches are all kept at first, and ever fewer in a long session, up to 5 MB. Evaluations,
+    checkpoints, uploads, epochs, garbage collections, other buckets of a millisecond or more, and spans of
+    `span` are always kept, up to 100 MB.
+
     **Metrics** are `time/data` and so on: the share of each bucket since the last time, and at the end of a
     run that had some.
 
@@ -224,9 +228,6 @@ class TimeLedger(Callback):
 
     Args:
         metrics_seconds: how often the shares are logged; None for never.
-        trace: whether to keep spans of batches: all at first and ever fewer in a long session, up to 5 MB.
-            Evaluations, checkpoints, uploads, epochs, garbage collections, other buckets of a millisecond or
-            more, and spans of `span` are always kept, up to 100 MB.
         clock: returns monotonic nanoseconds.
 
     Raises:
@@ -246,14 +247,12 @@ class TimeLedger(Callback):
         self,
         metrics_seconds: float | None = 60.0,
         *,
-        trace: bool = True,
         clock: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
         super().__init__()
         if metrics_seconds is not None and not metrics_seconds > 0:
             raise ValueError(f"metrics_seconds must be positive, or None for never, got {metrics_seconds!r}.")
         self._metrics_seconds = metrics_seconds
-        self._keeps_trace = trace
         self._clock = clock
         # Nanoseconds before `INIT` in which the rank waited for the others.
         self._waited_before = 0
@@ -576,7 +575,7 @@ class TimeLedger(Callback):
     def _open_files(self, state: State, logger: Logger) -> None:
         folder = None if self._files is not None else run_folder(state)
         if folder is not None:
-            self._files = TimeFiles(self, folder / self.folder_name, state, keeps_trace=self._keeps_trace)
+            self._files = TimeFiles(self, folder / self.folder_name, state)
             self._files.start()
 
     def _at_fit_start(self, state: State, logger: Logger) -> None:

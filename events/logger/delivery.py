@@ -22,7 +22,16 @@ from events.state import Phase, State
 from .checks import unreadable
 from .converters import plain_cell
 from .destination import Destination
-from .device import DeviceCopies, DeviceRing, HostCopies, PendingCopy, PendingRows, RowLayout, RowMemory
+from .device import (
+    SCALARS_PER_SLOT,
+    DeviceCopies,
+    DeviceRing,
+    HostCopies,
+    PendingCopy,
+    PendingRows,
+    RowLayout,
+    RowMemory,
+)
 from .faults import Faults
 from .pacing import (
     MetricsCall,
@@ -226,7 +235,6 @@ class Delivery:
         # From when on a call or an event looks what has arrived.
         self.look_at = -math.inf
         self._gather_seconds = policy.gather_seconds
-        self._most_scalars = policy.scalars_per_slot
         # What waits for copies, or for a record before it.
         self.outbox: deque[_Delivery | _Row] = deque()
         # By prefix.
@@ -318,7 +326,7 @@ class Delivery:
         others = [place for place, value in enumerate(values) if type(value) in PLAIN_TYPES]
         scalars = [values[place] for place in places]
         are_taken = len(places) + len(others) == len(values) and all(map(_is_scalar, scalars))
-        if not (0 < len(scalars) <= self._most_scalars and are_taken):
+        if not (0 < len(scalars) <= SCALARS_PER_SLOT and are_taken):
             return False
         ring = self._copies.ring_of(scalars[0])
         if ring is None or len({one.device for one in scalars}) > 1:

@@ -21,6 +21,7 @@ from events.errors import RecordError
 from events.redaction import error_trace
 
 __all__ = [
+    "SCALARS_PER_SLOT",
     "CopyDevice",
     "DeviceCopies",
     "DeviceCopy",
@@ -35,6 +36,7 @@ __all__ = [
 _log = logging.getLogger("events")
 
 _POLL_SECONDS = 0.0002
+SCALARS_PER_SLOT = 64
 
 
 class DeviceCopy(Protocol):
@@ -115,8 +117,8 @@ class DeviceCopies:
     ```
 
     Args:
-        slots: the maximum number of pending calls per device, and of pending arrays.
-        scalars_per_slot: how many metrics of a call have room in a slot; a call with more takes several.
+        slots: the maximum number of pending calls per device, and of pending arrays. A call with more than
+            64 metrics takes several.
         when_full: what to do when all slots are in use: "wait" for one, or "drop" the value and count it.
         wait_seconds: the maximum wait, for a slot and at the end of `fit`, at flush and at close.
         gather_seconds: how long the metrics of a call may wait on the device for later calls, with which they
@@ -129,7 +131,6 @@ class DeviceCopies:
     """
 
     slots: int = attrs.field(default=256, validator=attrs.validators.ge(1))
-    scalars_per_slot: int = attrs.field(default=64, validator=attrs.validators.ge(1))
     when_full: Literal["wait", "drop"] = attrs.field(
         default="wait", validator=attrs.validators.in_(("wait", "drop"))
     )
@@ -257,7 +258,7 @@ class DeviceRing:
     def layout(self, scalars: Sequence[Any]) -> tuple[RowMemory, RowLayout]:
         """Returns how such scalars lie in a row, and in which memory."""
         if self.memory is None:
-            self.memory = self._device.make_rows(self._policy.slots, self._policy.scalars_per_slot)
+            self.memory = self._device.make_rows(self._policy.slots, SCALARS_PER_SLOT)
         return self.memory, self.memory.layout(scalars)
 
     def prepare(self, layout: RowLayout) -> bool:
@@ -297,9 +298,8 @@ class DeviceRing:
     def copy_scalars(self, tensors: Sequence[Any]) -> list[PendingCopy]:
         """Starts the copy of scalars of any kinds, each with a `PendingCopy`; the slow path."""
         pending: list[PendingCopy] = []
-        capacity = self._policy.scalars_per_slot
-        for first in range(0, len(tensors), capacity):
-            group = tensors[first : first + capacity]
+        for first in range(0, len(tensors), SCALARS_PER_SLOT):
+            group = tensors[first : first + SCALARS_PER_SLOT]
             copies = [PendingCopy() for _ in group]
 
             def start(group: Sequence[Any] = group, copies: Sequence[PendingCopy] = copies) -> None:
