@@ -12,7 +12,7 @@ import operator
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
 import attrs
 
@@ -29,8 +29,6 @@ from .device import (
     HostCopies,
     PendingCopy,
     PendingRows,
-    RowLayout,
-    RowMemory,
 )
 from .faults import Faults
 from .pacing import (
@@ -62,6 +60,9 @@ from .values import (
     short_repr,
     to_host,
 )
+
+if TYPE_CHECKING:
+    from .cuda import RowLayout, ScalarRows
 
 __all__ = ["Delivery", "LogRow", "without_compile"]
 
@@ -118,8 +119,8 @@ class _RowPlan(NamedTuple):
     """
 
     ring: DeviceRing
-    memory: RowMemory
-    layout: RowLayout
+    memory: "ScalarRows"
+    layout: "RowLayout"
     dtypes: list[Any]
     cells: list[Any]
     copy: Callable[[Any, Any], object]

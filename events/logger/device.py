@@ -8,29 +8,31 @@ long as the snapshot itself. Each array is copied separately. `collect` reads co
 waits, except in `wait`, and when a ring is full and its policy is "wait".
 """
 
+from __future__ import annotations
+
 import logging
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import attrs
 
 from events.errors import RecordError
 from events.redaction import error_trace
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from .cuda import CudaDevice, DeviceCopy, RowLayout, ScalarRows
+
 __all__ = [
     "SCALARS_PER_SLOT",
-    "CopyDevice",
     "DeviceCopies",
-    "DeviceCopy",
     "DeviceRing",
     "HostCopies",
     "PendingCopy",
     "PendingRows",
-    "RowLayout",
-    "RowMemory",
 ]
 
 _log = logging.getLogger("events")
@@ -39,67 +41,7 @@ _POLL_SECONDS = 0.0002
 SCALARS_PER_SLOT = 64
 
 
-class DeviceCopy(Protocol):
-    """A copy in progress."""
-
-    def is_done(self) -> bool:
-        """Returns whether it is complete, without waiting; raises the error of a device that failed."""
-
-    def read(self) -> Any:
-        """Returns the tensor, or a list of numbers for each row; called once, when it is complete."""
-
-
-class RowLayout(Protocol):
-    """How scalars of certain dtypes lie in a row.
-
-    Attributes:
-        dtypes: of the scalars, in their order.
-        cells: for each row what `copy` needs; None where `RowMemory.make_cells` was not called.
-        copy: queues the snapshot of scalars, a list or tuple, into cells. May raise, if one has more elements
-            or needs a gradient where none had; then nothing has changed that anyone reads.
-    """
-
-    dtypes: list[Any]
-    cells: list[Any]
-    copy: Callable[[Any, Any], object]
-
-
-class RowMemory(Protocol):
-    """Memory for rows of scalars, on the device and on the host.
-
-    Attributes:
-        stream_number: returns which stream is the current one; 0 is one that cannot be captured.
-    """
-
-    stream_number: Callable[[], int]
-
-    def layout(self, scalars: Sequence[Any]) -> RowLayout:
-        """Returns how such scalars lie in a row; the same object for the same dtypes."""
-
-    def make_cells(self, layout: RowLayout, row: int) -> None:
-        """Sets the cells of a row."""
-
-    def stream(self) -> Any:
-        """Returns the current stream."""
-
-    def send(self, first: int, layouts: Sequence[RowLayout], stream: Any) -> DeviceCopy:
-        """Queues the copy of a row for each layout, from the first on, behind what the stream has."""
-
-
-class CopyDevice(Protocol):
-    """A device that can copy without waiting."""
-
-    def is_capturing(self) -> bool:
-        """Returns whether a graph is being captured, so that the device must not be queried."""
-
-    def make_rows(self, count: int, capacity: int) -> RowMemory:
-        """Allocates `count` rows of `capacity` scalars each."""
-
-    def copy_array(self, tensor: Any) -> DeviceCopy:
-        """Snapshots a tensor and starts its copy; `read` returns a tensor on the host."""
-
-
-def open_device(tensor: Any) -> CopyDevice | None:
+def open_device(tensor: Any) -> CudaDevice | None:
     """Returns the device of a tensor, or None if it cannot be copied from without waiting."""
     if not getattr(tensor, "is_cuda", False):
         return None
@@ -135,7 +77,7 @@ class DeviceCopies:
         default="wait", validator=attrs.validators.in_(("wait", "drop"))
     )
     wait_seconds: float = attrs.field(default=30.0, validator=attrs.validators.ge(0))
-    open_device: Callable[[Any], CopyDevice | None] = open_device
+    open_device: Callable[[Any], CudaDevice | None] = open_device
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
     gather_seconds: float = attrs.field(default=0.05, kw_only=True, validator=attrs.validators.ge(0))
@@ -218,9 +160,9 @@ class DeviceRing:
         is_capturing: whether a graph is being captured on the current stream.
     """
 
-    _device: CopyDevice
+    _device: CudaDevice
     _policy: DeviceCopies
-    memory: RowMemory | None = None
+    memory: ScalarRows | None = None
     staged: PendingRows = attrs.field(factory=PendingRows)
     at: int = 0
     limit: int = 0
@@ -255,7 +197,7 @@ class DeviceRing:
                 "Log the graph's output tensors after replay()."
             )
 
-    def layout(self, scalars: Sequence[Any]) -> tuple[RowMemory, RowLayout]:
+    def layout(self, scalars: Sequence[Any]) -> tuple[ScalarRows, RowLayout]:
         """Returns how such scalars lie in a row, and in which memory."""
         if self.memory is None:
             self.memory = self._device.make_rows(self._policy.slots, SCALARS_PER_SLOT)
