@@ -266,7 +266,6 @@ class TimeLedger(Callback):
         self._has_ranks = False
         self._hooks: dict[str, tuple[_Hook, ...]] = {}
         self._hooks_within: dict[bool, dict[str, tuple[_Hook, ...]]] = {True: {}, False: {}}
-        self._of_dataloader: tuple[_Hook, ...] = ()
         # (bucket or name, begin, end, track), in nanoseconds.
         self.spans: deque[_Span] = deque(maxlen=_MAX_PENDING_SPANS)
         self.spans_made = 0
@@ -528,7 +527,6 @@ class TimeLedger(Callback):
         self._hooks[Event.FIT_START] = (*self._hooks[Event.FIT_START], self._open_files)
         within: dict[str, tuple[_Hook, ...]] = {event: self._hooks[event] for event in _WITHIN}
         self._hooks_within = {True: within, False: {event: own[1:] for event, own in within.items()}}
-        self._of_dataloader = self._hooks[Event.BEFORE_DATALOADER]
         return self._hooks
 
     def _bucket_of(self, callback: Any, destinations: Sequence[Any]) -> int:
@@ -582,7 +580,6 @@ class TimeLedger(Callback):
         # May differ from the thread of `INIT`.
         self._take_thread()
         self._outer.clear()
-        self._hooks[Event.BEFORE_DATALOADER] = self._of_dataloader
         self.switch(_RESTORE if state.timestamp.batch else _START)
         if self._metrics_seconds is not None:
             self._log_at = min(self._log_at, self.session + int(self._metrics_seconds * 1e9))
@@ -630,7 +627,6 @@ class TimeLedger(Callback):
         if not self._has_batch_start:
             # A custom loop may only report the ends of batches.
             self._has_batch_start, self._after_batch = True, _DATA
-            self._hooks[Event.BEFORE_DATALOADER] = self._of_dataloader[1:]
         self._batch_begin = now
         if self._device is not None:
             self._device.mark(_BATCH)

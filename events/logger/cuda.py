@@ -16,12 +16,13 @@ The current stream must have waited for a tensor that another stream computes, a
 import contextlib
 import functools
 from collections.abc import Callable, Sequence
-from operator import itemgetter
 from typing import Any, Protocol
 
 import attrs
 import numpy as np
 import torch
+
+from .values import picker
 
 __all__ = ["CudaDevice", "DeviceCopy", "RowLayout", "ScalarRows"]
 
@@ -142,7 +143,10 @@ class ScalarRows:
             picks = (
                 []
                 if is_simple
-                else [(dtype.is_floating_point, _picker(dtypes, dtype)) for dtype in dict.fromkeys(dtypes)]
+                else [
+                    (dtype.is_floating_point, picker([at for at, one in enumerate(dtypes) if one is dtype]))
+                    for dtype in dict.fromkeys(dtypes)
+                ]
             )
             self._layouts[key] = RowLayout(
                 dtypes,
@@ -194,11 +198,6 @@ def _copier(picks: Sequence[Callable[[Any], Any]]) -> Callable[[Any, Any], None]
                 torch._foreach_copy_(targets, pick(flat))
 
     return copy
-
-
-def _picker(dtypes: Sequence[torch.dtype], dtype: torch.dtype) -> Callable[[Any], Any]:
-    places = [place for place, one in enumerate(dtypes) if one is dtype]
-    return itemgetter(*places) if len(places) > 1 else itemgetter(slice(places[0], places[0] + 1))
 
 
 def _new_event() -> _Event:

@@ -56,6 +56,7 @@ from .values import (
     is_function,
     is_on_device,
     local_shard,
+    picker,
     read_numbers,
     short_repr,
     to_host,
@@ -336,8 +337,8 @@ class Delivery:
         if len(plans) >= _MAX_PLANS:
             plans.clear()
         memory, layout = ring.layout(scalars)
-        parts = full_names, _picker(places)(full_names), _picker(others)(full_names) if others else ()
-        picks = (_picker(places), _picker(others)) if others else None
+        parts = full_names, picker(places)(full_names), picker(others)(full_names) if others else ()
+        picks = (picker(places), picker(others)) if others else None
         plans[names] = _RowPlan(ring, memory, layout, layout.dtypes, layout.cells, layout.copy, picks, parts)
         self.has_rows = True
         return ring.prepare(layout) and log_row(metrics, step)
@@ -666,12 +667,6 @@ class Delivery:
 def _is_scalar(tensor: Any) -> bool:
     """Returns whether a tensor can be in a row as it is."""
     return tuple(tensor.shape) == () and not tensor.dtype.is_complex and local_shard(tensor) is tensor
-
-
-def _picker(places: Sequence[int]) -> Callable[[Any], Any]:
-    if len(places) > 1:
-        return operator.itemgetter(*places)
-    return operator.itemgetter(slice(places[0], places[0] + 1))
 
 
 def _numbers(values: dict[str, Any]) -> dict[str, Any]:

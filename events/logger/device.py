@@ -379,21 +379,15 @@ class HostCopies:
         Raises:
             RecordError: a graph is being captured.
         """
-        by_ring: dict[int, tuple[DeviceRing, list[int]]] = {}
-        found: list[Any] = [None] * len(tensors)
-        for index, tensor in enumerate(tensors):
-            ring = self.ring_of(tensor)
-            if ring is None:
-                found[index] = tensor.item()
-            else:
-                by_ring.setdefault(id(ring), (ring, []))[1].append(index)
-        for ring, _ in by_ring.values():
+        rings = [self.ring_of(tensor) for tensor in tensors]
+        used = [ring for ring in dict.fromkeys(rings) if ring is not None]
+        for ring in used:
             ring.require_no_capture()
-        for ring, indices in by_ring.values():
-            pending = ring.copy_scalars([tensors[index] for index in indices])
-            for index, copy in zip(indices, pending, strict=True):
-                found[index] = copy
-        return found
+        pending = {ring: iter(ring.copy_scalars(_of(ring, rings, tensors))) for ring in used}
+        return [
+            tensor.item() if ring is None else next(pending[ring])
+            for ring, tensor in zip(rings, tensors, strict=True)
+        ]
 
     def start_array(self, tensor: Any, convert: Callable[[Any], Any] | None = None) -> Any:
         """Returns a `PendingCopy` for a tensor, or the tensor on the host if the device cannot do better.
@@ -453,3 +447,8 @@ class HostCopies:
         """Drops all pending copies."""
         for ring in self._rings:
             ring.abandon()
+
+
+def _of(ring: DeviceRing, rings: Sequence[DeviceRing | None], tensors: Sequence[Any]) -> list[Any]:
+    """Returns the tensors of one ring."""
+    return [tensor for one, tensor in zip(rings, tensors, strict=True) if one is ring]
