@@ -7,11 +7,11 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from events.logger.logger import Logger
-from events.logger.values import host_number
+from events.logger.values import host_metrics
 from events.monitor.bridges import QueuedCallback
 from events.redaction import error_text
 from events.state import State
@@ -183,7 +183,7 @@ class StatsMonitor(Sampler):
         self._last_logged: dict[str, float] = {}
 
     def _next_sample(self) -> Mapping[str, float]:
-        numbers = dict(_numbers(self._read_stats()))
+        numbers, _ = host_metrics(self._read_stats())
         now = self._clock()
         seconds = now - self._last_logged_at
         rates = {
@@ -196,11 +196,3 @@ class StatsMonitor(Sampler):
         }
         self._last_logged_at, self._last_logged = now, numbers
         return numbers | rates
-
-
-def _numbers(stats: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
-    for name, value in stats.items():
-        if isinstance(value, Mapping):
-            yield from _numbers(value, f"{prefix}{name}/")
-        elif (number := host_number(value)) is not None:
-            yield f"{prefix}{name}", number
