@@ -96,7 +96,6 @@ class Root:
             alive=alive,
             damaged=damaged,
             orphans=orphans,
-            duplicates=self.index.duplicates(),
             problems=tuple(problems[:MAX_PROBLEMS]),
             warnings=warnings,
             unlisted=unlisted,

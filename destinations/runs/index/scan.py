@@ -108,13 +108,11 @@ class ScanReport:
     @classmethod
     def total(cls, reports: "Iterable[ScanReport]", **changes: Any) -> "ScanReport":
         """Returns the combined report of several roots."""
-        total: dict[str, Any] = {"duplicates": {}, "problems": (), "warnings": (), "unlisted": ()}
+        total: dict[str, Any] = {"problems": (), "warnings": (), "unlisted": ()}
         for report in reports:
             for name, value in attrs.asdict(report, recurse=False).items():
-                if name == "is_full":
+                if name in {"is_full", "duplicates"}:
                     total[name] = value
-                elif name == "duplicates":
-                    total[name] |= value
                 else:
                     total[name] = total.get(name, 0) + value if name in total else value
         total["problems"] = total["problems"][:MAX_PROBLEMS]

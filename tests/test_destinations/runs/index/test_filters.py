@@ -133,8 +133,8 @@ def test_filters_select_runs(text):
 
 def test_a_time_without_a_zone_is_the_time_of_this_machine():
     """This is what people mean."""
-    at = parse_filter("created_at >= 2026-01-03T10:00:00", NOW).node.value
-    in_zone = parse_filter("created_at >= 2026-01-03T10:00:00+02:00", NOW).node.value
+    at = parse_filter("created_at >= 2026-01-03T10:00:00", NOW).value
+    in_zone = parse_filter("created_at >= 2026-01-03T10:00:00+02:00", NOW).value
 
     import datetime as dt
 
@@ -450,7 +450,7 @@ def test_sql_agrees_with_the_plain_meaning(records, filters):
         expected = [bool(predicate(run)) for run in records]
         parsed = parse_filter(text, NOW)
 
-        query = index.compile(parsed.node, order, now=NOW, archived=None)
+        query = index.compile(parsed, order, now=NOW, archived=None)
         numbers = {number for *_, number in index.select(query, None)}
         found = [number + 1 in numbers for number in range(len(records))]
 
@@ -523,7 +523,7 @@ def test_a_filter_with_more_names_than_sqlite_joins_tables():
     parsed = parse_filter(" and ".join(f"hparams.{name} == 1" for name in names), NOW)
     order = Order(Field("hparams", "h99"), descending=True)
 
-    query = index.compile(parsed.node, order, now=NOW, archived=None)
+    query = index.compile(parsed, order, now=NOW, archived=None)
     found = {records[number - 1].run_id for *_, number in index.select(query, None)}
 
     index.close()
