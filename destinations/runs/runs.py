@@ -173,8 +173,8 @@ class Runs:
             started = time.perf_counter()
             reports = [root.scan(self._clock(), full=full) for root in self._roots]
             total = ScanReport.total(reports)
-            self.report = ScanReport.total(
-                [total],
+            self.report = attrs.evolve(
+                total,
                 warnings=(*self._warnings, *total.warnings),
                 duplicates=self._duplicates(),
                 is_full=full,

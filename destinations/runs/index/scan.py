@@ -13,7 +13,7 @@ import contextlib
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -106,17 +106,12 @@ class ScanReport:
     seconds: float = 0.0
 
     @classmethod
-    def total(cls, reports: "Iterable[ScanReport]", **changes: Any) -> "ScanReport":
-        """Returns the combined report of several roots."""
-        total: dict[str, Any] = {"problems": (), "warnings": (), "unlisted": ()}
-        for report in reports:
-            for name, value in attrs.asdict(report, recurse=False).items():
-                if name in {"is_full", "duplicates"}:
-                    total[name] = value
-                else:
-                    total[name] = total.get(name, 0) + value if name in total else value
-        total["problems"] = total["problems"][:MAX_PROBLEMS]
-        return cls(**total | changes)
+    def total(cls, reports: "Sequence[ScanReport]") -> "ScanReport":
+        """Returns the sums of the reports of several roots."""
+        empty = cls()
+        names = set(attrs.fields_dict(cls)) - {"duplicates", "is_full"}
+        total = {name: sum((getattr(one, name) for one in reports), getattr(empty, name)) for name in names}
+        return cls(**total | {"problems": total["problems"][:MAX_PROBLEMS]})
 
 
 # Id, modification time (ns) and inode of the folder, flags (`RUNNING`, `DAMAGED`, `SHARED`), state of the
