@@ -73,8 +73,8 @@ class ScanReport:
     Args:
         runs: number of runs.
         added: new runs.
-        changed: known runs that were read again.
-        unchanged: known runs that were not read.
+        changed: known runs that have changed, or were read again by a full scan.
+        unchanged: known runs with the same files.
         moved: new runs whose id was at another path, which is gone.
         gone: known runs whose folder is gone, including moved ones.
         alive: runs that are being written.
@@ -151,6 +151,7 @@ class ScanChange:
         flags: why the next scan must look at the files of an unchanged folder: `RUNNING`, `DAMAGED`,
             `SHARED` (named writers add to the run), several of them, or 0.
         is_orphan: whether the sidecar is missing.
+        is_unchanged: whether a known run was read again, but its files are the same.
     """
 
     path: str
@@ -162,6 +163,7 @@ class ScanChange:
     files: str
     flags: int
     is_orphan: bool = False
+    is_unchanged: bool = False
 
 
 # Folders without runs, possibly with very many files.
@@ -423,6 +425,8 @@ class Scanner:
         found = self._read(path, state) or self._classify(path, state)
         if found is not None:
             self._seen_runs.add(path)
+            same = (found.flags, found.files, found.heartbeat_at) == run[3:] and _UNKNOWN not in found.files
+            found.is_unchanged = found.fields is None or (same and not self._full)
         return found
 
     def _read(self, path: str, state: os.stat_result) -> ScanChange | None:
