@@ -32,7 +32,7 @@ from destinations.run_directory.layout import (
     metrics_name,
 )
 from destinations.runs import RecordedRun, RunNotFoundError, RunRecord, is_alive, open_runs
-from destinations.runs.files import json_lines
+from destinations.runs.files import json_lines, read_object
 from destinations.runs.index.bucket import BucketCopy
 from destinations.runs.own_files import FOLDERS, KNOWN, LOCK
 from destinations.runs.record import read_sidecar, status_of
@@ -489,7 +489,7 @@ def _id_in(folder: Path) -> str | None:
         OSError: it cannot be read.
     """
     try:
-        found: str = read_sidecar(read_regular(folder / SIDECAR), dict)["run_id"]
+        found: str = read_sidecar(read_object(read_regular(folder / SIDECAR)), dict)["run_id"]
     except (*ABSENT, ValueError):
         return None
     return found

@@ -21,6 +21,7 @@ from .aim import AIM
 from .comet import COMET
 from .loggers import LOGGERS
 from .mlflow import MLFLOW
+from .neptune import NEPTUNE
 from .source import ColumnsError, Source, SourceError, UnreadableError
 from .tables import CHART, TABLE
 from .tensorboard import TENSORBOARD
@@ -38,7 +39,7 @@ __all__ = [
     "import_runs",
 ]
 
-SOURCES = (TENSORBOARD, WANDB, CHART, MLFLOW, TRACKIO, COMET, AIM, TABLE, LOGGERS)
+SOURCES = (TENSORBOARD, WANDB, CHART, MLFLOW, TRACKIO, COMET, AIM, NEPTUNE, TABLE, LOGGERS)
 """Every source, in the order of the help."""
 
 

@@ -40,7 +40,7 @@ def unique_id(name: str, identity: str) -> str:
 
     The id of an imported run is:
 
-    1. the id from its source: W&B, MLflow, Trackio, Comet, Aim, stable-pretraining;
+    1. the id from its source: W&B, MLflow, Trackio, Comet, Aim, Neptune, stable-pretraining;
     2. otherwise, as here, its name and a hash of its identity: the name of its first event file, which has
        the time, host and process (TensorBoard), or its path (tables, charts, Lightning's `CSVLogger`).
 

@@ -4,13 +4,11 @@ import csv
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
-
-import attrs
 
 from destinations.run_directory.layout import parse_number, whole_number
 from destinations.runs.move.stream import Record, SourceRun, Values
@@ -54,7 +52,12 @@ def stamp_of(*paths: Path) -> str:
 def _lines_of(path: Path) -> Iterator[list[Any]]:
     """Yields the names of the columns, then the rows."""
     if path.suffix == ".parquet":
-        yield from _parquet_lines(path)
+        columns: list[str] = []
+        for batch in parquet_batches(path):
+            if not columns:
+                columns = batch.schema.names
+                yield list(columns)
+            yield from map(list, zip(*(column.to_pylist() for column in batch.columns), strict=True))
         return
     with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
         try:
@@ -79,17 +82,23 @@ def _with_end(path: Path, runs: list[SourceRun]) -> list[SourceRun]:
     return runs
 
 
-def _parquet_lines(path: Path) -> Iterator[list[Any]]:
+def parquet_batches(path: Path, needed: Collection[str] = ()) -> Iterator[Any]:
+    """Yields the record batches of a Parquet file.
+
+    Raises:
+        UnreadableError: the file is not Parquet, or lacks one of the needed columns.
+    """
     import pyarrow as pa
     import pyarrow.parquet
 
     try:
         with pa.parquet.ParquetFile(path, page_checksum_verification=True) as file:
-            yield list(file.schema_arrow.names)
-            for batch in file.iter_batches():
-                yield from map(list, zip(*(column.to_pylist() for column in batch.columns), strict=True))
+            missing = {*needed} - {*file.schema_arrow.names}
+            yield from () if missing else file.iter_batches()
     except Exception as error:  # pyarrow raises many types
         raise UnreadableError(f"{path} is not a Parquet file: {error}.") from error
+    if missing:
+        raise UnreadableError(f"{path} has no column {min(missing)!r}.")
 
 
 def _runs(place: str, columns: Mapping[str, str]) -> list[SourceRun]:
@@ -132,46 +141,52 @@ def _runs(place: str, columns: Mapping[str, str]) -> list[SourceRun]:
     return _with_end(path, found)
 
 
-@attrs.define
 class _Table:
     """The rows of a run.
 
-    Attributes:
+    Args:
         rows: returns the rows, each a list of cells; texts are parsed as numbers.
         width: the number of cells of a row.
         metrics: the names of columns, by index.
         roles: the index of the columns that hold "step", "time", "epoch" and "run", as far as they exist.
             Without a step, rows are counted.
         fills_steps: whether a row without a step has the step of the row before.
-        last_step: the step of the row before.
-        with_numbers: the columns with numbers.
-        texts: the number of texts in each column.
     """
 
-    rows: _Rows
-    width: int
-    metrics: Mapping[int, str]
-    roles: Mapping[str, int]
-    fills_steps: bool = False
-    last_step: float | None = None
-    with_numbers: set[int] = attrs.field(factory=set)
-    texts: Counter[int] = attrs.field(factory=Counter)
+    def __init__(
+        self,
+        rows: _Rows,
+        width: int,
+        metrics: Mapping[int, str],
+        roles: Mapping[str, int],
+        *,
+        fills_steps: bool = False,
+    ) -> None:
+        self._rows = rows
+        self._width = width
+        self._metrics = metrics
+        self._roles = roles
+        self._fills_steps = fills_steps
+        self._last_step: float | None = None
+        # The columns with numbers, and the number of texts in each column.
+        self._with_numbers: set[int] = set()
+        self._texts: Counter[int] = Counter()
 
     def run_of(self, identity: str, name: str, stamp: str, written_at: float) -> SourceRun:
         """Returns the run. It began at its first time, or if there is none, when the table was written."""
-        began_at = seconds_of(self.cell(next(filter(None, self.rows()), []), "time"))
+        began_at = seconds_of(self.cell(next(filter(None, self._rows()), []), "time"))
         run_id = unique_id(name, identity)
         return SourceRun(run_id, name, identity, stamp, self.read, created_at=began_at or written_at)
 
     def cell(self, row: Sequence[Any], role: str) -> Any:
         """Returns the cell with the step, time, epoch or run; None if there is none."""
-        index = self.roles.get(role)
+        index = self._roles.get(role)
         return None if index is None or index >= len(row) else row[index]
 
     def read(self, run: SourceRun) -> Iterator[Record]:
         """Yields the values of each row."""
-        for number, row in enumerate(filter(None, self.rows())):
-            if len(row) < self.width or any(cell not in _EMPTY for cell in row[self.width :]):
+        for number, row in enumerate(filter(None, self._rows())):
+            if len(row) < self._width or any(cell not in _EMPTY for cell in row[self._width :]):
                 run.lost[_ODD] += 1
             step = self._step_of(row, number)
             if step is None:
@@ -183,30 +198,30 @@ class _Table:
                     run.lost[f"unreadable {role}s"] += 1
             yield Values(self._values_of(row, run), step, time, epoch)
         # A column of texts is not a metric. In a column of numbers, a text is a damaged value.
-        for index, count in self.texts.items():
-            where = run.lost if index in self.with_numbers else run.left_out
+        for index, count in self._texts.items():
+            where = run.lost if index in self._with_numbers else run.left_out
             where["cells that are no numbers"] += count
 
     def _step_of(self, row: Sequence[Any], number: int) -> int | None:
-        step = number if "step" not in self.roles else _number(self.cell(row, "step"))
-        if self.fills_steps and (step is None or math.isnan(step)):
-            step = self.last_step
-        self.last_step = step
+        step = number if "step" not in self._roles else _number(self.cell(row, "step"))
+        if self._fills_steps and (step is None or math.isnan(step)):
+            step = self._last_step
+        self._last_step = step
         return whole_number(step) if step is not None and float(step).is_integer() else None
 
     def _values_of(self, row: Sequence[Any], run: SourceRun) -> dict[str, float]:
         values = {}
-        for index, metric in self.metrics.items():
+        for index, metric in self._metrics.items():
             cell = row[index] if index < len(row) else None
             if not metric:
                 run.left_out["cells of a column without a name"] += cell not in _EMPTY
             elif (value := _number(cell)) is not None:
                 values[metric] = value
-                self.with_numbers.add(index)
+                self._with_numbers.add(index)
             elif isinstance(cell, str) and cell.strip().lower() in _NO_VALUE:
                 run.left_out["cells that are no numbers"] += 1
             elif cell not in _EMPTY:
-                self.texts[index] += 1
+                self._texts[index] += 1
         return values
 
 

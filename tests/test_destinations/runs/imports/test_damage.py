@@ -78,6 +78,22 @@ def write_archive(path, rows):
         archive.writestr("messages.json", "".join(json.dumps(one) + "\n" for one in messages))
 
 
+def write_export(path, rows):
+    """Writes a part as Neptune's exporter does."""
+    table = pa.table(
+        {
+            "project_id": ["p"] * len(rows),
+            "run_id": ["one"] * len(rows),
+            "attribute_path": [name for _, name, _ in rows],
+            "attribute_type": ["float_series"] * len(rows),
+            "step": [float(step) for step, *_ in rows],
+            "timestamp": [1e9] * len(rows),
+            "float_value": [float(value) for *_, value in rows],
+        }
+    )
+    pq.write_table(table, path, write_page_checksum=True, data_page_size=64)
+
+
 @attrs.frozen
 class Format:
     """A format: its source, its file, its writer, and whether it has checksums."""
@@ -102,6 +118,7 @@ FORMATS = {
     "chart": Format("wandb-export", "t.csv", write_text(",", **CHART), has_checksums=False),
     "parquet": Format("table", "t.parquet", write_parquet),
     "comet": Format("comet", "one.zip", write_archive),
+    "neptune": Format("neptune", "one_part_0.parquet", write_export),
 }
 
 
@@ -123,7 +140,7 @@ def read(place, source):
 
 def place_of(form, folder):
     """Returns the place to import from."""
-    return folder if form.source == "tensorboard" else folder / form.name
+    return folder if form.source in {"neptune", "tensorboard"} else folder / form.name
 
 
 @pytest.fixture(params=FORMATS)
@@ -283,7 +300,7 @@ HOSTILE = [
 ]
 
 
-@pytest.mark.parametrize("name", ["tensorboard", "wandb", "csv", "comet"])
+@pytest.mark.parametrize("name", ["tensorboard", "wandb", "csv", "comet", "neptune"])
 def test_hostile_names_stay_inside_the_folder(tmp_path, name):
     """Each value is imported under its name or reported, and nothing is written elsewhere."""
     form, folder = FORMATS[name], tmp_path / "top/source"

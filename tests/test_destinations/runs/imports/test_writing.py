@@ -352,7 +352,7 @@ def test_dry_run_reports_the_same_and_writes_nothing(tmp_path):
     [
         ("nowhere", {}, "nothing exists at"),
         ("empty", {}, "no runs were recognised in"),
-        ("empty", {"source": "comet"}, "there are no runs of comet in"),
+        ("empty", {"source": "neptune"}, "there are no runs of neptune in"),
         ("empty", {"source": "tensorbord"}, "source must be one of tensorboard, "),
     ],
 )
