@@ -202,10 +202,14 @@ class LineWriter:
             OSError: the file cannot be written; the rest is kept and retried.
             TimeoutError: the thread has been blocked in a write for `timeout_seconds`.
         """
-        # A signal handler that interrupted this very thread leaves the rest to it.
-        if os.getpid() == self._owner_pid and self._holder != threading.get_ident():
+        if os.getpid() == self._owner_pid and not self.is_interrupted:
             with self.whole(timeout_seconds):
                 pass
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether this is a signal handler in the midst of a write of this thread, which writes the rest."""
+        return self._holder == threading.get_ident()
 
     @contextlib.contextmanager
     def whole(self, timeout_seconds: float = _CLOSE_SECONDS) -> Iterator[None]:
@@ -594,6 +598,8 @@ class TextFile(RecordDestination):
 
     def _upload(self, logger: Logger) -> None:
         if self._remote_file_name is None or self._writer is None or self._path is None:
+            return
+        if self._writer.is_interrupted:
             return
         # No other thread writes meanwhile, so that the copy contains only whole lines.
         with self._writer.whole():
