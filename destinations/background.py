@@ -1,20 +1,19 @@
 """Background threads: `Lane`, a bounded queue with one worker thread, and `PeriodicThread`, periodic work."""
 
-import contextlib
 import logging
 import os
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import attrs
 
 from events import redact_text
 from uploads.disk import Wakeup
 
-__all__ = ["Lane", "LaneCounts", "PeriodicThread", "RetryLaterError", "WhenFull"]
+__all__ = ["Item", "Lane", "LaneCounts", "PeriodicThread", "RetryLaterError", "WhenFull"]
 
 _log = logging.getLogger("destinations")
 
@@ -38,7 +37,9 @@ class LaneCounts:
 
 
 @attrs.frozen
-class _Item:
+class Item:
+    """Queued work, its size in bytes, and its name in messages."""
+
     work: Callable[[], object]
     size: int
     kind: str
@@ -54,8 +55,8 @@ class Lane:
     a wait that timed out, later calls do not wait until an item has finished, so a hanging lane delays
     training only once.
 
-    **Periodic work.** The thread also calls `tick` every `tick_seconds`, between items, and soon after
-    `wake`. When the thread ends, for whatever reason, it calls `on_exit`.
+    **Retries.** Work that raises `RetryLaterError` is done again after `retry_seconds`; everything behind it
+    waits.
 
     **Fork.** In a forked child `put` does nothing and returns False.
 
@@ -65,9 +66,7 @@ class Lane:
         limit_bytes: the maximum size of queued items.
         when_full: the policy when the queue is full.
         wait_seconds: the timeout of "wait".
-        tick: periodic work, in the lane's thread; its errors are handled like errors of items.
-        tick_seconds: the interval of `tick`, and the delay of a retry after `RetryLaterError`.
-        on_exit: called in the thread when it ends.
+        retry_seconds: the pause before a retry.
     """
 
     _name: str
@@ -75,23 +74,20 @@ class Lane:
     _limit_bytes: int = 256 << 20
     _when_full: WhenFull = "wait"
     _wait_seconds: float = 1.0
-    _tick: Callable[[], object] | None = None
-    _tick_seconds: float = 1.0
-    _on_exit: Callable[[], object] = lambda: None
+    _retry_seconds: float = 1.0
 
     def __attrs_post_init__(self) -> None:
         # Guards everything below; never held while work runs.
-        self._changed = threading.Condition()
-        self._items: deque[_Item] = deque()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        self._items: deque[Any] = deque()
         self._bytes = 0
         self._is_busy = False
         self._is_stopping = False
-        self._is_awake = False
-        self._was_timer = False
-        # Monotonic times: when the timer is due, and when the first item is retried after RetryLaterError.
-        self._due_at = time.monotonic() + self._tick_seconds
+        # When the first item is retried after RetryLaterError, as a monotonic time.
         self._paused_until = 0.0
-        # The number of finished items when the last wait timed out; None if it did not.
+        # The number of finished items, and what it was when the last wait timed out.
+        self._settled = 0
         self._stuck_at: int | None = None
         self._thread: threading.Thread | None = None
         self._pid = os.getpid()
@@ -117,7 +113,7 @@ class Lane:
             dropped_before = self.counts.dropped
             is_taken = not self._is_stopping and (is_kept or self._make_room(size))
             if is_taken:
-                self._items.append(_Item(work, size, kind))
+                self._items.append(Item(work, size, kind))
                 self._bytes += size
                 self.counts.accepted += 1
                 self._ensure_thread()
@@ -134,17 +130,6 @@ class Lane:
                 kind,
             )
         return is_taken
-
-    def wake(self) -> None:
-        """Schedules `tick` to run soon."""
-        with self._changed:
-            self._is_awake = True
-            self._changed.notify_all()
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether nothing is queued; the running item does not count."""
-        return not self._items
 
     def flush(self, timeout_seconds: float) -> bool:
         """Waits until all queued items are done; False on timeout."""
@@ -164,9 +149,7 @@ class Lane:
         with self._changed:
             self._is_stopping = True
             if not is_done:
-                self.counts.dropped += len(self._items)
-                self._items.clear()
-                self._bytes = 0
+                self._drop_all()
             self._changed.notify_all()
             thread = self._thread
         if thread is not None and is_done:
@@ -174,23 +157,31 @@ class Lane:
         return is_done
 
     def _make_room(self, size: int) -> bool:
-        if self._has_room(size):
-            return True
-        if self._when_full == "wait":
-            settled = self.counts.done + self.counts.failed
-            if settled == self._stuck_at:
-                return False
-            self._ensure_thread()
-            has_room = self._changed.wait_for(lambda: self._has_room(size), self._wait_seconds)
-            self._stuck_at = None if has_room else self.counts.done + self.counts.failed
-            return has_room
-        while self._when_full == "drop_oldest" and self._items and not self._has_room(size):
-            self._bytes -= self._items.popleft().size
-            self.counts.dropped += 1
-        return self._has_room(size)
+        def has_room() -> bool:
+            is_small = not self._items or self._bytes + size <= self._limit_bytes
+            return is_small and len(self._items) < self._limit
 
-    def _has_room(self, size: int) -> bool:
-        return len(self._items) < self._limit and (not self._items or self._bytes + size <= self._limit_bytes)
+        if self._when_full == "wait":
+            return has_room() or self._wait_for(has_room)
+        while self._when_full == "drop_oldest" and self._items and not has_room():
+            self._drop(self._items.popleft())
+        return has_room()
+
+    def _wait_for(self, has_room: Callable[[], bool]) -> bool:
+        """Waits for room, unless an earlier wait timed out and nothing has finished since."""
+        if self._settled == self._stuck_at:
+            return False
+        is_there = self._changed.wait_for(has_room, self._wait_seconds)
+        self._stuck_at = None if is_there else self._settled
+        return is_there
+
+    def _drop(self, item: Any) -> None:
+        self._bytes -= item.size
+        self.counts.dropped += 1
+
+    def _drop_all(self) -> None:
+        while self._items:
+            self._drop(self._items.popleft())
 
     def _ensure_thread(self) -> None:
         """Starts the thread, or replaces a dead one."""
@@ -198,70 +189,70 @@ class Lane:
             self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
             self._thread.start()
 
+    # In the thread.
+
     def _run(self) -> None:
         try:
-            while self._turn():
+            while (item := self._next()) is not None:
+                self._do(item)
                 time.sleep(0)
         finally:
-            self._attempt(self._on_exit, "close")
+            self._attempt(self._end, "close")
 
-    def _turn(self) -> bool:
-        """Runs one item or the timer; False if the thread should end."""
+    def _next(self) -> Any:
+        """Waits for the next item and takes it; None if the thread should end."""
         with self._changed:
             self._is_busy = False
             self._changed.notify_all()
-            while not (self._has_item() or self._is_stopping or self._is_due()):
-                self._changed.wait(self._seconds_to_wait())
-            # Alternate if both are always ready.
-            is_due = self._is_due() and not (self._is_stopping or (self._was_timer and self._has_item()))
-            self._was_timer = is_due
-            if is_due:
-                self._is_awake = False
-                self._due_at = time.monotonic() + self._tick_seconds
-            # `tick` may inspect the queue, so the next item stays there.
-            item = self._items.popleft() if self._has_item() and not is_due else None
-            if item is not None:
-                self._bytes -= item.size
-                self._is_busy = True
-            elif self._is_stopping:
-                return False
-        if is_due and self._tick is not None:
-            with contextlib.suppress(RetryLaterError):
-                self._attempt(self._tick, "timer")
-        if item is not None:
-            self._do(item)
-        return True
+            while (item := self._take()) is None:
+                if self._is_stopping:
+                    return None
+                due_in = self._due_at() - time.monotonic() if self._items else None
+                self._changed.wait(None if due_in is None else max(0.0, due_in))
+            self._is_busy = True
+            return item
 
-    def _has_item(self) -> bool:
-        return bool(self._items) and (time.monotonic() >= self._paused_until)
+    def _take(self) -> Any:
+        """Removes and returns the first item; None if it is not due, or nothing is queued."""
+        if not self._items or time.monotonic() < self._due_at():
+            return None
+        return self._pop()
 
-    def _is_due(self) -> bool:
-        return self._tick is not None and (self._is_awake or time.monotonic() >= self._due_at)
+    def _pop(self) -> Any:
+        item = self._items.popleft()
+        self._bytes -= item.size
+        return item
 
-    def _seconds_to_wait(self) -> float | None:
-        """Returns the time until the timer or a retry is due; None if neither is."""
-        moments = [self._due_at] if self._tick is not None else []
-        if self._items:
-            moments.append(self._paused_until)
-        return max(0.0, min(moments) - time.monotonic()) if moments else None
+    def _due_at(self) -> float:
+        """Returns when the first item is due, as a monotonic time."""
+        return self._paused_until
 
-    def _do(self, item: _Item) -> None:
+    def _do(self, item: Any) -> None:
         try:
             is_done = self._attempt(item.work, item.kind)
         except RetryLaterError:
-            # Put back at the front.
-            with self._changed:
-                if self._is_stopping:
-                    self.counts.dropped += 1
-                    return
-                self._items.appendleft(item)
-                self._bytes += item.size
-                self._paused_until = time.monotonic() + self._tick_seconds
+            self._put_back(item)
             return
+        self._settled += 1
         if is_done:
             self.counts.done += 1
         else:
             self.counts.failed += 1
+
+    def _put_back(self, item: Any) -> None:
+        """Queues an item first, to be retried after a pause."""
+        with self._changed:
+            self._bytes += item.size
+            self._items.appendleft(item)
+            self._pause()
+
+    def _pause(self) -> None:
+        self._paused_until = time.monotonic() + self._retry_seconds
+        if self._is_stopping:
+            self._drop_all()
+
+    def _end(self) -> None:
+        """Called last."""
 
     def _attempt(self, work: Callable[[], object], kind: str) -> bool:
         """Runs work and returns whether it succeeded.

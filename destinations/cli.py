@@ -7,28 +7,20 @@ command imports what it needs when it runs.
 import argparse
 import contextlib
 import os
-import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from .commands.completion import commands_of
+from .commands.parser import Parser
 
-__all__ = ["Parser", "build_parser", "main"]
+__all__ = ["build_parser", "main"]
 
 # 128 plus the signal number, as in shells.
 EXIT_INTERRUPTED = 130
 EXIT_PIPE_CLOSED = 141
 
-GROUPS = {
-    "runs": "runs written by RunDirectory, stable-pretraining and Lightning",
-    "view": "runs in a browser",
-    "uploads": "upload spools: files waiting to be uploaded",
-    "demo": "train a small network on handwritten digits, and log everything",
-    "doctor": "check the installation: packages, extras, disk, credentials, clock",
-    "completion": "shell completion script",
-}
 SHELLS = ("bash", "fish", "zsh")
 
 _EXAMPLES = """examples:
@@ -37,7 +29,10 @@ _EXAMPLES = """examples:
 
 `destinations GROUP --help` and `destinations GROUP COMMAND --help` say more.
 """
-_QUOTED = re.compile(r"invalid choice: ('(?:[^'\\]|\\.)*')")
+_ABOUT_DEMO = """Train a small network on 1,797 handwritten digits, which are part of scikit-learn, and \
+log everything into the folder `runs`. Takes half a minute; needs scikit-learn."""
+_ABOUT_DOCTOR = """Check the installation, and say what will not work and what to do. The exit code is 1 \
+if something that every run needs is broken."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -68,75 +63,6 @@ def _run(arguments: list[str]) -> int:
     return int(options.run(options))
 
 
-class Parser(argparse.ArgumentParser):
-    """A parser with examples at the end of its help, and with suggestions in its errors.
-
-    Its subparsers are of this class too.
-
-    Args:
-        examples: arguments of the command, one line each, shown below its help.
-        details: returns text that is shown above the examples, and takes long to find.
-    """
-
-    def __init__(
-        self,
-        *args: Any,
-        examples: Sequence[str] = (),
-        details: Callable[[], str] = str,
-        **options: Any,
-    ) -> None:
-        options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
-        super().__init__(*args, **options)
-        self.examples = tuple(f"{self.prog} {example}".rstrip() for example in examples)
-        if self.examples:
-            lines = "".join(f"  {example}\n" for example in self.examples)
-            self.epilog = f"examples:\n{lines}{self.epilog or ''}"
-        self._details = details
-
-    def format_help(self) -> str:
-        """Returns the help, with the details."""
-        details, self._details = self._details(), str
-        if details:
-            self.epilog = f"{details}\n{self.epilog or ''}"
-        return super().format_help()
-
-    def parse_known_args(  # type: ignore[override]  # the base has overloads
-        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
-    ) -> tuple[argparse.Namespace, list[str]]:
-        """Parses arguments; unknown ones are an error, unless the command takes any."""
-        found, rest = super().parse_known_args(args, namespace)
-        if rest and not getattr(found, "takes_rest", False):
-            known = [name for action in self._actions for name in action.option_strings]
-            words = [_with_hint(word, known) if word.startswith("-") else repr(word) for word in rest]
-            self.error(f"unknown argument {', '.join(words)}")
-        return found, rest
-
-    def error(self, message: str) -> NoReturn:
-        """Exits with code 2 and a message with the problem, the probable intention, and the help command."""
-        from uploads import encodable, one_line
-
-        found, commands = _QUOTED.search(message), list(commands_of(self))
-        if found and commands:
-            word = found[1][1:-1]
-            message = f"unknown command {_with_hint(word, commands)}"
-            if not _near(word, commands) and word in commands_of(commands_of(build_parser(["runs"]))["runs"]):
-                message += f"; did you mean '{self.prog.partition(' ')[0]} runs {word}'?"
-        end = "" if message.endswith(("?", ".")) else "."
-        text = encodable(one_line(f"{message}{end} See: {self.prog} --help"), sys.stderr)
-        self.exit(2, f"{text}\n")
-
-
-def _with_hint(word: str, known: Sequence[str]) -> str:
-    near = _near(word.partition("=")[0], known)
-    return f"{word!r}; did you mean {near!r}?" if near else repr(word)
-
-
-def _near(word: str, known: Sequence[str]) -> str:
-    import difflib
-
-    return next(iter(difflib.get_close_matches(word, known, n=1)), "")
-
-
 def build_parser(groups: Sequence[str] | None = None) -> Parser:
     """Returns the parser of the command line.
 
@@ -149,36 +75,32 @@ def build_parser(groups: Sequence[str] | None = None) -> Parser:
         prog="destinations",
         description="Inspect and manage training runs and uploads.",
         epilog=f"{_EXAMPLES}\n{EXIT_CODES}",
+        of_runs=_commands_of_runs,
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="show program's version number and exit")
-    parser.set_defaults(run=_Help(parser))
+    _print_help_of(parser)
     subparsers = parser.add_subparsers(metavar="GROUP")
-    wanted = GROUPS if groups is None else groups
-    builders = {
-        "runs": _add_runs,
-        "view": _add_view,
-        "uploads": _add_uploads,
-        "demo": _add_demo,
-        "doctor": _add_doctor,
-        "completion": _add_completion,
-    }
-    for name, text in GROUPS.items():
-        if name in wanted:
-            builders[name](subparsers, text)
-        else:
-            subparsers.add_parser(name, help=text)
+    for name, (text, about, examples, fill) in GROUPS.items():
+        group = subparsers.add_parser(
+            name, help=text, description=about, examples=examples, of_runs=_commands_of_runs
+        )
+        if groups is None or name in groups:
+            fill(group)
     return parser
 
 
-class _Help:
-    """Prints the help of a parser, for a group without a command."""
+def _commands_of_runs() -> Collection[str]:
+    return commands_of(commands_of(build_parser(["runs"]))["runs"])
 
-    def __init__(self, parser: Parser) -> None:
-        self._parser = parser
 
-    def __call__(self, _options: argparse.Namespace) -> int:
-        self._parser.print_help()
+def _print_help_of(parser: Parser) -> None:
+    """Makes a parser print its help if no command is given."""
+
+    def print_help(_: argparse.Namespace) -> int:
+        parser.print_help()
         return 0
+
+    parser.set_defaults(run=print_help)
 
 
 class _Version(argparse.Action):
@@ -191,64 +113,32 @@ class _Version(argparse.Action):
         parser.exit()
 
 
-def _add_runs(subparsers: Any, text: str) -> None:
+def _fill_runs(parser: Parser) -> None:
     from .runs.commands import add_commands
 
-    runs = subparsers.add_parser(
-        "runs",
-        help=text,
-        description="Find, compare and manage runs.",
-        examples=("ls --where 'summary.loss < 1'", "--root /data/runs show digits"),
-    )
-    runs.add_argument(
-        "--root", action="append", dest="roots_before", metavar="FOLDER", help="folder to search; repeatable"
-    )
-    runs.set_defaults(run=_Help(runs))
-    add_commands(runs.add_subparsers(metavar="COMMAND"))
+    parser.take("--root", "FOLDER", "folder to search; repeatable", action="append", dest="roots_before")
+    _print_help_of(parser)
+    add_commands(parser.add_subparsers(metavar="COMMAND"))
 
 
-def _add_uploads(subparsers: Any, text: str) -> None:
-    from uploads import add_commands
-
-    uploads = subparsers.add_parser(
-        "uploads",
-        help=text,
-        description="Inspect and manage an upload spool.",
-        examples=("status SPOOL", "resume SPOOL --timeout 10m"),
-    )
-    uploads.set_defaults(run=_Help(uploads))
-    add_commands(uploads.add_subparsers(metavar="COMMAND"))
-
-
-def _add_view(subparsers: Any, text: str) -> None:
+def _fill_view(parser: Parser) -> None:
     from .viewer.commands import add_options
 
-    view = subparsers.add_parser(
-        "view",
-        help=text,
-        description="Show runs in a browser, live, until Ctrl-C. Needs starlette and uvicorn.",
-        examples=("runs --open", "runs s3://bucket/dataset --port 8080"),
-    )
-    add_options(view)
+    add_options(parser)
 
 
-def _add_demo(subparsers: Any, text: str) -> None:
-    demo = subparsers.add_parser(
-        "demo",
-        help=text,
-        description="Train a small network on 1,797 handwritten digits, which are part of scikit-learn, and "
-        "log everything into the folder `runs`. Takes half a minute; needs scikit-learn.",
-        examples=("", "--epochs 2 --store s3://bucket/prefix"),
-    )
-    demo.add_argument("--epochs", type=int, default=8, metavar="N", help="epochs to train (default: 8)")
-    demo.add_argument(
-        "--store",
-        default="store",
-        metavar="URI",
-        help="where checkpoints and the run are uploaded: a folder, s3://bucket/prefix, gs://, az://, "
-        "sftp:// (default: the folder `store`)",
-    )
-    demo.set_defaults(run=_run_demo)
+def _fill_uploads(parser: Parser) -> None:
+    from uploads import add_commands
+
+    _print_help_of(parser)
+    add_commands(parser.add_subparsers(metavar="COMMAND"))
+
+
+def _fill_demo(parser: Parser) -> None:
+    parser.take("--epochs", "N", "epochs to train (default: 8)", type=int, default=8)
+    where = "where checkpoints and the run are uploaded: a folder, s3://bucket/prefix, gs://, az://, sftp://"
+    parser.take("--store", "URI", f"{where} (default: the folder `store`)", default="store")
+    parser.set_defaults(run=_run_demo)
 
 
 def _run_demo(options: argparse.Namespace) -> int:
@@ -266,27 +156,13 @@ def _run_demo(options: argparse.Namespace) -> int:
     return 0
 
 
-def _add_doctor(subparsers: Any, text: str) -> None:
-    doctor = subparsers.add_parser(
-        "doctor",
-        help=text,
-        description="Check the installation, and say what will not work and what to do. The exit code is 1 "
-        "if something that every run needs is broken.",
-        examples=("--store s3://bucket/prefix", "--extra wandb --extra viewer"),
-    )
-    doctor.add_argument(
-        "--root", default="runs", metavar="FOLDER", help="folder of the runs, whose disk is checked"
-    )
-    doctor.add_argument("--store", metavar="URI", help="also ask this store for an object")
-    doctor.add_argument(
-        "--extra",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="an extra that you need, such as wandb: a problem where it is not installed; may be repeated",
-    )
-    doctor.add_argument("--json", action="store_true", help="print JSON")
-    doctor.set_defaults(run=_run_doctor)
+def _fill_doctor(parser: Parser) -> None:
+    parser.take("--root", "FOLDER", "folder of the runs, whose disk is checked", default="runs")
+    parser.take("--store", "URI", "also ask this store for an object")
+    text = "an extra that you need, such as wandb: a problem where it is not installed; may be repeated"
+    parser.take("--extra", "NAME", text, action="append", default=[])
+    parser.take("--json", None, "print JSON")
+    parser.set_defaults(run=_run_doctor)
 
 
 def _run_doctor(options: argparse.Namespace) -> int:
@@ -308,19 +184,10 @@ def _run_doctor(options: argparse.Namespace) -> int:
     return int(any(check.state == "problem" for check in found))
 
 
-def _add_completion(subparsers: Any, text: str) -> None:
-    completion = subparsers.add_parser(
-        "completion",
-        help=text,
-        description="Print a shell completion script.",
-        examples=(
-            "bash > ~/.local/share/bash-completion/completions/destinations",
-            "fish > ~/.config/fish/completions/destinations.fish",
-        ),
-    )
-    completion.add_argument("shell", choices=SHELLS, help="shell")
-    completion.add_argument("words", nargs="*", help=argparse.SUPPRESS)  # From the script, at each Tab.
-    completion.set_defaults(run=_print_completion)
+def _fill_completion(parser: Parser) -> None:
+    parser.add_argument("shell", choices=SHELLS, help="shell")
+    parser.add_argument("words", nargs="*", help=argparse.SUPPRESS)  # From the script, at each Tab.
+    parser.set_defaults(run=_print_completion)
 
 
 def _print_completion(options: argparse.Namespace) -> int:
@@ -338,6 +205,50 @@ def _forget_output() -> None:
     """Redirects stdout to the null device, so that the flush at interpreter exit does not fail again."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+GROUPS: dict[str, tuple[str, str, tuple[str, ...], Callable[[Parser], None]]] = {
+    "runs": (
+        "runs written by RunDirectory, stable-pretraining and Lightning",
+        "Find, compare and manage runs.",
+        ("ls --where 'summary.loss < 1'", "--root /data/runs show digits"),
+        _fill_runs,
+    ),
+    "view": (
+        "runs in a browser",
+        "Show runs in a browser, live, until Ctrl-C. Needs starlette and uvicorn.",
+        ("runs --open", "runs s3://bucket/dataset --port 8080"),
+        _fill_view,
+    ),
+    "uploads": (
+        "upload spools: files waiting to be uploaded",
+        "Inspect and manage an upload spool.",
+        ("status SPOOL", "resume SPOOL --timeout 10m"),
+        _fill_uploads,
+    ),
+    "demo": (
+        "train a small network on handwritten digits, and log everything",
+        _ABOUT_DEMO,
+        ("", "--epochs 2 --store s3://bucket/prefix"),
+        _fill_demo,
+    ),
+    "doctor": (
+        "check the installation: packages, extras, disk, credentials, clock",
+        _ABOUT_DOCTOR,
+        ("--store s3://bucket/prefix", "--extra wandb --extra viewer"),
+        _fill_doctor,
+    ),
+    "completion": (
+        "shell completion script",
+        "Print a shell completion script.",
+        (
+            "bash > ~/.local/share/bash-completion/completions/destinations",
+            "fish > ~/.config/fish/completions/destinations.fish",
+        ),
+        _fill_completion,
+    ),
+}
+"""The help of each group, its description, its examples, and what adds its arguments."""
 
 
 if __name__ == "__main__":

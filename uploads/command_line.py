@@ -95,13 +95,12 @@ def status(path: str | Path, *, entries: int = _ENTRIES_SHOWN) -> dict[str, Any]
     failed = spool.list_failed()  # Listed last: an entry that fails meanwhile is here.
     ended = {folder for folders in failed.values() for folder in folders}
     inflight = [folder for folder in inflight if folder not in ended]
-    entries_waiting = [
-        entry for folder in sorted((*inflight, *waiting)) if (entry := _entry_of(spool, folder))
-    ]
+    manifests = {folder: _entry_of(spool, folder) for folder in sorted((*inflight, *waiting))}
+    readable = [entry for entry in manifests.values() if isinstance(entry, Entry)]
     drained_by, said = owner_of(spool.drain_lock), spool.read_status()
     oldest_seconds = 0.0
     with contextlib.suppress(IndexError, ValueError):
-        oldest_at = datetime.fromisoformat(entries_waiting[0].submitted_at)
+        oldest_at = datetime.fromisoformat(readable[0].submitted_at)
         oldest_seconds = max(0.0, time.time() - oldest_at.timestamp())
     return {
         "spool": str(spool.path),
@@ -111,7 +110,7 @@ def status(path: str | Path, *, entries: int = _ENTRIES_SHOWN) -> dict[str, Any]
         "pending": len(waiting),
         "inflight": len(inflight),
         "waiting_files": len(waiting) + len(inflight),
-        "waiting_bytes": sum(entry.size for entry in entries_waiting),
+        "waiting_bytes": sum(entry.size for entry in readable),
         "oldest_waiting_seconds": oldest_seconds,
         "last_success_timestamp_seconds": spool.delivered_at(),
         "free_bytes": shutil.disk_usage(spool.path).free,
@@ -122,7 +121,7 @@ def status(path: str | Path, *, entries: int = _ENTRIES_SHOWN) -> dict[str, Any]
         "entries": [
             described
             for folder in (*inflight[:entries], *waiting[:entries])
-            if (described := _describe(spool, folder)) is not None
+            if (described := _describe(spool, folder, manifests[folder])) is not None
         ],
         "failures": [
             _describe_failure(spool, state, folder)
@@ -283,7 +282,7 @@ def retry(path: str | Path, names: Iterable[str] = (), *, trust: bool = False) -
             folder: (state, entry)
             for state, folders in spool.list_failed().items()
             for folder in folders
-            if (entry := _readable(spool.failed / state / folder)) is not None
+            if isinstance(entry := _entry_of(spool, folder), Entry)  # Others would fail again.
         }
         missing = wanted - {entry.remote_name for _, entry in found.values()}
         if missing:
@@ -295,13 +294,6 @@ def retry(path: str | Path, names: Iterable[str] = (), *, trust: bool = False) -
                 spool.requeue(state, folder)
                 retried.append(entry.remote_name)
     return retried
-
-
-def _readable(place: Path) -> Entry | None:
-    try:
-        return Entry.read(place)
-    except (ManifestError, OSError):
-        return None  # It would fail again.
 
 
 def existing(path: str | Path, *, trust: bool = False) -> Spool:
@@ -358,19 +350,18 @@ def exit_code(spool: Spool) -> int:
     return EXIT_LEFT if is_left else EXIT_OK
 
 
-def _entry_of(spool: Spool, folder: str) -> Entry | None:
+def _entry_of(spool: Spool, folder: str) -> Entry | str | None:
+    """Returns an entry, or why it can't be read; None if it has left the spool."""
     try:
         return spool.entry_of(folder)
-    except (ManifestError, OSError):
-        return None
-
-
-def _describe(spool: Spool, folder: str) -> dict[str, Any] | None:
-    """Returns a description of an entry; None if it has ended since it was listed."""
-    try:
-        entry = spool.entry_of(folder)
     except (ManifestError, OSError) as error:
-        return {"folder": folder, "problem": str(error)}
+        return str(error)
+
+
+def _describe(spool: Spool, folder: str, entry: Entry | str | None) -> dict[str, Any] | None:
+    """Returns a description of an entry; None if it has ended since it was listed."""
+    if isinstance(entry, str):
+        return {"folder": folder, "problem": entry}
     place = spool.place_of(folder)
     if place is None or place.parent not in {spool.pending, spool.inflight}:
         return None
@@ -406,30 +397,23 @@ def _problem(store: Store, outcome: Outcome) -> str:
         return "missing"
     if found.size != outcome.size:
         return f"expected {outcome.size} bytes, found {found.size}"
-    if outcome.sha256 is None and outcome.crc32 is None:
+    if outcome.crc32 is None:
         return ""
-    if outcome.crc32 is not None and (found.sha256 is None or outcome.sha256 is None):
-        crc32 = with_checksum(store, found).crc32 if found.noted_crc32 is None else found.noted_crc32
-        if crc32 is None and outcome.sha256 is None:
-            crc32 = _crc32_in_store(store, outcome.remote_name)
-        if crc32 is not None:
-            return "" if crc32 == outcome.crc32 else f"expected CRC-32 {outcome.crc32:08x}, found {crc32:08x}"
-    sha256 = found.sha256 or _digest_in_store(store, outcome.remote_name)
-    return "" if sha256 == outcome.sha256 else f"expected SHA-256 {outcome.sha256}, found {sha256}"
+    if outcome.sha256 is not None and found.sha256 is not None:
+        return _difference("SHA-256", outcome.sha256, found.sha256)
+    crc32 = with_checksum(store, found).crc32 if found.noted_crc32 is None else found.noted_crc32
+    if crc32 is None:
+        crc32, sha256 = 0, hashlib.sha256()
+        for chunk in store.get(outcome.remote_name):
+            crc32 = zlib.crc32(chunk, crc32)
+            sha256.update(chunk)
+        if outcome.sha256 is not None:
+            return _difference("SHA-256", outcome.sha256, sha256.hexdigest())
+    return _difference("CRC-32", f"{outcome.crc32:08x}", f"{crc32:08x}")
 
 
-def _crc32_in_store(store: Store, name: str) -> int:
-    crc32 = 0
-    for chunk in store.get(name):
-        crc32 = zlib.crc32(chunk, crc32)
-    return crc32
-
-
-def _digest_in_store(store: Store, name: str) -> str:
-    sha256 = hashlib.sha256()
-    for chunk in store.get(name):
-        sha256.update(chunk)
-    return sha256.hexdigest()
+def _difference(kind: str, expected: str, found: str) -> str:
+    return "" if found == expected else f"expected {kind} {expected}, found {found}"
 
 
 def _remove_failed(place: Path, store: Store | None, spool: Spool) -> None:

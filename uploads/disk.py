@@ -77,7 +77,6 @@ __all__ = [
     "mark_unreadable",
     "open_regular",
     "open_temporary",
-    "process_identity",
     "read_at",
     "read_json",
     "read_regular",
@@ -287,8 +286,9 @@ def read_with_status(path: str | Path, max_bytes: int = MAX_DOCUMENT_BYTES) -> t
         OSError: The file could not be read.
     """
     descriptor, status = _opened(path, os.O_RDONLY | os.O_NOFOLLOW)
-    with closing(descriptor):
-        size = status.st_size
+    size = status.st_size
+    # Without `closing`, which takes as long as closing: a scan reads a file of each run.
+    try:
         if size <= max_bytes:
             data = os.read(descriptor, size + 1)
             # A read returns less above 2 GiB or on a network disk, and more if the file has grown.
@@ -296,6 +296,8 @@ def read_with_status(path: str | Path, max_bytes: int = MAX_DOCUMENT_BYTES) -> t
                 data += more
             if len(data) <= max_bytes:
                 return data, status
+    finally:
+        os.close(descriptor)
     raise IrregularFileError(errno.EFBIG, f"it is larger than {max_bytes >> 20} MiB", str(path))
 
 
@@ -818,7 +820,7 @@ def is_locked(path: str | Path) -> bool:
 
 
 class FileLock:
-    """An exclusive flock(2) on a file whose text says who holds it: pid, host, since, process.
+    """An exclusive flock(2) on a file whose text says who holds it: pid, host, since.
 
     The file exists while the lock is held, and after its owner was killed. A forked child must call
     `forget_in_child`, or it keeps the lock.
@@ -850,7 +852,6 @@ class FileLock:
                 "pid": os.getpid(),
                 "host": socket.gethostname(),
                 "since": time.time(),
-                "process": process_identity(os.getpid()),
                 **about,
             }
             with contextlib.suppress(OSError):  # On a full disk, the lock works without its text.
@@ -869,10 +870,6 @@ class FileLock:
                     self._path.unlink()
             os.close(fd)
 
-    def is_in_place(self) -> bool:
-        """Returns whether the held file is still in the folder."""
-        return self._fd >= 0 and self._is_at(self._path, self._fd)
-
     def forget_in_child(self) -> None:
         """Closes the descriptor in a forked child, which would otherwise keep the lock."""
         fd, self._fd = self._fd, -1
@@ -886,16 +883,6 @@ class FileLock:
     def refusal(self) -> Exception:
         """Returns the error for a lock that somebody else holds."""
         return BlockingIOError(errno.EWOULDBLOCK, f"locked by {self.owner()}", str(self._path))
-
-    def has_owner_ended(self) -> bool | None:
-        """Returns whether the process in the lock file has ended; None if this machine can't tell."""
-        owner = self.owner()
-        if owner.get("host") != socket.gethostname() or not isinstance(owner.get("pid"), int):
-            return None
-        began, now = owner.get("process"), process_identity(owner["pid"])
-        if began and now and began != now:
-            return True  # Another process has its id now.
-        return has_process_ended(owner["pid"])
 
     def _open(self) -> int | None:
         """Returns the locked file, or None if it was replaced meanwhile."""
@@ -919,11 +906,16 @@ class FileLock:
         while not try_lock(fd):
             # A reader holds it, shared, for an instant. A process that was killed while it started a program
             # leaves the lock to that program until it has begun.
-            is_held = is_locked(self._path) and not self.has_owner_ended()
+            is_held = is_locked(self._path) and not self._has_owner_ended()
             if is_held or time.monotonic() > deadline:
                 return False
             time.sleep(_HANDOVER_RETRY_SECONDS)
         return True
+
+    def _has_owner_ended(self) -> bool:
+        owner = self.owner()
+        is_here = owner.get("host") == socket.gethostname() and isinstance(owner.get("pid"), int)
+        return is_here and bool(has_process_ended(owner["pid"]))
 
     @staticmethod
     def _is_at(path: Path, fd: int) -> bool:
@@ -992,19 +984,6 @@ def has_process_ended(pid: int) -> bool | None:
     return False
 
 
-def process_identity(pid: int) -> str:
-    """Returns a text that differs for a later process with the same id; empty if the system doesn't tell.
-
-    It has the boot of the machine and the start of the process in ticks since then, see proc_pid_stat(5).
-    """
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-    # The name of the program, in parentheses, may hold spaces and parentheses.
-    return f"{boot_id()} {fields.rpartition(')')[2].split()[19]}"
-
-
 def file_system_of(path: Path, mounts: Path = MOUNTS) -> str:
     """Returns the type of the file system of a path, such as "ext4"; "" if the system doesn't tell.
 
@@ -1034,24 +1013,17 @@ def is_network_file_system(kind: str) -> bool:
     return kind in _NETWORK_FILE_SYSTEMS or kind.startswith("fuse.")
 
 
-def give_way(nice: int, *, is_idle: bool = False) -> None:
+def give_way(nice: int) -> None:
     """Leaves the processors and the disk to other processes; for a process that nobody waits for.
 
     Where the kernel groups processes by session (autogroup), `nice` alone says nothing to another session.
 
     Args:
         nice: Added to the nice value of this process, which the disk follows too.
-        is_idle: Whether to run only when no other process wants the processor (sched(7)), and to be killed
-            first when memory runs out, if the system supports that.
     """
     os.nice(nice)
     with contextlib.suppress(OSError):
         Path("/proc/self/autogroup").write_text(str(nice), encoding="ascii")
-    if is_idle:
-        with contextlib.suppress(OSError, AttributeError):
-            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-        with contextlib.suppress(OSError):
-            Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
 
 
 def boot_id() -> str:

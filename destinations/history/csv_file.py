@@ -208,11 +208,6 @@ class CsvSnapshot:
 
         return pack(self.header, chunks(), cells, csv_bytes=self.end)
 
-    def take(self) -> int:
-        """Hands the descriptor over to the caller; this object can't read afterwards."""
-        fd, self._fd = self._fd, -1
-        return fd
-
     def close(self) -> None:
         """Closes the file."""
         fd, self._fd = self._fd, -1

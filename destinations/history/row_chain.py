@@ -29,6 +29,7 @@ __all__ = [
     "SealedPart",
     "drops",
     "history_path",
+    "read_history",
     "tighter",
 ]
 
@@ -38,6 +39,20 @@ _MAX_BYTES = 256 << 20
 def history_path(csv: Path) -> Path:
     """Returns the path of the history of a CSV: `metrics.history.jsonl` for `metrics.csv`."""
     return csv.with_suffix(".history.jsonl")
+
+
+def read_history(csv: Path, limit: int | None = None) -> bytes:
+    """Returns the complete lines of a history file; see `RowChain.read`."""
+    path = history_path(csv)
+    try:
+        data = read_regular(path, _MAX_BYTES)
+    except (FileNotFoundError, NotADirectoryError):
+        data = b""
+    if len(data) < (limit or 0):
+        text = f"{len(data)} of {limit} bytes are there, so that nothing says which rows belong"
+        raise OSError(errno.EIO, text, str(path))
+    data = data[:limit]
+    return data[: data.rfind(b"\n") + 1]
 
 
 Limit = tuple[int, float | None]
@@ -141,48 +156,29 @@ class RowChain:
     _marks: dict[tuple[str, int], int] = attrs.field(factory=dict)
 
     @classmethod
-    def read(cls, csv: Path, limit: int | None = None, before: Self | None = None) -> Self:
+    def read(cls, csv: Path, limit: int | None = None) -> Self:
         """Reads the history of a CSV; empty if there is none.
 
         Args:
             csv: its path.
             limit: how many bytes count. Default: all complete lines.
-            before: an earlier result, which isn't changed. Only appended lines are parsed.
 
         Raises:
             OSError: the file can't be read, has fewer bytes than `limit`, or has a damaged line, so it isn't
                 known which rows belong.
         """
-        found, path = cls(), history_path(csv)
-        try:
-            data = read_regular(path, _MAX_BYTES)
-        except (FileNotFoundError, NotADirectoryError):
-            data = b""
-        if len(data) < (limit or 0):
-            text = f"{len(data)} of {limit} bytes are there, so that nothing says which rows belong"
-            raise OSError(errno.EIO, text, str(path))
-        data = data[:limit]
-        data = data[: data.rfind(b"\n") + 1]
-        if before is not None and data[: before.size] == before.content:
-            if len(data) == before.size:
-                return before
-            found = before._copy()  # noqa: SLF001  # of this class
-        for line in data[found.size :].splitlines(keepends=True):
+        return cls.parse(read_history(csv, limit), csv)
+
+    @classmethod
+    def parse(cls, data: bytes, csv: Path) -> Self:
+        """Returns the history of a CSV from the content of its file; see `read`."""
+        found = cls()
+        for line in data.splitlines(keepends=True):
             try:
                 found.add(line)
             except ValueError as error:
-                raise OSError(errno.EIO, f"a line is damaged: {error}", str(path)) from error
+                raise OSError(errno.EIO, f"a line is damaged: {error}", str(history_path(csv))) from error
         return found
-
-    def _copy(self) -> Self:
-        return attrs.evolve(
-            self,
-            content=self.content[:],
-            parts={session: [*parts] for session, parts in self.parts.items()},
-            follows={**self._follows},
-            view={**self._view},
-            marks={**self._marks},
-        )
 
     def add(self, line: bytes) -> None:
         """Adds a line; lines of unknown kinds are ignored.

@@ -76,10 +76,6 @@ def _pending(history: RowChain, records: Iterable[JournalRecord]) -> tuple[str, 
             case Rewind(to, mark) if to != current and (to in pending or history.knows(to)):
                 pending[current].follows, pending[current].limit = (to, mark), None
             case Rewind() | Resume():
-                if not current:
-                    # An earlier version logged this in a session without a name.
-                    current = "resumed"
-                    pending[current] = _Pending(("", None))
                 resume = record if isinstance(record, Resume) else record.resume
                 pending[current].limit = resume.limit
             case _:

@@ -39,12 +39,12 @@ from destinations.run_directory.layout import (
     summary_name,
     writer_of,
 )
-from destinations.run_directory.segments import DecodedSegment, JournalRecord, journal_records
+from destinations.run_directory.segments import JournalRecord, journal_records
 from uploads.disk import end_of_last_line, read_at, read_json
 
 from .csv_file import CsvSnapshot, last_rows_of_file, open_existing
 from .fork import parents_of
-from .row_chain import Keep, Kept, Limit, RowChain, RowPlace, history_path, tighter
+from .row_chain import Keep, Kept, Limit, RowChain, RowPlace, history_path, read_history, tighter
 from .rows import MetricRow, has_any_metric, is_sound, keeps, merge_journal
 from .sealed import HeldPart, Part
 from .settled import End, Settled, settled
@@ -64,9 +64,6 @@ __all__ = [
 _TRIES = 100
 _MOST_MISSING = 100
 _SUFFIXES = (".csv", ".parquet")
-# The histories read last. They never change, so any thread may use them.
-_chains: dict[Path, RowChain] = {}
-_MOST_CHAINS = 64
 _MAX_CACHED_BYTES = 64 << 20
 # So many of the last parts are read to find damage; `verify` reads all.
 _MOST_VERIFIED = 16
@@ -248,7 +245,6 @@ def take_snapshot(
     with_records: bool = True,
     end: End | None = None,
     with_parents: bool = True,
-    decoded: dict[int, DecodedSegment] | None = None,
 ) -> MetricsSnapshot:
     """Returns a consistent snapshot of a rank's metrics, a context manager.
 
@@ -258,7 +254,6 @@ def take_snapshot(
         with_records: whether to read the journal as well.
         end: where the rows end. Default: with the newest session.
         with_parents: whether to include the rows of a fork's parents.
-        decoded: the segments decoded by earlier snapshots, see `journal_records`.
 
     Raises:
         NewerFormatError: a newer release wrote the run.
@@ -267,14 +262,14 @@ def take_snapshot(
     """
     check_format(run_dir)
     for _ in range(_TRIES):
-        snapshot = _try(run_dir, rank, with_records, end, decoded)
-        if snapshot is not None and with_parents:
-            with contextlib.ExitStack() as opened:
-                opened.callback(snapshot.csv.close)
-                snapshot = attrs.evolve(snapshot, inherited=_inherited(run_dir, rank, end, snapshot.chain))
+        with contextlib.ExitStack() as opened:
+            snapshot = _try(run_dir, rank, end, opened, with_records=with_records)
+            if snapshot is not None:
+                if with_parents:
+                    inherited = _inherited(run_dir, rank, end, snapshot.chain)
+                    snapshot = attrs.evolve(snapshot, inherited=inherited)
                 opened.pop_all()
-        if snapshot is not None:
-            return snapshot
+                return snapshot
     raise OSError(f"metrics in {run_dir} changed during each of {_TRIES} attempts to read them. Try again.")
 
 
@@ -333,52 +328,31 @@ def _packed(key: Hashable, csv: CsvSnapshot) -> bytes:
     return content
 
 
-def _try(
-    run_dir: Path,
-    rank: int,
-    with_records: bool,
-    to: End | None,
-    decoded: dict[int, DecodedSegment] | None,
+def _try(  # noqa: C901  # one look, step by step
+    run_dir: Path, rank: int, to: End | None, opened: contextlib.ExitStack, *, with_records: bool
 ) -> MetricsSnapshot | None:
-    """Reads everything once; None if the writer replaced or removed a file meanwhile."""
+    """Reads everything once; None if the writer replaced or removed a file meanwhile.
+
+    `opened` closes the CSV if the snapshot isn't used.
+    """
     folder = journal_path(run_dir, rank)
     path = run_dir / metrics_name(rank)
     position, sums = Position.read(folder / POSITION), read_sums(path)
     fd = open_existing(path)
-    try:
-        snapshot = _read(folder, path, fd, position, sums, to, decoded, with_records=with_records)
-    except BaseException:
-        if fd >= 0:
-            os.close(fd)
-        raise
-    if snapshot is None and fd >= 0:
-        os.close(fd)
-    return snapshot
-
-
-def _read(  # noqa: C901  # one look, step by step
-    folder: Path,
-    path: Path,
-    fd: int,
-    position: Position | None,
-    sums: Sums,
-    to: End | None,
-    decoded: dict[int, DecodedSegment] | None = None,
-    *,
-    with_records: bool,
-) -> MetricsSnapshot | None:
+    if fd >= 0:
+        opened.callback(os.close, fd)
     size = 0 if fd < 0 else os.fstat(fd).st_size
     header = b"" if fd < 0 else read_header(fd, size)
     held: bytes | None = None
     end = size
-    segment, offset = 0, len(MAGIC)
+    start = 0, len(MAGIC)
     state = known = None
     if position is not None:
         state = position.state_of(header, size)
         if state is None and size and Position.read(folder / POSITION) != position:
             return None
         known = state or position.states[-1]
-        segment, offset = known.segment, known.offset
+        start = known.segment, known.offset
         if state is not None:
             end = state.csv_bytes
     chain = _chain(path, known)
@@ -391,9 +365,9 @@ def _read(  # noqa: C901  # one look, step by step
         size, header = len(held), held[: header_end(held)]
         end = held.rfind(b"\n") + 1
     records: list[JournalRecord] = []
-    last, is_whole = segment, True
+    last, is_whole = start[0], True
     if with_records:
-        records, (last, _), is_whole = journal_records(folder, (segment, offset), decoded)
+        records, (last, _), is_whole = journal_records(folder, start)
     after = Position.read(folder / POSITION)
     csv = CsvSnapshot(fd, header, end, held)
     if sums != Sums():
@@ -410,22 +384,21 @@ def _read(  # noqa: C901  # one look, step by step
     if not is_whole and after != position:
         return None  # A segment was drained and removed before it was read.
     drained_beyond = with_records and any(state.segment > last for state in after.states)
-    return None if drained_beyond else _snapshot(path, chain, csv, records, (segment, offset), to)
+    return None if drained_beyond else _snapshot(path, chain, csv, records, start, to)
 
 
 def _chain(path: Path, state: CsvState | None) -> RowChain:
     """Returns the history of a CSV; for format 2, the existing parts."""
-    limit = None if state is None else state.history
-    chain = RowChain.read(path, limit, _chains.get(path))
-    if chain.size:
-        if len(_chains) > _MOST_CHAINS:
-            _chains.clear()
-        _chains[path] = chain
-    else:
-        folder = parts_path(path)
-        numbers = [one for one in part_numbers(folder) if state is None or one <= state.parts]
-        chain.add_format2(path, numbers, functools.partial(_rows_in, folder))
+    if data := read_history(path, None if state is None else state.history):
+        return _parsed(data, path)
+    chain, folder = RowChain(), parts_path(path)
+    numbers = [one for one in part_numbers(folder) if state is None or one <= state.parts]
+    chain.add_format2(path, numbers, functools.partial(_rows_in, folder))
     return chain
+
+
+# A follower reads the same history again and again. Nobody changes the result.
+_parsed = functools.lru_cache(maxsize=64)(RowChain.parse)
 
 
 def _rows_in(folder: Path, number: int) -> int:

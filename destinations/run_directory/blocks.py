@@ -1,7 +1,6 @@
 """Blocks: rows of metrics as numpy arrays, read from the text of a CSV or from the columns of Parquet.
 
-pyarrow's CSV reader reads the numbers; a few are read row by row, with the same results. Importing pyarrow
-takes 50 ms, so it is imported once this process has read half a MiB.
+pyarrow's CSV reader reads the numbers; a few are read row by row, with the same results.
 """
 
 import itertools
@@ -40,10 +39,8 @@ _Cells = dict[int, tuple[Floats, _Bools]]
 
 _EXACT_FLOAT = float(1 << 53)
 _NEGATIVE_ZERO = re.compile(rb"(?:^|[,\n])-0+[,\n]")
-# Importing pyarrow takes as long as reading this many bytes row by row.
-_ARROW_BYTES = 512 << 10
 # Reading a smaller chunk row by row is as fast.
-_LEAST_ARROW_BYTES = 4 << 10
+_ARROW_BYTES = 4 << 10
 _BATCH_ROWS = 10_000
 # The number of values in a block of Parquet, about as many as in a block of a CSV.
 _BLOCK_VALUES = 1 << 17
@@ -95,7 +92,6 @@ def blocks_of(
     start: int | None = None,
     end: int | None = None,
     with_time: bool = True,
-    most_rows: int | None = None,
 ) -> Iterator[Block]:
     """Yields the rows of a file in blocks; see `read_blocks`.
 
@@ -105,8 +101,6 @@ def blocks_of(
         start: the place of the first row, see `CsvSnapshot`. Default: the first row of the file.
         end: the place after the last row. Default: after the last row of the file.
         with_time: whether the times are needed.
-        most_rows: the maximum number of rows in a block of Parquet. Default: depends on the number of
-        columns.
 
     Raises:
         OSError: the file can't be read.
@@ -119,7 +113,7 @@ def blocks_of(
     columns = parse_header(file.header)
     names, places = _places_of(columns, wanted, with_time=with_time)
     needed = _needed(places) or [0]
-    rows = most_rows or max(1, _BLOCK_VALUES // len(needed))
+    rows = max(1, _BLOCK_VALUES // len(needed))
     for arrays in file.packed.arrays(needed, start or 0, end, rows):
         cells = dict(zip(needed, arrays, strict=True))
         yield _block_of_cells(cells, places, names, len(arrays[0][0]))
@@ -190,9 +184,9 @@ def _block_of_numbers(
     """Returns the rows of a chunk of plain numbers, or None if only `parse_rows` can read it."""
     names, places = _places_of(columns, wanted, with_time=with_time)
     needed = _needed(places)
-    table = None
-    if needed and _arrow.pays_for(len(chunk)):
-        table = read_lines(chunk, len(columns), needed, as_floats=True)
+    if not needed or len(chunk) < _ARROW_BYTES:
+        return None
+    table = read_lines(chunk, len(columns), needed, as_floats=True)
     if table is None:
         return None
     cells = dict(zip(needed, map(filled_column, table.columns), strict=True))
@@ -242,26 +236,6 @@ def _block_of_cells(cells: _Cells, places: dict[str, list[int]], names: Collecti
         has_step = has_step & (np.abs(steps) < -float(MISSING_STEP))  # and neither NaN nor infinite
         step = np.where(has_step, np.where(has_step, steps, 0.0).astype(np.int64), MISSING_STEP)
     return Block(step, column_named("time")[0], {name: column_named(name) for name in names})
-
-
-@attrs.define
-class _Arrow:
-    """Decides whether importing pyarrow pays; `nbytes` were read without it that it reads faster."""
-
-    nbytes: int = 0
-
-    def pays_for(self, size: int) -> bool:
-        """Returns whether to read a chunk with pyarrow."""
-        if size < _ARROW_BYTES:
-            if size < _LEAST_ARROW_BYTES:
-                return False
-            if self.nbytes < _ARROW_BYTES:
-                self.nbytes += size
-                return False
-        return True
-
-
-_arrow = _Arrow()
 
 
 def _has_negative_zero(cells: _Cells) -> bool:

@@ -15,7 +15,7 @@ from destinations.history.row_chain import Keep, RowChain, SealedPart, history_p
 from destinations.history.sealed import Part
 from uploads.disk import DISK, Disk, replacement
 
-from .layout import parse_header, part_numbers, part_path, parts_path
+from .layout import CsvState, parse_header, part_numbers, part_path, parts_path
 
 __all__ = ["ClosedParts", "rearranged"]
 
@@ -31,31 +31,29 @@ class ClosedParts:
     Attributes:
         folder: the folder of the parts.
         chain: which sessions wrote the rows of the CSV and of the parts.
-        format2: the number of the last part in a folder of format 2.
     """
 
     def __init__(self, csv: Path, disk: Disk = DISK, *, first: int = 1) -> None:
         self.folder = parts_path(csv)
         self.chain = RowChain()
-        self.format2 = 0
         self._csv = csv
         self._disk = disk
         self._first = first
 
-    def open(self, limit: int | None) -> None:
+    def open(self, known: CsvState | None) -> None:
         """Reads the history, and removes parts that no session has closed.
 
         Args:
-            limit: how many bytes of the history count; None without a position.
+            known: which parts and how much of the history count; None without a position.
         """
-        self.chain = RowChain.read(self._csv, limit)
+        self.chain = RowChain.read(self._csv, None if known is None else known.history)
         there = part_numbers(self.folder)
         if not self.chain.size:
-            self.chain.add_format2(self._csv, (number for number in there if number <= self.format2))
+            self._begin_history([number for number in there if known is None or number <= known.parts])
         last = max((part.number for parts in self.chain.parts.values() for part in parts), default=0)
         # Later parts were being closed when their writer was killed; their rows are in the CSV or the
         # journal. This needs a position, because a truncated history would look the same.
-        for number in [] if limit is None else there:
+        for number in [] if known is None else there:
             if number > last and (part := Part.find(self.folder, number)) is not None:
                 self._disk.unlink(part.path)
 
@@ -94,15 +92,6 @@ class ClosedParts:
             self._disk.write(fd, content, 0)
         return SealedPart(number, self.chain.newest, count, len(content), zlib.crc32(content), rows.size)
 
-    def count_format2(self) -> list[bytes]:
-        """Returns history lines for the parts of a folder of format 2; none if it has a history."""
-        lines = []
-        for part in [] if self.chain.size else self.present():
-            with contextlib.closing(part.open()) as file:
-                rows = file.packed.count
-                lines.append(self.chain.part(SealedPart(part.number, "", rows, part.size, 0, file.end)))
-        return lines
-
     # Rows of earlier sessions, for the CSV.
 
     def lines_of(self, kept: Iterable[tuple[SealedPart, Keep]], columns: Sequence[str]) -> Iterator[bytes]:
@@ -129,6 +118,20 @@ class ClosedParts:
 
     # The history.
 
+    def _begin_history(self, numbers: list[int]) -> None:
+        """Writes a history for the parts of a folder of format 2, which has none."""
+        self.chain.add_format2(self._csv, numbers)
+        lines = []
+        for part in self.present():
+            with contextlib.closing(part.open()) as file:
+                sealed = SealedPart(part.number, "", file.packed.count, part.size, 0, file.end)
+                lines.append(self.chain.part(sealed))
+        self.chain = RowChain()
+        for line in lines:
+            self.chain.add(line)
+        if lines:
+            self._save_history()
+
     def write_history(self, *lines: bytes) -> None:
         """Appends lines to the file of the history; they count once a position covers them."""
         path = history_path(self._csv)
@@ -145,10 +148,12 @@ class ClosedParts:
 
     def restore_history(self) -> None:
         """Writes the file of the history again if another program has deleted it."""
-        path = history_path(self._csv)
-        if self.chain.size and not os.path.lexists(path):
-            with replacement(path, durable=True, disk=self._disk) as fd:
-                self._disk.write(fd, bytes(self.chain.content), 0)
+        if self.chain.size and not os.path.lexists(history_path(self._csv)):
+            self._save_history()
+
+    def _save_history(self) -> None:
+        with replacement(history_path(self._csv), durable=True, disk=self._disk) as fd:
+            self._disk.write(fd, bytes(self.chain.content), 0)
 
 
 def rearranged(chunk: bytes, own: Sequence[str], wanted: Sequence[str]) -> bytes:

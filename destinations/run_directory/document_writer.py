@@ -65,14 +65,6 @@ class DocumentWriter:
         self._environment_due = self._documents is not None
         self._reserve = self._root / f".reserve.{os.getpid()}-{self._state.rank}.tmp"
 
-    @property
-    def status(self) -> str:
-        """The status of the run."""
-        documents = self._documents
-        if documents is None:
-            return "running"
-        return documents.live_status[0] if documents.ended_at is None else documents.status
-
     def begin(self) -> None:
         """Writes the first documents."""
         self.touch()

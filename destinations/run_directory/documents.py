@@ -161,13 +161,6 @@ class Documents:
             self._follow()
         self.is_new = not existing and not self.hyperparameters
         """Whether there were no earlier documents that a power loss could destroy."""
-        # Status and end time while the run is open; `close` sets the attributes below.
-        self.live_status: tuple[str, float | None] = ("running", None)
-        self.status = "running"
-        self.exception: str | None = None
-        self.stop_reason: str | None = None
-        self.ended_at: float | None = None
-        """The time of closing; set last of these."""
 
     def end(self, state: State, at: float) -> None:
         """Sets the status of the run and this session at the end, from the state of the run."""
@@ -180,8 +173,6 @@ class Documents:
 
     def close(self, status: str, exception: str | None, stop_reason: str | None, at: float) -> None:
         """Sets how the run and this session ended."""
-        self.status, self.exception, self.stop_reason = status, exception, stop_reason
-        self.ended_at = at
         session = self.sessions.current
         session.update(status=status, exception=exception)
         if stop_reason is not None:
@@ -251,20 +242,19 @@ class Documents:
 
     def write_history(self, *, durable: bool = True) -> None:
         """Writes what the session follows, and the resulting hyperparameters."""
-        self.sessions.write(self.live_status, durable=durable)
+        self.sessions.write(durable=durable)
         self.write_hparams(durable=durable)
 
     def follow(self, state: State) -> bool:
         """Updates the newest checkpoint and the status of an open run; returns whether either changed."""
-        self.stop_reason = None if state.stop_reason is None else redact_text(state.stop_reason)
+        if state.stop_reason is not None:
+            self.sessions.current["stop_reason"] = redact_text(state.stop_reason)
         checkpoint, status = state.last_checkpoint, str(state.status)
         has_new = checkpoint is not None and checkpoint != self._followed
         if checkpoint is not None and has_new:
             self._followed = checkpoint
             self._checkpoint_path, self._checkpoint_uris = str(checkpoint), list(state.last_checkpoint_uris)
-        if self.ended_at is None and status != self.live_status[0]:
-            self.live_status, has_new = (status, None if status == "running" else time.time()), True
-        return has_new
+        return self.sessions.follow(status) or has_new
 
     def write_hparams(self, *, durable: bool = True) -> None:
         """Writes `hparams.yaml` if it changed or isn't synced yet. Thread-safe.
@@ -305,14 +295,14 @@ class Documents:
             self._tags = _texts(on_disk["tags"])
         if "notes" in on_disk and on_disk["notes"] != self._written["notes"]:
             self._notes = str(on_disk["notes"])
-        status, ended_at = self.live_status if self.ended_at is None else (self.status, self.ended_at)
+        session = self.sessions.line()
         ours: dict[str, Any] = {
             "schema_version": _SCHEMA_VERSION,
             "run_id": self.run_id,
             "run_dir": str(self._run_dir.resolve()),
-            "status": status,
+            "status": session["status"],
             "created_at": self._created_at,
-            "ended_at": ended_at,
+            "ended_at": session["end"],
             "updated_at": time.time(),
             "tags": self._tags,
             "notes": self._notes,
@@ -321,8 +311,8 @@ class Documents:
             "checkpoint_path": self._checkpoint_path,
             "checkpoint_uris": self._checkpoint_uris,
             "format_version": FORMAT_VERSION,
-            "exception": self.exception,
-            "stop_reason": self.stop_reason,
+            "exception": session["exception"],
+            "stop_reason": session.get("stop_reason"),
             **({"writer": self._writer} if self._writer else {}),
             **more,
         }
@@ -388,6 +378,8 @@ class SessionLog:
         self._fork = fork
         # Any thread may write, one at a time. Reentrant: a signal handler may log.
         self._writing = threading.RLock()
+        # Status and end time while the session is open.
+        self._live_status: tuple[str, float | None] = ("running", None)
         self._lines, self._damaged = read_lines(run_dir)
         for line in self._lines:
             if line.get("status") == "running":
@@ -448,21 +440,23 @@ class SessionLog:
         """Returns the sessions that lead to this one."""
         return Chain(self._lines)
 
-    def write(
-        self, live_status: tuple[str, float | None] = ("running", None), *, durable: bool = True
-    ) -> None:
-        """Replaces the file.
+    def follow(self, status: str) -> bool:
+        """Updates the status of an open session; returns whether it changed."""
+        has_changed = self.current["end"] is None and status != self._live_status[0]
+        if has_changed:
+            self._live_status = status, None if status == "running" else time.time()
+        return has_changed
 
-        Args:
-            live_status: status and end time of this session while it is open.
-            durable: whether to sync it.
-        """
+    def line(self) -> dict[str, Any]:
+        """Returns the line of this session as it is now."""
+        own, (status, end) = self.current, self._live_status
+        return {**own, "status": status, "end": end} if own["end"] is None else own
+
+    def write(self, *, durable: bool = True) -> None:
+        """Replaces the file; `durable` syncs it."""
         with self._writing:
-            # A copy, because the training thread may begin a session meanwhile.
-            *before, own = self._lines
-            if own["end"] is None:
-                own = {**own, "status": live_status[0], "end": live_status[1]}
-            content = b"".join([*self._damaged, *(summed_line(strict_json(line)) for line in [*before, own])])
+            lines = [*self._lines[:-1], self.line()]
+            content = b"".join([*self._damaged, *(summed_line(strict_json(line)) for line in lines)])
             replace_file(self._run_dir / SESSIONS, content, durable=durable, disk=self._disk)
 
     def _last_heartbeat(self) -> float | None:
@@ -575,9 +569,9 @@ def read_hparams(path: Path) -> dict[str, Any]:
         raise ValueError(str(error)) from error
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
-    _check_size(data)
-    if not is_shallow(data):
-        raise ValueError("it is nested too deeply")
+    if not is_shallow(data, _MOST_VALUES):
+        # With aliases, a few lines can expand to any number of values.
+        raise ValueError(f"it is nested too deeply, or has more than {_MOST_VALUES} values")
     return data if isinstance(data, dict) else {}
 
 
@@ -625,18 +619,3 @@ def _check_depth(raw: bytes) -> None:
                 depth -= 1
         if depth > _MOST_NESTED:
             raise ValueError("it is nested too deeply")
-
-
-def _check_size(data: Any) -> None:
-    """Refuses too many values; with aliases, a file with a few lines can expand to any number."""
-    pending, count = [data], 0
-    while pending:
-        value = pending.pop()
-        count += 1
-        if count > _MOST_VALUES:
-            raise ValueError(f"it has more than {_MOST_VALUES} values")
-        match value:
-            case dict():
-                pending.extend(value.values())
-            case list() | tuple() | set():
-                pending.extend(value)

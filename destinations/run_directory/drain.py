@@ -14,7 +14,6 @@ import logging
 import os
 import shutil
 import time
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +25,7 @@ from destinations.history.aggregate import Aggregate
 from destinations.history.rows import Call
 from uploads.disk import DISK, Disk
 
-from .frames import Boundary, RowBlock
+from .frames import RowBlock
 from .journal_source import CHUNK_ROWS, JournalSource
 from .layout import ABANDONED_FOLDER, POSITION, column_of
 from .metrics_csv import MetricsCsv
@@ -51,17 +50,16 @@ _Names = tuple[str, ...]
 
 @attrs.define(eq=False)
 class _RowsOf:
-    """Rows with certain names: how many were added to the file, and those not yet in the statistics.
+    """Rows with certain names that aren't in the statistics yet.
 
     `values` contains blocks of rows, float64 `(rows, metrics)`, and lists of tuples.
     """
 
     names: _Names
-    in_file: int = 0
     steps: list[int | None] = attrs.field(factory=list)
     values: list[Any] = attrs.field(factory=list)
     last: int = 0
-    """The number of the last such row among all rows."""
+    """The number of the last such row among these rows."""
 
 
 class RowBuffer:
@@ -79,11 +77,10 @@ class RowBuffer:
         # The last row, which later calls may share, and the offset of its first call.
         self._pending: Call | None = None
         self._start = 0
-        self._rows_of: dict[_Names, _RowsOf] = {}
-        # The entry of the last row, and the entries with values that aren't in the statistics yet.
-        self._current = _RowsOf(())
-        self._fresh: list[_RowsOf] = []
+        # The rows that aren't in the statistics yet, how many they are, and the entry of the last one.
+        self._fresh: dict[_Names, _RowsOf] = {}
         self._count = 0
+        self._current = _RowsOf(())
         self._last_epoch: int | None = None
 
     def end_of_lines(self, end: int) -> int:
@@ -143,49 +140,35 @@ class RowBuffer:
         Returns:
             The number of rows, and the step of the last one.
         """
-        fresh, self._fresh = self._fresh, []
-        rows, last_step = 0, None
+        last_step = None
         # In order, so that the last value of a metric comes from the last row that has it.
-        for one in sorted(fresh, key=lambda one: one.last):
-            steps, values = one.steps, one.values
-            one.steps, one.values = [], []
-            rows += len(steps)
-            last_step = steps[-1] if steps[-1] is not None else last_step
-            statistics.add(one.names, steps, np.concatenate(values, dtype=np.float64), self._last_epoch)
+        for one in sorted(self._fresh.values(), key=lambda one: one.last):
+            last_step = one.steps[-1] if one.steps[-1] is not None else last_step
+            values = np.concatenate(one.values, dtype=np.float64)
+            statistics.add(one.names, one.steps, values, self._last_epoch)
+        rows = self._count
+        self._fresh, self._count, self._current = {}, 0, _RowsOf(())
         return rows, last_step
 
     def clear(self) -> None:
         """Discards everything."""
         self._lines, self.line_count, self._pending = [], 0, None
-        for one in self._fresh:
-            one.steps, one.values = [], []
-        self._fresh = []
+        self._fresh, self._count, self._current = {}, 0, _RowsOf(())
 
-    def begin_file(self) -> None:
-        """Notes that a new file was begun, which has no rows yet."""
-        self._rows_of, self._current = {}, _RowsOf(())
-
-    def columns_in_use(self) -> list[str]:
-        """Returns the columns for the next file: those that several rows or the pending row have."""
-        rows: Counter[str] = Counter()
-        for one in self._rows_of.values():
-            for name in one.names:
-                rows[column_of(name)] += one.in_file
-        pending = [] if self._pending is None else [column_of(name) for name in self._pending.names]
-        return [*(column for column in self._csv.columns if rows[column] > 1), *pending]
+    @property
+    def pending_names(self) -> _Names:
+        """The names of the row that isn't a line yet."""
+        return () if self._pending is None else self._pending.names
 
     def _note(self, names: _Names, steps: list[Any], values: Any, epoch: int | None) -> None:
         one = self._current
         if one.names is not names:
-            one = self._current = self._rows_of.setdefault(names, _RowsOf(names))
-        if not one.steps:
-            self._fresh.append(one)
+            one = self._current = self._fresh.setdefault(names, _RowsOf(names))
         one.steps.extend(steps)
         if isinstance(values, list) and one.values and isinstance(one.values[-1], list):
             one.values[-1].extend(values)
         else:
             one.values.append(values)
-        one.in_file += len(steps)
         self._count += len(steps)
         one.last = self._count
         self._last_epoch = epoch
@@ -303,7 +286,8 @@ class JournalDrain:
             for start, end, found in frames:
                 match found:
                     case Call():
-                        self._take(found, start)
+                        self._have_columns(found.names)
+                        buffer.add(found, start)
                     case (names, block):
                         self._have_columns(names)
                         buffer.add_block(names, block, start)
@@ -312,8 +296,6 @@ class JournalDrain:
                         self._finish_lines()
                         source.offset = start
                         self.file.apply(found)
-                        if not isinstance(found, Boundary):
-                            buffer.begin_file()
                 source.offset = buffer.end_of_lines(end)
                 if buffer.line_count >= CHUNK_ROWS - 1:
                     self._write_lines()
@@ -321,11 +303,6 @@ class JournalDrain:
         source.offset = source.end
 
     # Rows.
-
-    def _take(self, call: Call, start: int) -> None:
-        """Buffers a call that begins at an offset."""
-        self._have_columns(call.names)
-        self._buffer.add(call, start)
 
     def _finish_lines(self) -> None:
         self._buffer.finish_line()
@@ -344,15 +321,15 @@ class JournalDrain:
         csv = self._csv
         if not csv.formatter(names).missing:
             return
-        schemas = [names, *self.source.coming_names()]
+        # The pending row stays pending, because this one may share it.
+        schemas = [self._buffer.pending_names, names, *self.source.coming_names()]
         wanted = dict.fromkeys(column_of(name) for schema in schemas for name in schema)
         if not csv.exists:
             self.file.begin(wanted)
             return
-        # The pending row stays pending, because this one may share it.
         self._write_lines()
         if self._is_better_closed():
-            self._close_part([*self._buffer.columns_in_use(), *wanted])
+            self.file.close_part(wanted)
         else:
             self._rewritten_bytes += csv.size
             self.file.replace(csv.prepare_columns([*wanted]))
@@ -369,10 +346,6 @@ class JournalDrain:
         is_small = size <= max(_SMALL_BYTES, 2 * len(self._csv.header))
         return not is_small and self._rewritten_bytes + size > earned
 
-    def _close_part(self, columns: list[str]) -> None:
-        self.file.close_part(columns)
-        self._buffer.begin_file()
-
     # Committing.
 
     def _commit(self) -> None:
@@ -385,7 +358,8 @@ class JournalDrain:
             self.file.write_position()
             self.source.remove_drained()
         if csv.exists and csv.size >= self.file.part_bytes:
-            self._close_part(self._buffer.columns_in_use())
+            # The next rows bring their columns.
+            self.file.close_part(())
 
     def _committed(self) -> int | None:
         """Counts the rows that a position covers, and returns the step of the last one."""

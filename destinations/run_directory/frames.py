@@ -13,9 +13,9 @@ l  int32 n, then abs(n) digits of 15 bits, 2 bytes each, least first, with the s
 
 Payloads are `(schema, step, epoch or None, time, (value, ...))`, a row;
 `("keys", schema, JSON list of names)`, which precedes the first row of a schema in each segment;
-`("session", id)`, `("rewind", id, mark, step, time, until)`, `("resume", step, time or None)`, also with
-`until`, `("boundary",)`, also with a mark, and `("follows", segment, offset)`; see `Begin`, `Rewind`,
-`Resume`, `Boundary` and `Follows`.
+`("session", id)`, `("rewind", id, mark, step, time or None)`, `("resume", step, time or None)`,
+`("boundary", mark)`, and `("follows", segment, offset)`; see `Begin`, `Rewind`, `Resume`, `Boundary` and
+`Follows`. Further values of these tuples are ignored.
 
 **Why marshal, and why it is decoded here.** `marshal.dumps` keeps the type of each value, which rows of
 integers and floats need, and takes 0.7 to 0.9 us for ten values; JSON took 6 to 14 us. `marshal.loads` must
@@ -113,13 +113,11 @@ class Resume:
     """This session follows only some of the earlier records: a loop has named its batch.
 
     Rows of earlier sessions with a larger step don't count. Rows of this step don't count if they were logged
-    after `time`, the time of the checkpoint; if `time` is None, none of them count. Rows logged at `until` or
-    later belong to this session.
+    after `time`, the time of the checkpoint; if `time` is None, none of them count.
     """
 
     step: int
     time: float | None
-    until: float | None = None
 
     @property
     def limit(self) -> Limit:
@@ -232,10 +230,10 @@ def _record(payload: bytes) -> Record:  # noqa: C901  # a case for each kind
             return Boundary(*mark)
         case ("session", str(session)):
             return Begin(session)
-        case ("rewind", str(session), int(mark), int(step), float() | None as time, float(until)):
-            return Rewind(session, mark, Resume(step, time, until))
-        case ("resume", int(step), float() | None as time, *until) if [*map(type, until)] in ([], [float]):
-            return Resume(step, time, *until)
+        case ("rewind", str(session), int(mark), int(step), float() | None as time, *_):
+            return Rewind(session, mark, Resume(step, time))
+        case ("resume", int(step), float() | None as time, *_):
+            return Resume(step, time)
         case ("follows", int(segment), int(at)):
             return Follows(segment, at)
         case (int(schema), int() | float() | None as step, int() | None as epoch, float(time), tuple(values)):
@@ -295,16 +293,10 @@ _MAX_VALUES = 8192
 # A single row with this many values is worth a block.
 _WIDE = 256
 
-# Offsets in a frame of floats: header, "(5", schema, step, epoch, time, "(n".
-_CHECKSUM = 4
-_SCHEMA = 14
-_STEP = 19
-_EPOCH = 24
-_TIME = 29
-_VALUES = 42
-_VALUE_BYTES = 9
-_COUNT = 29  # in the payload
-_ANY = ord(".")
+# The bytes of a frame with its length, and those with the tag and number of its schema.
+_LENGTH, _SCHEMA = slice(0, 4), slice(14, 19)
+# Everything else that frames of floats with the same length have in common.
+_TAGS = {"tag": "(", "schema_tag": "i", "step_tag": "i", "epoch_tag": "i", "time_tag": "g", "values_tag": "("}
 
 
 @attrs.frozen(eq=False)
@@ -338,83 +330,67 @@ def read_row_block(data: bytes, offset: int, most: int) -> RowBlock | None:
     """
     import numpy as np
 
-    if offset + _VALUES > len(data):
+    if offset + HEADER.size + VALUES_AT > len(data):
         return None
     length, _ = HEADER.unpack_from(data, offset)
     stride = HEADER.size + length
-    count, rest = divmod(stride - _VALUES, _VALUE_BYTES)
+    count, rest = divmod(length - VALUES_AT, FLOAT_BYTES)
     if count < 1 or rest:
         return None
-    following = offset + stride
     least = 1 if count >= _WIDE else _MIN_ROWS
-    if least > 1 and (
-        data[offset : offset + 4] != data[following : following + 4]
-        or data[offset + _SCHEMA : offset + _STEP] != data[following + _SCHEMA : following + _STEP]
-    ):
-        return None
+    if least > 1:
+        first, second = data[offset : offset + stride], data[offset + stride : offset + 2 * stride]
+        if first[_LENGTH] != second[_LENGTH] or first[_SCHEMA] != second[_SCHEMA]:
+            return None
     rows = min(most, max(_MIN_ROWS, _MAX_VALUES // count), (len(data) - offset) // stride)
     if rows < least:
         return None
-    table = np.frombuffer(data, np.uint8, rows * stride, offset).reshape(rows, stride)
-    rows = _alike(table, count)
-    if rows:
-        rows = _whole(data, offset, stride, table[:rows, _CHECKSUM : HEADER.size])
-    if rows < least:
+    table = np.frombuffer(data, _frame_type(count), rows, offset)
+    table = table[: _alike(table, length, count)]
+    table = table[: _whole(data, offset, stride, table["checksum"].tolist())]
+    if len(table) < max(least, 1):
         return None
-    table = table[:rows]
-    values = table[:, _VALUES:].reshape(rows, count, _VALUE_BYTES)[:, :, 1:]
     return RowBlock(
-        schema=int(_column(table, _SCHEMA, "<i4")[0]),
-        steps=_column(table, _STEP, "<i4").tolist(),
-        epochs=_column(table, _EPOCH, "<i4").tolist(),
-        times=_column(table, _TIME, "<f8").astype(np.float64),
-        values=np.ascontiguousarray(values).view("<f8").reshape(rows, count).astype(np.float64, copy=False),
-        size=rows * stride,
+        schema=int(table["schema"][0]),
+        steps=table["step"].tolist(),
+        epochs=table["epoch"].tolist(),
+        times=table["time"].astype(np.float64),
+        values=table["values"]["value"].astype(np.float64),
+        size=len(table) * stride,
     )
 
 
 @functools.lru_cache(maxsize=64)
-def _fixed_bytes(count: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Returns the indices and values of the constant bytes in a frame of `count` floats."""
+def _frame_type(count: int) -> np.dtype[np.void]:
+    """Returns the layout of a frame of `count` floats."""
     import numpy as np
 
-    head = b"(\x05\0\0\0i....i....i....g........(" + count.to_bytes(4, "little")
-    frame = bytes(HEADER.size) + head + b"g........" * count
-    places = [
-        *range(4),
-        *(HEADER.size + place for place, byte in enumerate(head) if byte != _ANY or place > _COUNT),
-        *range(_VALUES, len(frame), _VALUE_BYTES),
-    ]
-    fixed = bytearray(frame)
-    fixed[:4] = (len(frame) - HEADER.size).to_bytes(4, "little")
-    index = np.array(places)
-    return index, np.frombuffer(bytes(fixed), np.uint8)[index]
+    return np.dtype(
+        [
+            *(("length", "<u4"), ("checksum", "<u4"), ("tag", "u1"), ("items", "<i4")),
+            *(("schema_tag", "u1"), ("schema", "<i4"), ("step_tag", "u1"), ("step", "<i4")),
+            *(("epoch_tag", "u1"), ("epoch", "<i4"), ("time_tag", "u1"), ("time", "<f8")),
+            *(("values_tag", "u1"), ("count", "<i4")),
+            ("values", [("tag", "u1"), ("value", "<f8")], (count,)),
+        ]
+    )
 
 
-def _alike(table: np.ndarray[Any, Any], count: int) -> int:
+def _alike(table: np.ndarray[Any, Any], length: int, count: int) -> int:
     """Returns how many leading rows are frames of floats with the first row's schema."""
-    places, expected = _fixed_bytes(count)
-    same = (table[:, places] == expected).all(axis=1)
-    same &= (table[:, _SCHEMA : _STEP - 1] == table[0, _SCHEMA : _STEP - 1]).all(axis=1)
+    same = (table["length"] == length) & (table["items"] == 5) & (table["count"] == count)  # noqa: PLR2004
+    same &= (table["schema"] == table["schema"][0]) & (table["values"]["tag"] == FLOAT_TAG[0]).all(axis=1)
+    for name, tag in _TAGS.items():
+        same &= table[name] == ord(tag)
     return len(table) if same.all() else int(same.argmin())
 
 
-def _whole(data: bytes, offset: int, stride: int, checksums: np.ndarray[Any, Any]) -> int:
-    """Returns how many leading frames have a valid checksum."""
-    import numpy as np
-
+def _whole(data: bytes, offset: int, stride: int, stored: list[int]) -> int:
+    """Returns how many leading frames have their stored checksum."""
     view = memoryview(data)
-    stored = np.ascontiguousarray(checksums).view("<u4")[:, 0].tolist()
     first, length = offset + HEADER.size, stride - HEADER.size
     starts = range(first, first + len(stored) * stride, stride)
     found = [zlib.adler32(view[start : start + length]) for start in starts]
     if found == stored:
         return len(stored)
     return next(row for row, (one, other) in enumerate(zip(found, stored, strict=True)) if one != other)
-
-
-def _column(table: np.ndarray[Any, Any], offset: int, kind: str) -> np.ndarray[Any, Any]:
-    import numpy as np
-
-    dtype = np.dtype(kind)
-    return np.ascontiguousarray(table[:, offset : offset + dtype.itemsize]).view(dtype)[:, 0]

@@ -317,18 +317,18 @@ class Journal:
         at = self._clock() if row.time is None else float(row.time)
         self._mark(("row", row.metrics, row.step, epoch, at))
 
-    def mark_resume(self, step: int, at: float | None, until: float | None = None) -> None:
+    def mark_resume(self, step: int, at: float | None) -> None:
         """Records which rows of earlier sessions no longer count; see `frames.Resume`."""
-        self._mark(("resume", step, at) if until is None else ("resume", step, at, until))
+        self._mark(("resume", step, at))
 
     def begin_session(self, session: str) -> None:
         """Begins a session, which owns all later rows."""
         self._marks = 0
         self._mark(("session", session))
 
-    def rewind(self, session: str, mark: int, step: int, at: float | None, until: float) -> None:
+    def rewind(self, session: str, mark: int, step: int, at: float | None) -> None:
         """Records which checkpoint this session continues from; see `frames.Rewind`."""
-        self._mark(("rewind", session, mark, step, at, until))
+        self._mark(("rewind", session, mark, step, at))
 
     def mark_boundary(self) -> int:
         """Returns the mark of a checkpoint; rows before and after it never share a row of the CSV."""

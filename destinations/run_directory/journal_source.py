@@ -146,11 +146,8 @@ class JournalSource:
 
     def coming_names(self) -> list[tuple[str, ...]]:
         """Returns the new names that upcoming rows have."""
-        found: list[tuple[str, ...]] = []
-        for _, record in iter_frames(self._data, self._taken):
-            if isinstance(record, Keys) and len(found) < _MOST_COMING:
-                found.append(record.names)
-        return found
+        records = (record for _, record in iter_frames(self._data, self._taken))
+        return [record.names for record in records if isinstance(record, Keys)][:_MOST_COMING]
 
     def sync(self) -> None:
         """Syncs the segments that aren't drained."""

@@ -486,13 +486,21 @@ def _text(value: Any) -> str:
     return safe_text(value)
 
 
-def is_shallow(value: Any) -> bool:
-    """Returns whether a value is nested at most 100 levels deep, so that recursion is safe."""
-    level = [value]
+def is_shallow(value: Any, most_values: float = math.inf) -> bool:
+    """Returns whether a value is nested at most 100 levels deep, so that recursion is safe.
+
+    Args:
+        value: the value.
+        most_values: how many values it may contain.
+    """
+    level, count = [value], 0
     for _ in range(_DEEPEST):
         level = [item for one in level for item in _items(one)]
+        count += len(level)
         if not level:
             return True
+        if count > most_values:
+            return False
     return False
 
 
@@ -500,7 +508,7 @@ def _items(value: Any) -> Iterable[Any]:
     match value:
         case dict():
             return value.values()
-        case list():
+        case list() | tuple() | set():
             return value
     return ()
 

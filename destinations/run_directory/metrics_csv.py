@@ -37,7 +37,6 @@ from .layout import (
     format_cells,
     header_line,
     parse_header,
-    part_numbers,
     read_header,
 )
 
@@ -49,8 +48,6 @@ __all__ = [
 ]
 
 _COPY_BYTES = 128 << 10
-
-Line = Callable[[int | None, int | None, float, tuple[float, ...]], str]
 
 
 class ChangedError(OSError):
@@ -66,23 +63,14 @@ class RowFormatter:
     def __init__(self, names: tuple[str, ...], columns: dict[str, int]) -> None:
         wanted = (*OWN_COLUMNS, *map(column_of, names))
         self.missing = [column for column in wanted if column not in columns]
-        targets = [] if self.missing else [columns[column_of(name)] for name in names]
-        self._targets = targets
-        self._columns = columns
-        self._own = [columns[name] for name in OWN_COLUMNS if name in columns]
-        first = targets[0] if targets else None
-        self.line: Line = self._incomplete if self.missing else self._general
-        self._is_contiguous = (
-            not self.missing
-            and first is not None
-            and self._own == [0, 1, 2]
-            and targets == list(range(first, first + len(names)))
-            and first > 2  # noqa: PLR2004  # after the own columns
-        )
-        if self._is_contiguous and first is not None:
-            self._before = "," * (first - 2)
-            self._after = "," * (len(columns) - first - len(names)) + "\n"
-            self.line = self._contiguous
+        self._targets = [] if self.missing else [columns[column] for column in wanted]
+        self._count = len(columns)
+        # The column of the first value. A metric named "epoch" replaces an own column.
+        first = self._targets[3] if self._targets[3:] else 0
+        contiguous = [*range(len(OWN_COLUMNS)), *range(first, first + len(names))]
+        self._is_contiguous = first >= len(OWN_COLUMNS) and self._targets == contiguous
+        self._before = "," * (first - 2)
+        self._after = "," * (len(columns) - first - len(names)) + "\n"
 
     def lines(self, steps: list[int], epochs: list[int], times: Floats, values: Floats) -> bytes:
         """Returns the lines of at least one row: float64 times `(rows,)` and values `(rows, metrics)`."""
@@ -94,20 +82,22 @@ class RowFormatter:
         stamps = format_cell_rows(times.round(6)[:, None])
         return b"".join(map(line.__mod__, zip(steps, epochs, stamps, format_cell_rows(values), strict=True)))
 
-    def _contiguous(self, step: int | None, epoch: int | None, time: float, values: tuple[float, ...]) -> str:
-        cells = format_cells(values)
-        return f"{_cell(step)},{_cell(epoch)},{round(time, 6)!r}{self._before}{cells}{self._after}"
+    def line(self, step: int | None, epoch: int | None, time: float, values: tuple[float, ...]) -> str:
+        """Returns the line of a row.
 
-    def _incomplete(self, *_: object) -> str:
-        raise RuntimeError(f"the file has no column for {self.missing[:3]}: these values would be lost")
-
-    def _general(self, step: int | None, epoch: int | None, time: float, values: tuple[float, ...]) -> str:
-        cells = [""] * len(self._columns)
-        for column, text in zip(self._own, (_cell(step), _cell(epoch), repr(round(time, 6))), strict=True):
-            cells[column] = text
-        for target, value in zip(self._targets, values, strict=True):
-            cells[target] = format_cells((value,))
-        return ",".join(cells) + "\n"
+        Raises:
+            RuntimeError: the file lacks a column.
+        """
+        if self.missing:
+            raise RuntimeError(f"the file has no column for {self.missing[:3]}: these values would be lost")
+        own, cells = f"{_cell(step)},{_cell(epoch)},{round(time, 6)!r}", format_cells(values)
+        if self._is_contiguous:
+            return f"{own}{self._before}{cells}{self._after}"
+        row = [""] * self._count
+        texts = [*own.split(","), *(cells.split(",") if cells else ())]
+        for target, text in zip(self._targets, texts, strict=True):
+            row[target] = text
+        return ",".join(row) + "\n"
 
 
 def _cell(value: int | None) -> str:
@@ -153,22 +143,17 @@ class MetricsCsv:
         Returns:
             The state of the file, or None if the position doesn't match it; then all complete lines count.
         """
-        parts, sums = self.parts, read_sums(self.path)
-        numbers = part_numbers(parts.folder)
-        parts.format2 = max(numbers, default=0) if position is None else position.states[-1].parts
+        sums = read_sums(self.path)
         try:
             self._fd = self._disk.open(self.path, os.O_RDWR)
         except FileNotFoundError:
-            parts.open(None if position is None else position.states[-1].history)
+            self.parts.open(None if position is None else position.states[-1])
             return None
         file_size = os.fstat(self._fd).st_size
         header = read_header(self._fd, file_size)
         state = None if position is None else position.state_of(header, file_size)
-        if state is not None:
-            parts.format2 = state.parts
-        known = state or (None if position is None else position.states[-1])
         try:
-            parts.open(None if known is None else known.history)
+            self.parts.open(state or (None if position is None else position.states[-1]))
         except BaseException:
             self.close()
             raise
@@ -191,7 +176,7 @@ class MetricsCsv:
 
     def state(self, segment: int, offset: int) -> CsvState:
         """Returns the current state of the file, for the position."""
-        return _state(self._sums, self.size, segment, offset, self.parts.format2, self.parts.chain.size)
+        return _state(self._sums, self.size, segment, offset, self.parts.chain.size)
 
     def formatter(self, names: tuple[str, ...]) -> RowFormatter:
         """Returns the formatter for rows with these names; its `missing` lists columns the file lacks."""
@@ -478,9 +463,9 @@ class Replacement:
             self.discard()
             raise
 
-    def state(self, segment: int, offset: int, history: int, format2_parts: int = 0) -> CsvState:
+    def state(self, segment: int, offset: int, history: int) -> CsvState:
         """Returns the state of the new version for the position."""
-        return _state(self.sums, self.size, segment, offset, format2_parts, history)
+        return _state(self.sums, self.size, segment, offset, history)
 
     def take(self) -> int:
         """Renames the file into place and returns its descriptor; removes it if that fails."""
@@ -504,9 +489,9 @@ class Replacement:
         self.size += len(chunk)
 
 
-def _state(sums: BlockSums, size: int, segment: int, offset: int, parts: int, history: int) -> CsvState:
+def _state(sums: BlockSums, size: int, segment: int, offset: int, history: int) -> CsvState:
     tail = sums.tail
-    return CsvState(sums.header, size, segment, offset, parts, history, tail.start, tail.rows, tail.crc32)
+    return CsvState(sums.header, size, segment, offset, 0, history, tail.start, tail.rows, tail.crc32)
 
 
 def _has_size(path: Path, size: int) -> bool:

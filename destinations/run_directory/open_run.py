@@ -146,7 +146,7 @@ class OpenRun:
     def __init__(self, taken: TakenPlace, state: State, options: RunOptions, early: EarlyRecords) -> None:
         self.place = taken.place
         self.run_dir = taken.place.folder
-        self._state = state
+        self.state = state
         self._early = early
         self.documents: Documents | None = None
         self.media: MediaWriter | None = None
@@ -165,10 +165,10 @@ class OpenRun:
     def _open(self, taken: TakenPlace, options: RunOptions, undo: contextlib.ExitStack) -> None:
         folder, claim = HeldFolder(self.run_dir), taken.claim
         store, mirror = (None, None) if claim is None else self._send(claim, folder, options, undo)
-        if self._state.rank == 0:
+        if self.state.rank == 0:
             fork = None
             if options.fork_from is not None and not holds_run(self.run_dir, 0):
-                fork = fork_place(options.fork_from, self.run_dir, loads=bool(self._state.continues_run))
+                fork = fork_place(options.fork_from, self.run_dir, loads=bool(self.state.continues_run))
             self.documents = documents = Documents(
                 folder.path,
                 options.run_id or uuid.uuid4().hex[:12],
@@ -191,7 +191,7 @@ class OpenRun:
         self.files = RunFiles(self.run_dir, options.keeping, self.media, store)
         self.writer = RankWriter(
             run_dir=self.run_dir,
-            state=self._state,
+            state=self.state,
             lock=taken.lock,
             documents=self.documents,
             options=options,
@@ -213,15 +213,34 @@ class OpenRun:
         claim.take(folder.where)
         store = StoreFolder(claim.uri, name_of=lambda name: f"{ARTIFACTS_FOLDER}/{name}", fence=claim.fence)
         undo.callback(store.queue.close, 0.0)
-        mirror = Mirror(claim, folder.path, self._state.rank, options.mirror_seconds, store.queue)
+        mirror = Mirror(claim, folder.path, self.state.rank, options.mirror_seconds, store.queue)
         return store, mirror
+
+    # Sessions.
+
+    def begin_session(self, now: float) -> None:
+        """Begins another session in this process, which goes back to an earlier place."""
+        if self.documents is not None:
+            self.documents.begin_session(now)
+        session = self.writer.begin_session()
+        if self.media is not None:
+            self.media.begin_session(session)
+
+    def place_of_checkpoint(self, now: float) -> dict[str, Any]:
+        """Returns the place of a checkpoint: everything this session has logged so far belongs to it."""
+        place = {"time": now, "session": self.writer.session, "mark": self.writer.journal.mark_boundary()}
+        if self.media is not None:
+            place["records"] = self.media.note_checkpoint()
+        if (documents := self.documents) is not None:
+            self.writer.write_now(lambda: documents.note_checkpoint({"step": self.step, **place}))
+        return place
 
     # Records.
 
     @property
     def step(self) -> int:
         """The step of a record that is logged without one."""
-        return int(self._state.timestamp.batch)
+        return int(self.state.timestamp.batch)
 
     def add_hyperparameters(self, hyperparameters: dict[str, Any]) -> None:
         """Adds hyperparameters to `hparams.yaml` and the sidecar."""

@@ -315,15 +315,8 @@ class FolderState:
 
     def save(self, folder: Path, stream: str) -> None:
         """Saves it."""
-        own = {
-            "session": self.session,
-            "last": self.last,
-            "has_ended": self.has_ended,
-            "files": {path: [state.version, state.size] for path, state in self.files.items()},
-            "lost": self.lost,
-            "run": self.run,
-            "version": self.version,
-        }
+        files = {path: [state.version, state.size] for path, state in self.files.items()}
+        own = {**attrs.asdict(self, recurse=False), "files": files}
         replace_json(folder / PIECES_STATE, {**read_json(folder / PIECES_STATE), stream: own})
 
 

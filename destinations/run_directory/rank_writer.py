@@ -483,12 +483,10 @@ class RankWriter:
         documents, lost = self._documents, self.lost()
         if documents is None or not lost:
             return
-        if documents.status in {"completed", "stopped"}:
-            documents.status = "failed to write"
-            documents.exception = (
-                f"{rows} rows of metrics are lost ({reason})" if rows else f"lost {loss_text(lost)}"
-            )
-        documents.sessions.current.update(status=documents.status, exception=documents.exception)
+        session = documents.sessions.current
+        if session["status"] in {"completed", "stopped"}:
+            text = f"{rows} rows of metrics are lost ({reason})" if rows else f"lost {loss_text(lost)}"
+            session.update(status="failed to write", exception=text)
 
     def _report(self) -> dict[str, Any]:
         """Returns the sidecar's fields for this session: `lost` and `overhead`.

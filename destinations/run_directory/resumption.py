@@ -15,7 +15,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import attrs
 
@@ -24,50 +24,19 @@ from destinations.history.csv_file import CsvSnapshot
 from destinations.history.rows import MetricRow, keeps, parse_rows
 from destinations.history.sealed import ParquetSnapshot
 from destinations.history.snapshot import last_rows, take_snapshot
-from events import State
 
 from .blocks import indexed_files
-from .documents import Documents
 from .journal import Journal
 from .layout import column_of, parse_header
-from .media_writer import MediaWriter
-from .rank_writer import RankWriter
+from .open_run import OpenRun
 
-__all__ = ["Checkpoint", "Continuation", "Resumption", "rows_of_step"]
+__all__ = ["Continuation", "Resumption", "rows_of_step"]
 
 _log = logging.getLogger("destinations")
 
 _MAX_ROWS = 1000
 # How many rows to compare with earlier sessions. Each comparison reads the earlier rows.
 _MAX_LOOKS = 20
-
-
-@attrs.frozen
-class Checkpoint:
-    """Where the run stood when the most recently loaded checkpoint was saved.
-
-    Attributes:
-        time: the time of the save, in seconds since 1970; None if unknown.
-        session: the id of the session that saved it.
-        mark: the mark of the boundary between that session's rows.
-        records: how many other records that session had.
-    """
-
-    time: float | None = None
-    session: str | None = None
-    mark: int | None = None
-    records: int | None = None
-
-    @classmethod
-    def of(cls, state: Mapping[str, Any]) -> Self:
-        """Returns the known fields of a state."""
-        at, session, mark, records = (state.get(name) for name in ("time", "session", "mark", "records"))
-        return cls(
-            float(at) if isinstance(at, int | float) else None,
-            session if isinstance(session, str) else None,
-            mark if isinstance(mark, int) else None,
-            records if isinstance(records, int) else None,
-        )
 
 
 class Resumption:
@@ -122,19 +91,16 @@ class Resumption:
         """Whether it is known which place this session follows."""
         return self.is_done or (self.has_begun and self._step is None)
 
-    def begin(self, checkpoint: Checkpoint) -> None:
+    def begin(self, checkpoint: Follows | None) -> None:
         """Handles training that continues from the trainer's count of batches, or from a checkpoint."""
         with self._lock:
             self.has_begun = True
             step = self._step = self._batches_done()
             self._on_step(step)
-            if checkpoint.session is not None and checkpoint.mark is not None:
+            if checkpoint is not None:
                 self.is_done = True
-                place = checkpoint.session, checkpoint.mark
-                self._journal.rewind(*place, step, checkpoint.time, self._began_at)
-            elif checkpoint.time is not None:
-                self.is_done = True
-                self._journal.mark_resume(step, checkpoint.time, self._began_at)
+                place = checkpoint.session, checkpoint.mark or 0
+                self._journal.rewind(*place, step, checkpoint.time)
             else:
                 self._replace_if_clear(step)
 
@@ -202,9 +168,9 @@ class Resumption:
         again, earlier = self._again(step), self._of_step(step)
         if again.isdisjoint(name for row in earlier for name in row.metrics):
             # All earlier rows of the step itself stay.
-            self._journal.mark_resume(step, float("inf"), self._began_at)
+            self._journal.mark_resume(step, float("inf"))
         else:
-            self._journal.mark_resume(step, None, self._began_at)
+            self._journal.mark_resume(step, None)
             for row in earlier:
                 kept = {name: value for name, value in row.metrics.items() if name not in again}
                 if kept:
@@ -239,33 +205,22 @@ class Continuation:
         self._clock = clock
         self._is_trainer = is_trainer
         self._warns = warns
-        self._checkpoint = Checkpoint()
+        # Where the run stood when the most recently loaded checkpoint was saved.
+        self._checkpoint: Follows | None = None
         # Whether training has begun, and whether a checkpoint is loaded by a session that has trained.
         self._has_trained = self._goes_back = False
         self.leave()
 
     def leave(self) -> None:
         """Forgets the folder, because the run was closed or moves to another folder."""
-        self._run_dir: Path | None = None
-        self._state: State | None = None
-        self._writer: RankWriter | None = None
-        self._documents: Documents | None = None
-        self._media: MediaWriter | None = None
+        self._run: OpenRun | None = None
         # None if this session continues nothing, or has marked what it replaces.
         self._resumption: Resumption | None = None
 
-    def enter(
-        self,
-        run_dir: Path,
-        state: State,
-        writer: RankWriter,
-        documents: Documents | None,
-        media: MediaWriter | None,
-    ) -> None:
-        """Sets the folder that is written from now on."""
-        self._run_dir, self._state = run_dir, state
-        self._writer, self._documents, self._media = writer, documents, media
-        if writer.had_rows and self._is_trainer:
+    def enter(self, run: OpenRun) -> None:
+        """Sets the run that is written from now on."""
+        self._run = run
+        if run.writer.had_rows and self._is_trainer:
             self._watch()
 
     @property
@@ -281,7 +236,7 @@ class Continuation:
 
     def before_load(self) -> None:
         """Handles the event before a load; later rows belong to the training that begins."""
-        self._checkpoint = Checkpoint()
+        self._checkpoint = None
         # Otherwise it isn't known yet what the session follows, and its own rows stay.
         self._goes_back = self._has_trained and (self._resumption is None or self._resumption.is_decided)
         if self._has_trained:
@@ -289,27 +244,26 @@ class Continuation:
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Loads what `checkpoint` has returned."""
-        self._checkpoint = Checkpoint.of(state)
+        match state:
+            case {"session": str(session), "mark": int(mark), "time": int() | float() as time, **more}:
+                records = more.get("records")
+                records = records if isinstance(records, int) else None
+                self._checkpoint = Follows(session, records, mark=mark, time=float(time))
+            case _:
+                self._checkpoint = None
 
     def after_load(self, batch: int) -> None:
         """Handles a loaded checkpoint, which may be older than the rows logged so far."""
-        writer = self._writer
-        is_own = writer is not None and self._checkpoint.session == writer.session
+        run, saved = self._run, self._checkpoint
+        if run is None:
+            return
+        is_own = saved is not None and saved.session == run.writer.session
         if self._goes_back or is_own:
-            self.begin_session()
-        if self._has_trained or is_own or (writer is not None and writer.had_rows):
+            run.begin_session(self._clock())
+        if self._has_trained or is_own or run.writer.had_rows:
             self._watch()
-        if batch > 0 or self._checkpoint.session is not None:
+        if batch > 0 or saved is not None:
             self._continue_from(batch)
-
-    def begin_session(self) -> None:
-        """Begins another session in this process, which goes back to an earlier place."""
-        if self._writer is not None:
-            if self._documents is not None:
-                self._documents.begin_session(self._clock())
-            session = self._writer.begin_session()
-            if self._media is not None:
-                self._media.begin_session(session)
 
     def fit_start(self, *, continues: bool) -> None:
         """Handles the start of training: decides what it follows, or waits for the rows of its first step.
@@ -318,10 +272,10 @@ class Continuation:
             continues: whether the trainer has said that the run continues.
         """
         is_first, self._has_trained = not self._has_trained, True
-        state, documents = self._state, self._documents
-        if state is None:
+        if self._run is None:
             return
-        is_named = self._checkpoint != Checkpoint() or state.timestamp.batch > 0
+        state, documents = self._run.state, self._run.documents
+        is_named = self._checkpoint is not None or state.timestamp.batch > 0
         # An epoch alone names no step.
         is_named |= continues and self._is_trainer and state.timestamp.epoch == 0
         if self._resumption is not None:
@@ -338,15 +292,8 @@ class Continuation:
 
     def checkpoint(self) -> dict[str, Any]:
         """Returns the place of a checkpoint: everything this session has logged so far belongs to it."""
-        place: dict[str, Any] = {"time": self._clock()}
-        if self._writer is not None:
-            place |= {"session": self._writer.session, "mark": self._writer.journal.mark_boundary()}
-        if self._media is not None:
-            place["records"] = self._media.note_checkpoint()
-        if self._documents is not None and self._writer is not None and self._state is not None:
-            documents, line = self._documents, {"step": int(self._state.timestamp.batch), **place}
-            self._writer.write_now(lambda: documents.note_checkpoint(line))
-        return place
+        now = self._clock()
+        return {"time": now} if self._run is None else self._run.place_of_checkpoint(now)
 
     def end(self) -> None:
         """Decides now, because no more rows will come."""
@@ -355,17 +302,18 @@ class Continuation:
             self._forget_if_done()
 
     def _watch(self) -> None:
-        writer, state, resumption = self._writer, self._state, self._resumption
-        if writer is None or state is None or self._run_dir is None:
+        run, resumption = self._run, self._resumption
+        if run is None:
             return
+        state = run.state
         if resumption is not None:
             if not resumption.has_begun:
                 return
             resumption.end()
         self._resumption = Resumption(
-            self._run_dir,
+            run.run_dir,
             state.rank,
-            writer.journal,
+            run.writer.journal,
             batches_done=lambda: int(state.timestamp.batch),
             on_step=self._continue_from,
             began_at=self._clock(),
@@ -373,16 +321,15 @@ class Continuation:
         )
 
     def _continue_from(self, step: int) -> None:
-        documents, saved = self._documents, self._checkpoint
-        if documents is None or self._writer is None or saved.session == "":
+        run, saved = self._run, self._checkpoint
+        if run is None or run.documents is None or (saved is not None and not saved.session):
             return
-        follows = None
-        if saved.session is not None:
-            follows = Follows(saved.session, saved.records, step, mark=saved.mark, time=saved.time)
-        if documents.continue_from(step, follows):
+        documents = run.documents
+        follows = None if saved is None else attrs.evolve(saved, step=step)
+        if documents.continue_from(step, follows) and saved is not None:
             # None of this run's rows belong.
             self._checkpoint = attrs.evolve(saved, session="", mark=0)
-        self._writer.write_now(lambda: documents.write_history(durable=False))
+        run.writer.write_now(lambda: documents.write_history(durable=False))
 
     def _forget_if_done(self) -> None:
         if self._resumption is not None and self._resumption.is_done:

@@ -4,7 +4,6 @@ A change of more than the end of the CSV is announced in `position.json` first, 
 session know which version is there. Runs in the writer thread.
 """
 
-import uuid
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -128,7 +127,7 @@ class RowFile:
             csv.sync()
             if history:
                 csv.parts.write_history(*history)
-            self.write_position(new.state(source.segment, source.offset, size, csv.parts.format2))
+            self.write_position(new.state(source.segment, source.offset, size))
         except BaseException:
             new.discard()
             raise
@@ -152,9 +151,7 @@ class RowFile:
         chain, lines = self.csv.parts.chain, self._seal()
         # Without such rows, the file has only rows of earlier sessions, which are in parts.
         lines = lines or [chain.session(chain.newest, chain.before, None)]
-        self.replace(
-            self.csv.prepare_history(columns, (), with_own=False), *self.csv.parts.count_format2(), *lines
-        )
+        self.replace(self.csv.prepare_history(columns, (), with_own=False), *lines)
 
     def _seal(self) -> list[bytes]:
         sealed = self.csv.seal(self.between)
@@ -164,7 +161,7 @@ class RowFile:
         """Blanks damaged and missing rows; returns how many of them aren't in a closed part."""
         new, lost = self.csv.prepare_mended()
         lines = [self.csv.parts.chain.loss(lost)] if lost else []
-        self.replace(new, *(self.csv.parts.count_format2() if lines else ()), *lines)
+        self.replace(new, *lines)
         return lost
 
     # Sessions.
@@ -194,7 +191,7 @@ class RowFile:
             before = RowPlace(chain.newest) if chain.newest or chain.parts else None
             self.add_history(chain.session(session, before, None if chain.parts else 0))
             return
-        is_whole, lines = chain.view is not None, [*self.csv.parts.count_format2(), *self._seal()]
+        is_whole, lines = chain.view is not None, self._seal()
         lines.append(chain.session(session, RowPlace(chain.newest), csv.rows if is_whole else None))
         if is_whole:
             self.add_history(*lines)
@@ -204,8 +201,6 @@ class RowFile:
 
     def _resume(self, resume: Resume) -> None:
         """Makes this session follow the earlier rows that remain after a loop has named its batch."""
-        if self.csv.exists and not self.csv.parts.chain.newest:
-            self._begin_session(uuid.uuid4().hex[:12])
         before = self.csv.parts.chain.before
         if self.csv.exists and before is not None:
             self._follow(attrs.evolve(before, limit=resume.limit))

@@ -400,7 +400,7 @@ class RunDirectory(RecordDestination):
         )
         run = OpenRun(taken, state, options, self._early)
         self._run = run
-        self._continuation.enter(run.run_dir, state, run.writer, run.documents, run.media)
+        self._continuation.enter(run)
         self._silence = Silence()
         call_in_forked_children(self.forget_in_child)
 

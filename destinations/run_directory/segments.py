@@ -3,7 +3,6 @@
 The training thread writes to a segment; the writer thread creates, prepares, and removes segments.
 """
 
-import bisect
 import contextlib
 import errno
 import mmap
@@ -11,8 +10,6 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-
-import attrs
 
 from destinations.history.rows import Call
 from uploads.disk import DISK, Disk, open_regular, read_at, read_regular
@@ -34,7 +31,6 @@ from .layout import POSITION, Position, segment_number, segment_paths
 __all__ = [
     "FIRST_BYTES",
     "AppendedSegment",
-    "DecodedSegment",
     "JournalPlace",
     "JournalRecord",
     "MappedSegment",
@@ -242,8 +238,6 @@ FIRST_BYTES = 128
 
 # A segment is as large as its largest row needs.
 _MAX_SEGMENT_BYTES = 1 << 30
-# There are more segments only while the disk is full or very slow.
-_MOST_DECODED = 32
 # The first bytes of the payload of each frame of names.
 _KEYS_START = keys_frame(0, ()).partition(b"keys")[0][HEADER.size :] + b"keys"
 
@@ -292,76 +286,19 @@ def end_of_journal(folder: Path) -> JournalPlace | None:
     position = Position.read(folder / POSITION)
     starts = [(0, len(MAGIC))] if position is None else [(one.segment, one.offset) for one in position.states]
     try:
-        ends = {journal_records(folder, start, are_kept=False)[1] for start in starts}
+        ends = {journal_records(folder, start)[1] for start in starts}
     except OSError:
         return None
     return ends.pop() if len(ends) == 1 else None
 
 
-@attrs.define
-class DecodedSegment:
-    """The records of a segment that a reader has decoded; when it looks again, it decodes only new ones.
-
-    Attributes:
-        start: the offset of the first record.
-        data: the decoded bytes of the segment, to recognize another segment of the same name.
-        names: the names of each schema.
-        records: the decoded records.
-        ends: the offset after each record.
-    """
-
-    start: int
-    data: bytes
-    names: dict[int, tuple[str, ...]]
-    records: list[JournalRecord] = attrs.field(factory=list)
-    ends: list[int] = attrs.field(factory=list)
-
-    @classmethod
-    def of(cls, data: bytes, start: int, before: "DecodedSegment | None" = None) -> "DecodedSegment":
-        """Decodes a segment from an offset on, continuing an earlier result if it matches."""
-        if (
-            before is None
-            or not before.start <= start <= len(before.data)
-            or not data.startswith(before.data)
-        ):
-            before = cls(start, data[:start], names_before(data, start))
-        before._add(data)
-        return before
-
-    def _add(self, data: bytes) -> None:
-        end = len(self.data)
-        for after, record in iter_records(data, end, self.names):
-            end = after
-            if record is not None:
-                self.records.append(record)
-                self.ends.append(end)
-        if end > len(self.data):
-            self.data = data[:end]
-
-    def records_from(self, start: int) -> list[JournalRecord]:
-        """Returns the records from an offset on."""
-        return self.records[bisect.bisect_right(self.ends, start) :]
-
-
-def journal_records(
-    folder: Path,
-    place: JournalPlace,
-    decoded: dict[int, DecodedSegment] | None = None,
-    *,
-    are_kept: bool = True,
-) -> tuple[list[JournalRecord], JournalPlace, bool]:
+def journal_records(folder: Path, place: JournalPlace) -> tuple[list[JournalRecord], JournalPlace, bool]:
     """Returns the records from a place on, the place where they end, and whether all segments were there.
 
     Args:
         folder: the journal of a rank.
         place: where to begin.
-        decoded: what earlier calls have decoded of each segment; updated. It keeps at most the newest 32
-            segments, and only those that still exist.
-        are_kept: whether the records are needed.
     """
-    decoded = {} if decoded is None else decoded
-    for number in [one for one in decoded if one < place[0]]:
-        del decoded[number]
     records: list[JournalRecord] = []
     least, _ = place
     is_whole = True
@@ -377,16 +314,15 @@ def journal_records(
         # If it doesn't follow, rows before it are missing, either because of a power loss, or because they
         # were drained meanwhile. The caller finds out which.
         if data and (number == place[0] or continues_from(data, place)):
-            start = place[1] if number == place[0] else len(MAGIC)
-            segment = DecodedSegment.of(data, start, decoded.pop(number, None))
-            if are_kept:
-                decoded[number] = segment
-                if len(decoded) > _MOST_DECODED:
-                    del decoded[min(decoded)]
-                found = segment.records_from(start)
-                # A row of the CSV never spans two segments.
-                records += [*([Boundary()] if records and found else []), *found]
-            place = number, len(segment.data)
+            end = place[1] if number == place[0] else len(MAGIC)
+            found: list[JournalRecord] = []
+            for after, record in iter_records(data, end, names_before(data, end)):
+                end = after
+                if record is not None:
+                    found.append(record)
+            # A row of the CSV never spans two segments.
+            records += [*([Boundary()] if records and found else []), *found]
+            place = number, end
         if not has_successor:
             return records, place, is_whole
         least = number + 1

@@ -97,7 +97,6 @@ class StoredSession:
     Attributes:
         number: its number, from 1.
         pieces: first and last interval of each piece, in order.
-        is_claimed: whether it has its `session.json`.
         is_over: whether it has its `successor.json`.
         moved: the names of files that it sent after its successor began, each a quoted path.
         versions: the version of each piece, by name.
@@ -105,7 +104,6 @@ class StoredSession:
 
     number: int
     pieces: list[tuple[int, int]] = attrs.field(factory=list)
-    is_claimed: bool = False
     is_over: bool = False
     moved: set[str] = attrs.field(factory=set)
     versions: dict[str, str | None] = attrs.field(factory=dict)
@@ -182,7 +180,6 @@ class StoredRun:
                     session.versions[found[3]] = one.version
                 elif not found[3].endswith(".json"):
                     session.moved.add(found[3])
-                session.is_claimed |= found[3] == SESSION_FILE
                 session.is_over |= found[3] == SUCCESSOR_FILE
         return plain
 

@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 
 from destinations.kinds.line import file_inside, number_of, path_inside, whole_of
-from destinations.run_directory.layout import is_shallow
+from destinations.run_directory.layout import is_shallow, number_of_int
 from destinations.runs.budget import spend
 from uploads.disk import (
     ABSENT,
@@ -29,6 +29,7 @@ __all__ = [
     "clean_text",
     "file_inside",
     "folder_lock",
+    "integer_of",
     "json_lines",
     "number_of",
     "path_inside",
@@ -39,20 +40,20 @@ __all__ = [
     "written_beside",
 ]
 
-_TOO_LARGE = 1 << 63
+_MAX_DIGITS = 20
 # A parsed record takes several times the memory of its line.
 _RECORD_FACTOR = 4
 _BACKSLASH = ord("\\")
 _dumps = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
-def _integer(digits: str) -> float:
+def integer_of(digits: str) -> float:
     """Returns an integer, or beyond 64 bits the nearest float."""
-    number = float(digits)
-    return int(digits) if abs(number) < _TOO_LARGE else number
+    # Python refuses to convert thousands of digits.
+    return number_of_int(int(digits)) if len(digits) <= _MAX_DIGITS else float(digits)
 
 
-_loads = functools.partial(json.loads, parse_int=_integer)
+_loads = functools.partial(json.loads, parse_int=integer_of)
 
 
 def read_object(raw: bytes) -> dict[str, Any]:

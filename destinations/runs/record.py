@@ -20,7 +20,7 @@ import attrs
 from destinations.history.metric_summary import metric_of
 from destinations.run_directory.layout import FORMAT_VERSION, HEARTBEAT_SECONDS, TERMINAL_STATUSES
 
-from .files import number_of, read_object
+from .files import number_of
 from .order import MISSING
 
 __all__ = [
@@ -58,7 +58,7 @@ UNREADABLE = "unreadable"
 _MAX_TIME = 1e12
 _SCALARS = frozenset({float, int, str, bool, type(None)})
 _NUMBERS = frozenset({float, int})
-_N, _I = b"NI"
+_NON_FINITE = frozenset({"NaN", "Infinity", "-Infinity"})
 
 
 @attrs.frozen
@@ -286,13 +286,13 @@ def status_of(record: RunRecord, now: float) -> str:
 # The sidecar.
 
 
-def read_sidecar(raw: bytes, read_summary: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
-    """Parses a sidecar of `RunDirectory` or stable-pretraining; returns arguments of `RunRecord`.
+def read_sidecar(data: dict[str, Any], read_summary: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
+    """Reads a sidecar of `RunDirectory` or stable-pretraining; returns arguments of `RunRecord`.
 
     It returns no record, because a first scan needs none and making them takes a tenth of its time.
 
     Args:
-        raw: the content of the file.
+        data: the content of the file, from `read_object`.
         read_summary: returns the `metrics` of `summary.json`, which has the value behind a null in the
             summary; called only if there is a null.
 
@@ -300,21 +300,19 @@ def read_sidecar(raw: bytes, read_summary: Callable[[], Mapping[str, Any]]) -> d
         ValueError: the content is no sidecar; the message says why.
     """
     try:
-        return _parsed(read_object(raw), raw, read_summary)
+        return _parsed(data, read_summary)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
 
 
-def _parsed(
-    data: dict[str, Any], raw: bytes, read_summary: Callable[[], Mapping[str, Any]]
-) -> dict[str, Any]:
+def _parsed(data: dict[str, Any], read_summary: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
     run_id = data.get("run_id")
     if not isinstance(run_id, str) or not run_id:
         raise ValueError("it has no run_id")
     values = {name: read(data[name], default) for name, read, default in _READERS if name in data}
     hparams, summary = data.get("hparams"), data.get("summary")
     if isinstance(hparams, dict):
-        values["hparams"] = sound_hparams(hparams, is_finite=not _has_non_finite(raw))
+        values["hparams"] = sound_hparams(hparams)
     if isinstance(summary, dict):
         values["summary"] = sound_summary(summary, read_summary)
     values["kind"] = "run-directory" if "format_version" in data else "stable-pretraining"
@@ -360,19 +358,10 @@ _READERS = [
 ]
 
 
-def _has_non_finite(raw: bytes) -> bool:
-    # Searching for one byte is ten times faster than for several, and twice as fast for an int as for bytes.
-    return (_N in raw and b"NaN" in raw) or (_I in raw and b"Infinity" in raw)
-
-
-def sound_hparams(hparams: dict[str, Any], *, is_finite: bool = False) -> Mapping[str, Scalar]:
-    """Returns hyperparameters as scalars; "NaN" and "Infinity" become numbers.
-
-    Args:
-        hparams: by dotted name.
-        is_finite: whether the caller knows that there is no such text.
-    """
-    if is_finite and _SCALARS.issuperset(map(type, hparams.values())):
+def sound_hparams(hparams: dict[str, Any]) -> Mapping[str, Scalar]:
+    """Returns hyperparameters, by dotted name, as scalars; "NaN" and "Infinity" become numbers."""
+    values = hparams.values()
+    if _SCALARS.issuperset(map(type, values)) and _NON_FINITE.isdisjoint(values):
         return hparams
     return {name: _scalar(value) for name, value in hparams.items()}
 

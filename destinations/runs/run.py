@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import operator
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
@@ -62,6 +63,11 @@ __all__ = ["Branch", "MetricSummary", "RecordedRun", "Run"]
 _OF_PARENTS = "@parents/"
 
 
+def _of_record(name: str, doc: str) -> Any:
+    """Returns a property that is a field of the run's record."""
+    return property(operator.attrgetter(f"_record.{name}"), doc=doc)
+
+
 class _Recorded(RecordAccess):
     """The record of a run, as of the last scan."""
 
@@ -74,69 +80,22 @@ class _Recorded(RecordAccess):
         return self._record
 
     @property
-    def run_id(self) -> str:
-        """The run's own id; for a folder without one, its path below the root."""
-        return self._record.run_id
-
-    @property
-    def kind(self) -> RunKind:
-        """Which logger wrote the run: `RunDirectory`, stable-pretraining or Lightning."""
-        return self._record.kind
-
-    @property
-    def name(self) -> str:
-        """The display name, or the name of the folder."""
-        return self._record.name
-
-    @property
-    def status(self) -> str:
-        """The status as written. A killed run has the status "running" forever; see `shown_status`."""
-        return self._record.status
-
-    @property
-    def tags(self) -> tuple[str, ...]:
-        """The tags, in the order in which they were added."""
-        return self._record.tags
-
-    @property
-    def notes(self) -> str:
-        """The user's notes."""
-        return self._record.notes
-
-    @property
-    def display_name(self) -> str | None:
-        """The name the user gave the run."""
-        return self._record.display_name
-
-    @property
-    def archived(self) -> bool:
-        """Whether the user archived the run."""
-        return self._record.archived
-
-    @property
-    def created_at(self) -> float | None:
-        """When the run began, in seconds since 1970."""
-        return self._record.created_at
-
-    @property
-    def ended_at(self) -> float | None:
-        """When the run ended, in seconds since 1970."""
-        return self._record.ended_at
-
-    @property
-    def updated_at(self) -> float | None:
-        """When the metadata of the run was last written, in seconds since 1970."""
-        return self._record.updated_at
-
-    @property
-    def checkpoint_path(self) -> str | None:
-        """The path of the newest checkpoint, as the run wrote it."""
-        return self._record.checkpoint_path
-
-    @property
     def hparams(self) -> Mapping[str, Scalar]:
         """Hyperparameters by dotted name; `hyperparameters` has them nested, as logged."""
         return self.record.hparams
+
+    run_id: str = _of_record("run_id", "The run's own id; for a folder without one, its path below the root.")
+    kind: RunKind = _of_record("kind", "The writer: `RunDirectory`, stable-pretraining or Lightning.")
+    name: str = _of_record("name", "The display name, or the name of the folder.")
+    status: str = _of_record("status", 'The status as written; of a killed run, this is always "running".')
+    tags: tuple[str, ...] = _of_record("tags", "The tags, in the order in which they were added.")
+    notes: str = _of_record("notes", "The user's notes.")
+    display_name: str | None = _of_record("display_name", "The name the user gave the run.")
+    archived: bool = _of_record("archived", "Whether the user archived the run.")
+    created_at: float | None = _of_record("created_at", "When the run began, in seconds since 1970.")
+    ended_at: float | None = _of_record("ended_at", "When the run ended, in seconds since 1970.")
+    updated_at: float | None = _of_record("updated_at", "When its metadata was last written.")
+    checkpoint_path: str | None = _of_record("checkpoint_path", "The newest checkpoint, as the run wrote it.")
 
 
 class RecordedRun(_Recorded):

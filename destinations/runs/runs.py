@@ -214,39 +214,17 @@ class Runs:
             FilterError: the filter does not parse.
             MetricNotFoundError: no run has the field to sort by.
         """
-        found = self.records(
-            where=where,
-            tag=tag,
-            status=status,
-            alive=alive,
-            hparams=hparams,
-            sort_by=sort_by,
-            descending=descending,
-            archived=archived,
-            limit=limit,
-        )
-        return _RunList(self, map(self._run, found))
-
-    def records(
-        self,
-        *,
-        where: str | None = None,
-        tag: str | None = None,
-        status: str | None = None,
-        alive: bool | None = None,
-        hparams: Mapping[str, Any] | None = None,
-        sort_by: str | None = None,
-        descending: bool | None = None,
-        archived: bool | None = False,
-        limit: int | None = None,
-    ) -> list[RunRecord]:
-        """Returns the records of the runs that match; see `query`."""
         tests = (*_tests(tag, status), *_more_tests(alive, hparams))
-        return self._with_retry(
+        found = self._with_retry(
             lambda: _without_gone(
                 self._fetch(self._select(where, tests, sort_by, descending, archived, limit))
             )
         )
+        return _RunList(self, map(self._run, found))
+
+    def records(self, **query: Any) -> list[RunRecord]:
+        """Returns the records of the runs that match; see `query`."""
+        return [run.record for run in self.query(**query)]
 
     def page(
         self,

@@ -11,7 +11,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from destinations.history.metric_summary import MetricSummary
+from destinations.history.metric_summary import MetricSummary, metric_of
 from destinations.run_directory.layout import JOURNAL_FOLDER, check_format, metrics_name, summary_name
 from uploads.disk import read_regular
 
@@ -29,26 +29,27 @@ if TYPE_CHECKING:
 __all__ = ["MetricSummary", "computed_summary", "last_values", "read_extremes", "summary_of"]
 
 
-def summary_of(
-    run_dir: Path, rank: int, writer: str | None = None, problems: list[str] | None = None
-) -> dict[str, MetricSummary]:
+def summary_of(run_dir: Path, rank: int, writer: str | None = None) -> dict[str, MetricSummary]:
     """Returns the statistics of each metric of a rank, covering all of its rows; see `_joined`.
 
     Args:
         run_dir: the folder of the run.
         rank: the rank that logged the rows.
         writer: cover only this writer; "" for the trainer.
-        problems: as for `reported`.
 
     Raises:
         WriterNotFoundError: the run has no such writer.
     """
-    return _joined(_of_streams(run_dir, rank, _records_of, writer, problems), rank)
+    return _summaries(_joined(_of_streams(run_dir, rank, _records_of, writer), rank))
 
 
 def computed_summary(run_dir: Path, rank: int, end: str | None = None) -> dict[str, MetricSummary]:
     """Computes the summary of a rank from its rows, up to the session `end` if it is given."""
-    return _joined(_of_streams(run_dir, rank, _computed_records, end=end), rank)
+    return _summaries(_joined(_of_streams(run_dir, rank, _computed_records, end=end), rank))
+
+
+def _summaries(records: _Records) -> dict[str, MetricSummary]:
+    return {name: MetricSummary.from_json(one) for name, one in records.items() if isinstance(one, dict)}
 
 
 def read_extremes(run_dir: str, metric: str) -> Extremes:
@@ -82,19 +83,14 @@ def _of_streams(
     return found
 
 
-def _joined(found: Sequence[tuple[Stream, _Records]], rank: int) -> dict[str, MetricSummary]:
+def _joined(found: Sequence[tuple[Stream, _Records]], rank: int) -> _Records:
     """Joins the statistics of a run's streams.
 
     If several streams have a metric, its last value is the one at the greatest step, min and max cover all
     streams (the first of equal values), and counts are added.
     """
     if len(found) <= 1:
-        return {
-            name: MetricSummary.from_json(record)
-            for _, records in found
-            for name, record in records.items()
-            if isinstance(record, dict)
-        }
+        return found[0][1] if found else {}
     from destinations.history.aggregate import Aggregate
 
     times = Counter(name for _, records in found for name in records)
@@ -113,7 +109,7 @@ def _joined(found: Sequence[tuple[Stream, _Records]], rank: int) -> dict[str, Me
             # The summary is damaged; the rows have the same information.
             later = Aggregate.from_json({"metrics": _computed_records(stream, rank)})
         joined.merge(later)
-    return joined.summaries()
+    return joined.to_json()
 
 
 def _step_of_last(stream: Stream, record: Mapping[str, Any], name: str, rank: int) -> int | None:
@@ -196,7 +192,8 @@ def last_values(run_dir: Path, problems: list[str] | None = None) -> dict[str, f
     Raises:
         OSError: the rows can't be read.
     """
-    lasts = {name: one.last for name, one in summary_of(run_dir, 0, problems=problems).items()}
+    records = _joined(_of_streams(run_dir, 0, _records_of, problems=problems), 0)
+    lasts = {name: metric_of(one.get("last")) for name, one in records.items() if isinstance(one, dict)}
     return {name: last for name, last in lasts.items() if last is not None}
 
 

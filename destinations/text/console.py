@@ -165,7 +165,7 @@ class _ComposerStyle:
     """The format of Composer's `ConsoleLogger`: `[epoch=1/5][batch=2/150]:`, a line for each metric."""
 
     def train(self, state: State, batch_in_epoch: int, metrics: dict[str, float], text: str) -> str:
-        return f"{_train_header(state, batch_in_epoch)}:\n{_composer_lines('Train', metrics)}{text}"
+        return f"{header(_progress(state, batch_in_epoch))}:\n{_composer_lines('Train', metrics)}{text}"
 
     def evaluation_mark(self, state: State) -> str:
         return f"{_eval_header(state)}\n"
@@ -309,7 +309,7 @@ class Console(LoggerDestination):
             for name, value in hyperparameters.items():
                 self._hyperparameters |= self._style.rendered(name, value)
 
-    def log_table(
+    def log_table(  # type: ignore[override]  # a logger always passes the rows
         self,
         columns: list[str],
         rows: list[list[Any]],
@@ -455,19 +455,23 @@ def _default_interval(state: State) -> Time | str | timedelta:
     return "1ep" if length.unit in _COUNTED_BY_EPOCH else "0.1dur"
 
 
-def _position(state: State, batch_in_epoch: int) -> str:
-    """Returns how far training is: "Epoch 3/8, batch 12/21, 0:09"."""
+def _progress(state: State, batch_in_epoch: int) -> dict[str, str]:
+    """Returns how far training is: epoch and batch for a run measured in epochs, else its own unit."""
     length = state.max_duration
     if length is None or length.unit is TimeUnit.DURATION:
-        text = f"Batch {state.timestamp.batch.value}"
-    elif length.unit is not TimeUnit.EPOCH:
-        text = f"{length.unit.name.capitalize()} {_count(state.timestamp.get(length.unit))}/{_count(length)}"
-    else:
-        is_inside = bool(state.timestamp.batch_in_epoch)
-        text = f"Epoch {int(state.timestamp.epoch) + is_inside}/{length.value}"
-        if is_inside:
-            batches = "" if state.dataloader_len is None else f"/{int(state.dataloader_len)}"
-            text += f", batch {batch_in_epoch}{batches}"
+        return {"batch": str(state.timestamp.batch.value)}
+    if length.unit is not TimeUnit.EPOCH:
+        return {length.unit.name.lower(): f"{_count(state.timestamp.get(length.unit))}/{_count(length)}"}
+    # The timestamp counts completed epochs; inside of one, the current one is added.
+    epoch = int(state.timestamp.epoch) + bool(state.timestamp.batch_in_epoch)
+    batches = "" if state.dataloader_len is None else f"/{int(state.dataloader_len)}"
+    return {"epoch": f"{epoch}/{length.value}", "batch": f"{batch_in_epoch}{batches}"}
+
+
+def _position(state: State, batch_in_epoch: int) -> str:
+    """Returns how far training is: "Epoch 3/8, batch 12/21, 0:09"."""
+    parts = [f"{name} {count}" for name, count in _progress(state, batch_in_epoch).items()]
+    text = ", ".join(parts if state.timestamp.batch_in_epoch else parts[:1]).capitalize()
     seconds = state.timestamp.total_wct.total_seconds()
     return f"{text}, {elapsed_text(seconds)}" if seconds >= 1 else text
 
@@ -481,21 +485,6 @@ def _wrapped(texts: Sequence[str], width: int) -> str:
             lines.append("")
         lines[-1] += item
     return "".join(f"{_INDENT}{cut(line.rstrip(), width - len(_INDENT))}\n" for line in lines)
-
-
-def _train_header(state: State, batch_in_epoch: int) -> str:
-    """Returns epoch and batch for a run measured in epochs, otherwise the progress of the run."""
-    length = state.max_duration
-    if length is None or length.unit is TimeUnit.DURATION:
-        return header({"batch": state.timestamp.batch.value})
-    if length.unit is not TimeUnit.EPOCH:
-        done = state.timestamp.get(length.unit)
-        return header({length.unit.name.lower(): f"{_count(done)}/{_count(length)}"})
-    # The timestamp counts completed epochs; inside of one, the current one is added.
-    is_inside = bool(state.timestamp.batch_in_epoch)
-    epoch = int(state.timestamp.epoch) + is_inside
-    batches = "" if state.dataloader_len is None else f"/{int(state.dataloader_len)}"
-    return header({"epoch": f"{epoch}/{length.value}", "batch": f"{batch_in_epoch}{batches}"})
 
 
 def _eval_header(state: State) -> str:

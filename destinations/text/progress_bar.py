@@ -34,7 +34,7 @@ from .streams import (
     write_text,
 )
 
-__all__ = ["BarOptions", "PrintGuard", "ProgressBar", "is_notebook", "open_bar"]
+__all__ = ["PrintGuard", "ProgressBar", "is_notebook"]
 
 # tqdm draws nothing on a terminal with fewer rows.
 _MIN_TQDM_ROWS = 2
@@ -46,115 +46,6 @@ _BAR_COLUMNS, _MIN_METRIC_COLUMNS = 64, 30
 _SHORT_NAME = 16
 _DEFAULT_METRICS = ("loss*", "*_loss", "*/loss*", "metrics/*", "*accuracy*")
 _SCALED_UNITS = frozenset({TimeUnit.SAMPLE, TimeUnit.TOKEN})
-
-
-@attrs.frozen
-class BarOptions:
-    """Constant properties of a bar.
-
-    Attributes:
-        title: text in front of the bar.
-        unit: name of the unit, in the singular.
-        is_scaled: counts are abbreviated: "12.3k".
-        initial: count at the start of this session.
-        total: expected final count, if known at the start.
-    """
-
-    title: str
-    unit: str
-    is_scaled: bool = False
-    initial: float = 0
-    total: float | None = None
-
-
-class _TqdmBar:
-    """A tqdm bar that is redrawn only by `draw`."""
-
-    def __init__(self, options: BarOptions, make: Callable[..., Any], **tqdm_options: Any) -> None:
-        self._bar = make(
-            desc=one_line(options.title),
-            unit=f" {options.unit}",
-            unit_scale=options.is_scaled,
-            initial=options.initial,
-            total=options.total,
-            mininterval=0,
-            leave=True,
-            **tqdm_options,
-        )
-
-    def draw(self, count: float, total: float | None, values: str) -> None:
-        """Shows a count, the total if known, and a text of metric values."""
-        bar = self._bar
-        if total != bar.total:
-            bar.total = total
-            if hasattr(bar, "container"):
-                # The total of a widget is in the second of its three children; `reset` would set it, but
-                # restart at zero.
-                bar.container.children[1].max = total
-        bar.set_postfix_str(values, refresh=False)
-        # `update` computes the speed, and redraws if the count has changed.
-        if not bar.update(count - bar.n):
-            bar.refresh()
-
-    def close(self) -> None:
-        """Closes the bar; its last state stays visible."""
-        if hasattr(self._bar, "container"):
-            self._bar.close()
-            return
-        # A nested bar is closed in the place of the outer one, whose longer text would remain visible behind
-        # it.
-        with type(self._bar).external_write_mode(file=self._bar.fp):
-            self._bar.close()
-
-
-class _Lines:
-    """Progress as lines of text, for streams that are not terminals."""
-
-    def __init__(self, options: BarOptions, stream: Any, clock: Callable[[], float]) -> None:
-        self._options = options
-        self._stream = stream
-        self._clock = clock
-        self._start = clock()
-        self._shown: tuple[Any, ...] = ()
-
-    def draw(self, count: float, total: float | None, values: str) -> None:
-        """Writes a line unless nothing has changed."""
-        if self._shown == (count, total, values):
-            return
-        self._shown = (count, total, values)
-        line = _terminal_tqdm().format_meter(
-            count,
-            total,
-            self._clock() - self._start,
-            ncols=0,
-            prefix=one_line(self._options.title),
-            unit=f" {self._options.unit}",
-            unit_scale=self._options.is_scaled,
-            initial=self._options.initial,
-            postfix=values,
-        )
-        write_text(self._stream, f"{line}\n")
-
-    def close(self) -> None:
-        """Does nothing: each line is complete."""
-
-
-def open_bar(
-    options: BarOptions, stream: Any, *, in_notebook: bool, clock: Callable[[], float]
-) -> _TqdmBar | _Lines:
-    """Returns a widget, a terminal bar, or lines of text, depending on the output.
-
-    Args:
-        options: properties of the bar.
-        stream: terminal or file to write to.
-        in_notebook: show a widget instead.
-        clock: monotonic clock in seconds, for the elapsed time in lines of text.
-    """
-    if in_notebook:
-        return _TqdmBar(options, _notebook_tqdm())
-    if is_terminal(stream):
-        return _TqdmBar(options, _terminal_tqdm(), file=stream, **_size_options(stream))
-    return _Lines(options, stream, clock)
 
 
 def _size_options(stream: Any) -> dict[str, Any]:
@@ -193,6 +84,99 @@ def _notebook_tqdm() -> Any:
 def _without_monitor(base: Any) -> Any:
     # Disables the monitor thread of tqdm, which redraws stalled bars.
     return type(base.__name__, (base,), {"monitor_interval": 0})
+
+
+@attrs.define(eq=False, slots=False, repr=False)
+class _Bar:
+    """A bar with its position: a widget, a bar on a terminal, or lines of text elsewhere.
+
+    Attributes:
+        title: the text in front of it.
+        unit: its unit.
+        total: the expected final count, if known.
+        timestamp: the position.
+    """
+
+    title: str
+    unit: TimeUnit
+    total: float | None
+    timestamp: Timestamp
+    _count: Callable[[Timestamp], float]
+    _values: Callable[[], str]
+    _stream: Any
+    _in_notebook: bool
+    _refresh_seconds: float
+    _clock: Callable[[], float]
+
+    def __attrs_post_init__(self) -> None:
+        self._start = self._clock()
+        self._due = self._start + self._refresh_seconds
+        self._looks: dict[str, Any] = {
+            "unit": f" {self.unit.name.lower()}",
+            "unit_scale": self.unit in _SCALED_UNITS,
+            "initial": self._count(self.timestamp),
+        }
+        self._drawn: tuple[Any, ...] = ()
+        self._drawn_tenth = self._tenth()
+        self._tqdm: Any = None
+        looks = {**self._looks, "desc": one_line(self.title), "total": self.total, "mininterval": 0}
+        if self._in_notebook:
+            self._tqdm = _notebook_tqdm()(**looks)
+        elif is_terminal(self._stream):
+            self._tqdm = _terminal_tqdm()(**looks, file=self._stream, **_size_options(self._stream))
+
+    def move(self, timestamp: Timestamp) -> None:
+        """Updates the position, and redraws the bar if that is due."""
+        self.timestamp = timestamp
+        now = self._clock()
+        # Lines of text come for each tenth, if the total is known.
+        is_same = self._tqdm is None and self.total and self._tenth() == self._drawn_tenth
+        if now >= self._due and not is_same:
+            self._due = now + self._refresh_seconds
+            self._draw()
+
+    def close(self) -> None:
+        """Draws the final position and closes the bar; it stays visible."""
+        try:
+            self._draw()
+        finally:
+            if self._in_notebook:
+                self._tqdm.close()
+            elif self._tqdm is not None:
+                # A nested bar is closed in the place of the outer one, whose longer text would remain visible
+                # behind it.
+                with type(self._tqdm).external_write_mode(file=self._stream):
+                    self._tqdm.close()
+
+    def _tenth(self) -> int:
+        return int(10 * self._count(self.timestamp) / self.total) if self.total else 0
+
+    def _draw(self) -> None:
+        self._drawn_tenth, count, values = self._tenth(), self._count(self.timestamp), self._values()
+        # The last batch may exceed the duration of a run measured in samples.
+        total = None if self.total is None else max(self.total, count)
+        if self._tqdm is None:
+            self._write_line(count, total, values)
+            return
+        if total != self._tqdm.total:
+            self._tqdm.total = total
+            if self._in_notebook:
+                # The total of a widget is in the second of its three children; `reset` would set it, but
+                # restart at zero.
+                self._tqdm.container.children[1].max = total
+        self._tqdm.set_postfix_str(values, refresh=False)
+        # `update` computes the speed, and redraws if the count has changed.
+        if not self._tqdm.update(count - self._tqdm.n):
+            self._tqdm.refresh()
+
+    def _write_line(self, count: float, total: float | None, values: str) -> None:
+        """Writes a line unless nothing has changed."""
+        if self._drawn != (count, total, values):
+            self._drawn = (count, total, values)
+            seconds, prefix = self._clock() - self._start, one_line(self.title)
+            meter = _terminal_tqdm().format_meter
+            line = meter(count, total, seconds, ncols=0, prefix=prefix, postfix=values, **self._looks)
+            write_text(self._stream, f"{line}\n")
 
 
 class PrintGuard:
@@ -264,52 +248,6 @@ class _AboveBars(StreamWrapper):
         partial, self._partial = self._partial, ""
         if partial:
             self._wrapped.write(partial)
-
-
-@attrs.define
-class _Progress:
-    """A bar with its current position and the time of its next redraw."""
-
-    _bar: _TqdmBar | _Lines
-    total: float | None
-    _count: Callable[[Timestamp], float]
-    timestamp: Timestamp
-    _values: Callable[[], str]
-    _refresh_seconds: float
-    _clock: Callable[[], float]
-    _by_tenth: bool
-    _due: float = attrs.field(init=False)
-    _drawn_tenth: int = attrs.field(init=False)
-
-    def __attrs_post_init__(self) -> None:
-        self._due = self._clock() + self._refresh_seconds
-        self._drawn_tenth = self._tenth() if self._by_tenth else 0
-
-    def move(self, timestamp: Timestamp) -> None:
-        """Updates the position, and redraws the bar if that is due."""
-        self.timestamp = timestamp
-        now = self._clock()
-        if now >= self._due and not (self._by_tenth and self.total and self._tenth() == self._drawn_tenth):
-            self._due = now + self._refresh_seconds
-            self.draw()
-
-    def _tenth(self) -> int:
-        return int(10 * self._count(self.timestamp) / self.total) if self.total else 0
-
-    def draw(self) -> None:
-        """Draws the current position."""
-        self._drawn_tenth = self._tenth() if self._by_tenth else 0
-        count = self._count(self.timestamp)
-        # The last batch may exceed the duration of a run measured in samples.
-        total = None if self.total is None else max(self.total, count)
-        self._bar.draw(count, total, self._values())
-
-    def close(self) -> None:
-        """Draws the final position and closes the bar."""
-        try:
-            self.draw()
-        finally:
-            self._bar.close()
 
 
 class ProgressBar(LoggerDestination):
@@ -388,8 +326,8 @@ class ProgressBar(LoggerDestination):
 
     def _reset(self) -> None:
         self._is_silent = False
-        self._train: _Progress | None = None
-        self._other: _Progress | None = None
+        self._train: _Bar | None = None
+        self._other: _Bar | None = None
         self._train_values: dict[str, float] = {}
         # Metrics of the current phase: training, or a running evaluation or prediction.
         self._values = self._train_values
@@ -486,18 +424,15 @@ class ProgressBar(LoggerDestination):
     def _begin_train(self, state: State) -> None:
         if self._train is not None or self._is_silent:
             return
-        unit = _unit(state)
+        unit = TimeUnit.BATCH if self._by_epoch(state) else _unit(state)
+        title = "Train"
+        count: Callable[[Timestamp], float] = functools.partial(_total, unit=unit)
         if self._by_epoch(state):
             epochs = state.max_duration.value  # type: ignore[union-attr]  # not None by _by_epoch
             title = f"Epoch {int(state.timestamp.epoch) + 1}/{epochs}"
-            count: Callable[[Timestamp], float] = operator.attrgetter("batch_in_epoch.value")
-        else:
-            title = "Train"
-            count = functools.partial(_total, unit=unit)
-        options = BarOptions(
-            title, unit.name.lower(), unit in _SCALED_UNITS, count(state.timestamp), self._train_total(state)
-        )
-        self._train = self._begin(options, count, state.timestamp, self._train_values)
+            count = operator.attrgetter("batch_in_epoch.value")
+        total = self._train_total(state)
+        self._train = self._begin(title, unit, total, count, state.timestamp)
 
     def _train_total(self, state: State) -> float | None:
         batches = self._batches("train", state)
@@ -519,34 +454,32 @@ class ProgressBar(LoggerDestination):
             return
         self._end_other(None)
         self._values = {}
-        options = BarOptions(title, "batch", total=self._batches(key, state))
-        self._other = self._begin(options, operator.attrgetter("batch.value"), Timestamp(), self._values)
+        total, count = self._batches(key, state), operator.attrgetter("batch.value")
+        self._other = self._begin(title, TimeUnit.BATCH, total, count, Timestamp())
 
     def _begin(
         self,
-        options: BarOptions,
+        title: str,
+        unit: TimeUnit,
+        total: float | None,
         count: Callable[[Timestamp], float],
         timestamp: Timestamp,
-        values: dict[str, float],
-    ) -> _Progress:
+    ) -> _Bar:
         stream = default_stream() if self._stream is None else self._stream
         in_notebook = self._stream is None and is_notebook()
         is_drawn = in_notebook or is_terminal(stream)
-        bar = open_bar(options, stream, in_notebook=in_notebook, clock=self._clock)
+        values = self._values
+
+        def shown() -> str:
+            return encodable(
+                self._shown(values, columns_of(stream) - _BAR_COLUMNS if is_drawn else None), stream
+            )
+
+        seconds = self._refresh_seconds if is_drawn else self._line_seconds
+        bar = _Bar(title, unit, total, timestamp, count, shown, stream, in_notebook, seconds, self._clock)
         if is_drawn and not in_notebook:
             self._guard.start()
-        return _Progress(
-            bar,
-            options.total,
-            count,
-            timestamp,
-            lambda: encodable(
-                self._shown(values, columns_of(stream) - _BAR_COLUMNS if is_drawn else None), stream
-            ),
-            self._refresh_seconds if is_drawn else self._line_seconds,
-            self._clock,
-            by_tenth=not is_drawn,
-        )
+        return bar
 
     def _end_train(self) -> None:
         progress, self._train = self._train, None

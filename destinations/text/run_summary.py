@@ -154,10 +154,7 @@ class RunSummary:
         """Takes the status and the best values, of all sessions, from the folder of a `RunDirectory`."""
         from destinations.run_directory.layout import SIDECAR, SUMMARY
 
-        for destination in logger.destinations:
-            name, place = self._places.get(id(destination), ("", ""))
-            if name != "RunDirectory":
-                continue
+        for place in self._run_folders(logger):
             # Only the folder has the number of lost records.
             if read_json(Path(place, SIDECAR)).get("status") == "failed to write":
                 self._status = "failed to write"
@@ -182,12 +179,14 @@ class RunSummary:
 
     def _folder(self, logger: Logger) -> str:
         """Returns the folder of a `RunDirectory` as a path that the command line takes, or ""."""
-        for destination in logger.destinations:
-            name, place = self._places.get(id(destination), ("", ""))
-            if name == "RunDirectory":
-                folder = _relative(place)
-                return folder if os.sep in folder else os.path.join(os.curdir, folder)  # noqa: PTH118
+        for place in self._run_folders(logger):
+            folder = _relative(place)
+            return folder if os.sep in folder else os.path.join(os.curdir, folder)  # noqa: PTH118
         return ""
+
+    def _run_folders(self, logger: Logger) -> list[str]:
+        found = (self._places.get(id(destination), ("", "")) for destination in logger.destinations)
+        return [place for name, place in found if name == "RunDirectory"]
 
 
 def _headline(state: State, status: str) -> str:

@@ -71,6 +71,7 @@ _NUISANCE = re.compile(
 )
 
 
+@attrs.define(eq=False, slots=False, repr=False)
 class Catalog:
     """The runs that a page shows.
 
@@ -83,18 +84,13 @@ class Catalog:
         clock: returns the time in seconds since 1970.
     """
 
-    def __init__(
-        self,
-        runs: Runs,
-        *,
-        source: str = "",
-        read_only: bool = False,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
-        self.runs = runs
-        self._source = source or str(getattr(runs, "uri", ""))
-        self._read_only = read_only
-        self.clock = clock
+    runs: Runs
+    _source: str = attrs.field(default="", kw_only=True)
+    _read_only: bool = attrs.field(default=False, kw_only=True)
+    clock: Callable[[], float] = attrs.field(default=time.time, kw_only=True)
+
+    def __attrs_post_init__(self) -> None:
+        self._source = self._source or str(getattr(self.runs, "uri", ""))
         self._lock = threading.Lock()  # Guards `_places`.
         self._places: dict[str, Path | str] = {}
 

@@ -6,12 +6,11 @@ import logging
 import secrets
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Collection, Hashable
 from pathlib import Path
 from typing import Any
 
-import attrs
+from destinations.background import PeriodicThread
 
 from .catalog import Catalog
 from .columns import ColumnCache
@@ -21,27 +20,20 @@ __all__ = ["Changes"]
 _log = logging.getLogger("destinations")
 
 _LOOK_SECONDS = 1.0
+_STOP_SECONDS = 10.0
 _ASKED_SECONDS = 60.0
 # Scans use at most a twentieth of one processor, however many runs there are.
 _SCAN_SECONDS = 2.0
 _SCAN_SHARE = 20
-_MAX_VERSIONS = 1000
 _MAX_WATCHED = 1000
 _MAX_DIGITS = 18
-
-
-@attrs.frozen
-class _Change:
-    version: int
-    table: bool
-    runs: dict[str, dict[str, bool]]
 
 
 class Changes:
     """Numbered versions of the data that pages show, and the changes between them.
 
     **Threading.** Any thread may call any method; `wait` belongs to an event loop. The scanning thread starts
-    with the first call of `wait`, sleeps while no page asks, and ends with `close`.
+    with the first call of `wait`, does nothing while no page asks, and ends with `close`.
 
     Args:
         catalog: the runs.
@@ -59,7 +51,9 @@ class Changes:
         self._name = secrets.token_hex(4)
         self._lock = threading.Lock()  # Guards everything down to `_waiters`.
         self._version = 0
-        self._changes: deque[_Change] = deque(maxlen=_MAX_VERSIONS)
+        # The last version in which the table changed, and of each kind of change of each run.
+        self._table = 0
+        self._runs: dict[str, dict[str, int]] = {}
         self._watched: dict[str, float] = {}
         self._asked_at = float("-inf")
         self._waiters: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
@@ -71,8 +65,7 @@ class Changes:
         self._standing: dict[Path, Hashable] = {}
         self._rows: dict[str, Hashable] = {}
         self._next_scan = float("-inf")
-        self._thread: threading.Thread | None = None
-        self._wake = threading.Event()
+        self._thread = PeriodicThread(self._look_if_asked, _LOOK_SECONDS, _report, "viewer-changes")
         self._is_closed = False
 
     @property
@@ -93,16 +86,15 @@ class Changes:
             known = int(number) if is_ours else -1
             if known == self._version:
                 return None
-            is_whole = known < 0 or (self._version - known) > len(self._changes) or known > self._version
-            if is_whole:
-                return {"version": now, "table": True, "all": True, "runs": {}, "fields": self._fields}
-            later = [change for change in self._changes if change.version > known]
-        runs: dict[str, dict[str, bool]] = {}
-        for change in later:
-            for run_id, what in change.runs.items():
-                runs[run_id] = runs.get(run_id, {}) | what
-        table = any(one.table for one in later)
-        return {"version": now, "table": table, "runs": runs, "fields": self._fields}
+            answer = {"version": now, "table": True, "runs": {}, "fields": self._fields}
+            if not 0 <= known < self._version:
+                return answer | {"all": True}
+            later = {
+                run_id: {what: True for what, at in kinds.items() if at > known}
+                for run_id, kinds in self._runs.items()
+                if max(kinds.values()) > known
+            }
+            return answer | {"table": self._table > known, "runs": later}
 
     async def wait(self, version: str, run_ids: Collection[str], seconds: float) -> dict[str, Any]:
         """Waits for a change after a version, and returns it; after the timeout, returns no change.
@@ -120,7 +112,9 @@ class Changes:
                 self._watched[run_id] = self._asked_at
             self._waiters.append(waiter)
         try:
-            self._start()
+            if not self._is_closed:
+                self._thread.start()
+                self._thread.wake()
             if (found := self.since(version)) is not None:
                 return found
             # During shutdown, answer at once: the server would cancel a waiting request midway.
@@ -146,39 +140,21 @@ class Changes:
     def wake(self) -> None:
         """Makes the thread scan and check at once."""
         self._next_scan = float("-inf")
-        self._wake.set()
+        self._thread.wake()
 
     def close(self) -> None:
         """Stops the thread, and releases waiting requests."""
         self._is_closed = True
-        self._wake.set()
         self._notify()
-        if self._thread is not None:
-            self._thread.join(10.0)
+        self._thread.stop(_STOP_SECONDS)
 
     # The thread.
 
-    def _start(self) -> None:
+    def _look_if_asked(self, is_last: bool) -> None:
         with self._lock:
-            if self._thread is None and not self._is_closed:
-                self._thread = threading.Thread(target=self._loop, name="viewer-changes", daemon=True)
-                self._thread.start()
-            elif self._thread is not None:
-                self._wake.set()
-
-    def _loop(self) -> None:
-        while not self._is_closed:
-            self._wake.clear()
-            with self._lock:
-                is_asked = bool(self._waiters) or self._clock() - self._asked_at < _ASKED_SECONDS
-            if not is_asked:
-                self._wake.wait()
-                continue
-            try:
-                self.look()
-            except Exception as error:  # noqa: BLE001  # a fault of one look must not end all later ones
-                _log.warning("viewer could not check for changes: %s", error)
-            self._wake.wait(_LOOK_SECONDS)
+            is_asked = bool(self._waiters) or self._clock() - self._asked_at < _ASKED_SECONDS
+        if is_asked and not is_last:
+            self.look()
 
     def _changed_records(self) -> tuple[dict[str, dict[str, bool]], bool]:
         catalog, now = self._catalog, self._clock()
@@ -247,7 +223,9 @@ class Changes:
     def _publish(self, runs: dict[str, dict[str, bool]], *, table: bool) -> None:
         with self._lock:
             self._version += 1
-            self._changes.append(_Change(self._version, table, runs))
+            self._table = self._version if table else self._table
+            for run_id, kinds in runs.items():
+                self._runs.setdefault(run_id, {}).update(dict.fromkeys(kinds, self._version))
         self._notify()
 
     def _notify(self) -> None:
@@ -256,3 +234,7 @@ class Changes:
         for loop, event in waiters:
             with contextlib.suppress(RuntimeError):  # The loop is closed.
                 loop.call_soon_threadsafe(event.set)
+
+
+def _report(error: Exception) -> None:
+    _log.warning("viewer could not check for changes: %s", error)

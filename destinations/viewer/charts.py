@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 import attrs
 import numpy as np
 
-from destinations.run_directory.blocks import MISSING_STEP
+from destinations.run_directory.blocks import MISSING_STEP, Block
 from destinations.run_directory.layout import writer_path
 from destinations.run_directory.parquet import OF_COLUMN
 from destinations.runs import BudgetError, MetricNotFoundError, RecordedRun, RunsError
@@ -504,18 +504,11 @@ def _rows_of_run(run: RecordedRun, metric: str, axis: Axis, rank: int) -> list[t
 
 
 def _rows_of_series(run: RecordedRun, found: Series, axis: Axis) -> Rows:
-    match axis.kind:
-        case "step":
-            x, is_known = _steps(found.step, np.ones(len(found), np.bool_))
-        case "time" | "relative":
-            x, is_known = found.time, ~np.isnan(found.time)
-            if axis.kind == "relative" and is_known.any():
-                x = x - (run.created_at or x[np.argmax(is_known)])
-        case _:
-            raise ValueError(
-                f"x={axis.kind} needs the folder of the run, and a dataset has none. Use x=step."
-            )
-    return Rows(x[is_known], found.value[is_known], f"{run.run_id}")
+    if axis.columns:
+        raise ValueError(f"x={axis.kind} needs the folder of the run, and a dataset has none. Use x=step.")
+    values = {"": (found.value, np.ones(len(found), np.bool_))}
+    frame = MetricRows(Block(found.step, found.time, values), [], run.run_id)
+    return _rows_of_block(frame, "", axis, run.created_at or None)
 
 
 def series_answer(rows: Rows, axis: Axis, points: int, cursor: str = "") -> dict[str, Any]:

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
+from destinations.commands.parser import Parser
+
 __all__ = ["add_options", "page_to"]
 
 _MAX_NOTES = 20
@@ -16,63 +18,30 @@ _MAX_SECRET = 1024
 _MAX_PORT = 65535
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: Parser) -> None:
     """Adds the options of the command; `run` of the parsed namespace returns the exit code."""
-    parser.add_argument(
-        "root",
-        nargs="*",
-        metavar="ROOT",
-        help="folder of runs, or s3://bucket/prefix (default: $DESTINATIONS_ROOT, else ./runs)",
-    )
+    text = "folder of runs, or s3://bucket/prefix (default: $DESTINATIONS_ROOT, else ./runs)"
+    parser.take("root", "ROOT", text, nargs="*")
     parser.add_argument("--host", default="127.0.0.1", help="address to bind (default: 127.0.0.1)")
-    parser.add_argument(
-        "--port", type=_port, metavar="N", help="port (default: 8377, or a free one if that is taken)"
-    )
-    parser.add_argument(
-        "--allow-host",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="name that browsers use for this server, such as a proxy's; repeatable",
-    )
-    parser.add_argument(
-        "--base-url",
-        metavar="URL",
-        help="address of this page behind a proxy, such as https://example.org/runs/",
-    )
-    parser.add_argument(
-        "--token-file",
-        metavar="FILE",
-        help="read the token of the address from FILE, so that it stays the same; a missing FILE is written",
-    )
-    parser.add_argument(
-        "--webhook-file",
-        metavar="FILE",
-        help="post to the URL in FILE, such as a Slack webhook, when a run stops beating",
-    )
-    parser.add_argument("--read-only", action="store_true", help="refuse edits of tags, notes and names")
-    parser.add_argument("--open", action="store_true", help="open the page in a browser")
-    parser.add_argument(
-        "--export", metavar="SITE", help="write the page as static files to this folder, and exit"
-    )
-    parser.add_argument("--view", metavar="NAME", help="begin with this saved view; with --export: its runs")
-    parser.add_argument("--where", default="", metavar="FILTER", help="with --export: only runs that match")
-    parser.add_argument(
-        "--limit", type=int, default=100, metavar="N", help="with --export: at most N runs (default: 100)"
-    )
-    parser.add_argument(
-        "--media-mib",
-        type=int,
-        default=200,
-        metavar="N",
-        help="with --export: at most N MiB of media (default: 200)",
-    )
-    parser.add_argument("--overwrite", action="store_true", help="with --export: replace an existing site")
-    parser.add_argument(
-        "--with-origin",
-        action="store_true",
-        help="with --export: also write hosts, users, command lines and the folders of paths",
-    )
+    parser.take("--port", "N", "port (default: 8377, or a free one if that is taken)", type=_port)
+    text = "name that browsers use for this server, such as a proxy's; repeatable"
+    parser.take("--allow-host", "NAME", text, action="append", default=[])
+    parser.take("--base-url", "URL", "address of this page behind a proxy, such as https://example.org/runs/")
+    text = "read the token of the address from FILE, so that it stays the same; a missing FILE is written"
+    parser.take("--token-file", "FILE", text)
+    text = "post to the URL in FILE, such as a Slack webhook, when a run stops beating"
+    parser.take("--webhook-file", "FILE", text)
+    parser.take("--read-only", None, "refuse edits of tags, notes and names")
+    parser.take("--open", None, "open the page in a browser")
+    parser.take("--export", "SITE", "write the page as static files to this folder, and exit")
+    parser.take("--view", "NAME", "begin with this saved view; with --export: its runs")
+    parser.take("--where", "FILTER", "with --export: only runs that match", default="")
+    parser.take("--limit", "N", "with --export: at most N runs (default: 100)", type=int, default=100)
+    text = "with --export: at most N MiB of media (default: 200)"
+    parser.take("--media-mib", "N", text, type=int, default=200)
+    parser.take("--overwrite", None, "with --export: replace an existing site")
+    text = "with --export: also write hosts, users, command lines and the folders of paths"
+    parser.take("--with-origin", None, text)
     parser.set_defaults(run=_run)
 
 

@@ -44,8 +44,6 @@ _MAX_BRANCHES = 100
 _COMPARED_AT_ONCE = 200
 _MAX_LOGS = 100
 _MAX_STACKS = 64
-_MAX_FRAMES = 50
-_MAX_TEXT = 300
 _MAX_CHECKPOINTS = 1000
 _MAX_SESSIONS = 1000
 LOG_BYTES = 256 << 10
@@ -87,7 +85,7 @@ def details(catalog: Catalog, run: RecordedRun) -> dict[str, Any]:
         **read("summary", lambda: _summary(run), {"summary": {}, "summary_orders": {}}),
         "metrics": read("metrics", run.metric_names, []),
         "ranks": read("ranks", run.ranks, []),
-        "writers": read("writers", lambda: _writers(run, catalog.clock()), []),
+        "writers": read("writers", lambda: list(map(attrs.asdict, writer_states(run, catalog.clock()))), []),
         "environment": plain(environment),
         "git": plain(environment.get("git")),
         "sessions": plain(sessions),
@@ -106,10 +104,6 @@ def details(catalog: Catalog, run: RecordedRun) -> dict[str, Any]:
     errors = _errors(run, sidecar, sessions)
     errors += read("writers", lambda: _errors_of_writers(run), [])
     return {**answer, "errors": [*errors, *unreadable]}
-
-
-def _writers(run: RecordedRun, now: float) -> list[dict[str, Any]]:
-    return [attrs.asdict(one) for one in writer_states(run, now)]
 
 
 def _summary(run: RecordedRun) -> dict[str, Any]:
@@ -137,37 +131,28 @@ def _branches(run: RecordedRun) -> list[dict[str, Any]]:
 
 def _checkpoints(run: RecordedRun) -> list[dict[str, Any]]:
     """Returns the checkpoints in the run's folder, and the newest one according to its record."""
-    found = [
-        {
-            "name": path.name,
-            "path": str(path),
-            # A sharded checkpoint is a folder, which has no link.
-            "file": run.name_of(path) if stat.S_ISREG(state.st_mode) else None,
-            "size": state.st_size if stat.S_ISREG(state.st_mode) else None,
-            "time": state.st_mtime,
-            "exists": True,
+
+    def about(path: str) -> dict[str, Any]:
+        is_uri = "://" in path
+        state = None if is_uri else state_of(Path(path))
+        return {
+            "name": path.rstrip("/").rpartition("/")[2],
+            "path": path,
+            "file": None,
+            "size": state.st_size if state is not None and stat.S_ISREG(state.st_mode) else None,
+            "time": None if state is None else state.st_mtime,
+            "exists": None if is_uri else state is not None,
         }
-        for path in _files_in(
-            run.path / "checkpoints", _CHECKPOINT_SUFFIXES, _MAX_CHECKPOINTS, with_folders=True
-        )
-        if (state := state_of(path)) is not None
+
+    places = _files_in(run.path / "checkpoints", _CHECKPOINT_SUFFIXES, _MAX_CHECKPOINTS, with_folders=True)
+    # A sharded checkpoint is a folder, which has no size and no link.
+    found = [
+        {**one, "file": None if one["size"] is None else run.name_of(path)}
+        for path in places
+        if (one := about(str(path)))["exists"]
     ]
     newest = run.checkpoint_path
-    if newest and not any(one["path"] == newest for one in found):
-        path = Path(newest)
-        is_uri = "://" in newest
-        state = None if is_uri else state_of(path)
-        found.append(
-            {
-                "name": newest.rstrip("/").rpartition("/")[2],
-                "path": newest,
-                "file": None,
-                "size": state.st_size if state is not None and stat.S_ISREG(state.st_mode) else None,
-                "time": None if state is None else state.st_mtime,
-                "exists": None if is_uri else state is not None,
-            }
-        )
-    return found
+    return [*found, about(newest)] if newest and Path(newest) not in places else found
 
 
 def _artifacts(run: RecordedRun) -> list[dict[str, Any]]:
@@ -202,20 +187,10 @@ def _errors(
         if session.get("exception")
     ]
     overhead = sidecar.get("overhead")
-    if isinstance(overhead, dict) and overhead.get("errors"):
-        counted = overhead["errors"]
-        count = (
-            sum(one for one in counted.values() if isinstance(one, int))
-            if isinstance(counted, dict)
-            else counted
-        )
-        errors.append(
-            {
-                "kind": "logging",
-                "text": str(overhead.get("last_error") or "errors while writing records"),
-                "count": count if isinstance(count, int) else 1,
-            }
-        )
+    if isinstance(overhead, dict) and isinstance(counted := overhead.get("errors"), dict) and counted:
+        text = str(overhead.get("last_error") or "errors while writing records")
+        count = sum(one for one in counted.values() if isinstance(one, int))
+        errors.append({"kind": "logging", "text": text, "count": count})
     lost = sidecar.get("lost")
     for kind, count in lost.items() if isinstance(lost, dict) else ():
         if count:
@@ -238,19 +213,11 @@ def _flight(run: RecordedRun) -> dict[str, Any]:
     flights = run.flights()
     ranks = [
         {
-            "rank": one.rank,
-            "reason": one.reason,
-            "detail": one.detail[:_MAX_TEXT],
-            "time": one.time,
+            **{name: getattr(one, name) for name in ("rank", "reason", "detail", "time")},
             "step": next((step.get("step") for step in reversed(one.steps)), None),
             "stack": [
-                {
-                    "place": frame.place[:_MAX_TEXT],
-                    "function": frame.function[:_MAX_TEXT],
-                    "code": frame.code[:_MAX_TEXT],
-                    "is_library": frame.is_library,
-                }
-                for frame in one.stack[-_MAX_FRAMES:]
+                {name: getattr(frame, name) for name in ("place", "function", "code", "is_library")}
+                for frame in one.stack
             ],
         }
         for one in flights[:_MAX_STACKS]

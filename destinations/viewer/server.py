@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection
 from typing import Self
 from urllib.parse import urlsplit
 
+import attrs
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -54,8 +55,17 @@ def view_run(run: RecordedRun, *, port: int | None = None) -> "Viewer":
         raise
 
 
-def _checked_base(url: str) -> str:
+def _checked_token(token: str | None) -> str:
+    """Returns the token, or a random one."""
+    if token is not None and len(token) < 16:  # noqa: PLR2004  # characters
+        raise ValueError(f"token must have at least 16 characters, got {len(token)}.")
+    return new_token() if token is None else token
+
+
+def _checked_base(url: str | None) -> str | None:
     """Returns the address with a final slash."""
+    if url is None:
+        return None
     parts = urlsplit(url)
     if parts.scheme not in {"http", "https"} or not parts.hostname or parts.query or parts.fragment:
         raise ValueError(f"base_url must be like https://example.org/runs/, got {url!r:.200}.")
@@ -83,6 +93,7 @@ class _Connection(H11Protocol):
         return bool(self.scope) and IS_KNOWN in self.scope["state"]
 
 
+@attrs.define(eq=False, slots=False, repr=False)
 class Viewer:
     """Serves the page of some runs.
 
@@ -116,36 +127,22 @@ class Viewer:
             https.
     """
 
-    def __init__(
-        self,
-        runs: Runs,
-        *,
-        host: str = "127.0.0.1",
-        port: int | None = None,
-        token: str | None = None,
-        allowed_hosts: Collection[str] = (),
-        source: str = "",
-        read_only: bool = False,
-        base_url: str | None = None,
-        webhook: str | None = None,
-        owns_runs: bool = False,
-        limits: Limits | None = None,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
-        if token is not None and len(token) < 16:  # noqa: PLR2004  # characters
-            raise ValueError(f"token must have at least 16 characters, got {len(token)}.")
-        self._base = None if base_url is None else _checked_base(base_url)
-        self._watch = None if webhook is None else HeartbeatWatch(runs, webhook, clock)
-        self.runs = runs
-        self.host = host
-        self.token = new_token() if token is None else token
-        self._wanted_port = port
-        self._allowed_hosts = allowed_hosts
-        self._source = source
-        self._read_only = read_only
-        self._owns_runs = owns_runs
-        self._limits = limits
-        self._clock = clock
+    runs: Runs
+    host: str = attrs.field(default="127.0.0.1", kw_only=True)
+    _wanted_port: int | None = attrs.field(default=None, kw_only=True, alias="port")
+    token: str = attrs.field(default=None, kw_only=True, converter=_checked_token)
+    _allowed_hosts: Collection[str] = attrs.field(default=(), kw_only=True)
+    _source: str = attrs.field(default="", kw_only=True)
+    _read_only: bool = attrs.field(default=False, kw_only=True)
+    _base: str | None = attrs.field(default=None, kw_only=True, alias="base_url", converter=_checked_base)
+    _webhook: str | None = attrs.field(default=None, kw_only=True)
+    _owns_runs: bool = attrs.field(default=False, kw_only=True)
+    _limits: Limits | None = attrs.field(default=None, kw_only=True)
+    _clock: Callable[[], float] = attrs.field(default=time.time, kw_only=True)
+
+    def __attrs_post_init__(self) -> None:
+        webhook = self._webhook
+        self._watch = None if webhook is None else HeartbeatWatch(self.runs, webhook, self._clock)
         self._server: uvicorn.Server | None = None
         self._thread: threading.Thread | None = None
         self._socket: socket.socket | None = None

@@ -1,7 +1,7 @@
 """The exported site: the page of some runs as static files, which open from a folder or any web server.
 
-Browsers refuse modules and `fetch` for files. So the modules of the page become one classic script, and each
-answer of the API becomes a script of its own. The page "The viewer's API" lists the keys.
+Browsers refuse module files and `fetch` for files. So one classic script has the modules of the page, and
+each answer of the API is a script of its own. The page "The viewer's API" lists the keys.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ from .columns import ColumnCache
 from .downsampling import downsample
 from .files import STATIC, TYPES
 
-__all__ = ["Site", "SiteReport", "classic_script", "export_site"]
+__all__ = ["Site", "SiteReport", "export_site"]
 
 _MANIFEST = "data/manifest.js"
 # Size and SHA-256 of every other file of the site, by path.
@@ -63,10 +63,18 @@ _FOLDERS = re.compile(
     rf"""(?<![\w.:/])(?:(?!https?:)[a-z][a-z0-9+]+:/)?(?:/{_NAME})+(?=/{_NAME})"""
     rf"""|(?<!\w)(?:[A-Za-z]:|\\(?=\\))(?:[\\/]+{_NAME})+(?=[\\/]+{_NAME})"""
 )
-_IMPORT = re.compile(r'^import\s*\{([^}]*)\}\s*from\s*"\./([\w-]+)\.js";[ \t]*$', re.MULTILINE)
-_EXPORT = re.compile(r"^export (?=(?:async function|function|const|let|class)\b)", re.MULTILINE)
-_EXPORTED = re.compile(r"^export (?:async function|function|const|let|class)\*?\s+([\w$]+)", re.MULTILINE)
-_OTHER_FORMS = re.compile(r"^(?:import|export)\b.*$", re.MULTILINE)
+# An import map resolves the names of modules to `data:` URLs, which browsers import for a file too.
+_LOADER = """\
+const sources = JSON.parse({sources});
+const imports = {{}};
+for (const [name, source] of Object.entries(sources)) {{
+  imports[name] = `data:text/javascript,${{encodeURIComponent(source)}}`;
+}}
+const map = Object.assign(document.createElement("script"), {{ type: "importmap" }});
+map.textContent = JSON.stringify({{ imports }});
+document.head.append(map);
+import("page/app.js");
+"""
 
 
 @attrs.define
@@ -198,6 +206,7 @@ def without_origin(answer: Any) -> Any:
     return found
 
 
+@attrs.define(eq=False, repr=False)
 class Site:
     """A site in the making.
 
@@ -208,16 +217,13 @@ class Site:
         with_origin: see `export_site`.
     """
 
-    def __init__(
-        self, catalog: Catalog, folder: Path, media_bytes: int, *, with_origin: bool = False
-    ) -> None:
-        self._catalog = catalog
-        self._folder = folder
-        self._media_bytes = media_bytes
-        self._with_origin = with_origin
-        self._keys: dict[str, str] = {}
-        self._report = SiteReport()
-        self._skipped_bytes = 0
+    _catalog: Catalog
+    _folder: Path
+    _media_bytes: int
+    _with_origin: bool = attrs.field(default=False, kw_only=True)
+    _keys: dict[str, str] = attrs.field(factory=dict, init=False)
+    _report: SiteReport = attrs.field(factory=SiteReport, init=False)
+    _skipped_bytes: int = attrs.field(default=0, init=False)
 
     def write(self, where: str, limit: int, view: str = "") -> SiteReport:
         """Writes everything; see `export_site`."""
@@ -300,8 +306,13 @@ class Site:
         for path in STATIC.iterdir():
             if path.suffix not in {".js", ".html"}:
                 shutil.copyfile(path, static / path.name)
-        modules = {path.stem: path.read_text(encoding="utf-8") for path in STATIC.glob("*.js")}
-        (static / "app.js").write_text(classic_script(modules, "app"), encoding="utf-8")
+        # A `data:` URL has no neighbours, so modules import each other by their names in the map.
+        modules = {
+            f"page/{path.name}": path.read_text(encoding="utf-8").replace(' from "./', ' from "page/')
+            for path in STATIC.glob("*.js")
+        }
+        script = _LOADER.format(sources=json.dumps(json.dumps(modules)))
+        (static / "app.js").write_text(script, encoding="utf-8")
         page = (STATIC / "index.html").read_text(encoding="utf-8")
         if _MODULE_TAG not in page:
             raise ValueError(f"index.html of the page must load its modules by {_MODULE_TAG}.")
@@ -420,56 +431,3 @@ def _series(run_id: str, metric: str, writer: str, axes: Sequence[Rows]) -> dict
         if is_whole and not first.late:
             answer[kind] = downsample(rows.x, rows.y, _POINTS).x
     return answer
-
-
-def classic_script(modules: dict[str, str], entry: str) -> str:
-    """Returns ES modules as one classic script, in which each has its own scope.
-
-    Args:
-        modules: source by name, without suffix. They may use `import {a} from "./b.js"`, and export
-            functions, constants and classes.
-        entry: the module that starts the page.
-
-    Raises:
-        ValueError: a module uses another form, is missing, or is part of a cycle.
-    """
-    parts = [_as_function(name, modules[name]) for name in _in_order(modules, entry)]
-    return '"use strict";\n(() => {\n' + "\n".join(parts) + "})();\n"
-
-
-def _in_order(modules: dict[str, str], entry: str) -> list[str]:
-    """Returns the needed modules, each after its imports."""
-    ordered: list[str] = []
-
-    def add(name: str, path: tuple[str, ...]) -> None:
-        if name in path:
-            raise ValueError(f"modules of the page import each other: {' → '.join((*path, name))}.")
-        if name not in modules:
-            raise ValueError(f"module {name}.js of the page is missing.")
-        for found in _IMPORT.finditer(modules[name]):
-            if found[2] not in ordered:
-                add(found[2], (*path, name))
-        if name not in ordered:
-            ordered.append(name)
-
-    add(entry, ())
-    return ordered
-
-
-def _as_function(name: str, source: str) -> str:
-    exported = _EXPORTED.findall(source)
-    body = _EXPORT.sub("", _IMPORT.sub(_destructured, source))
-    other = _OTHER_FORMS.search(body)
-    if other is not None:
-        raise ValueError(f"module {name}.js of the page has a form that cannot be exported: {other[0]}")
-    return f"const {_variable(name)} = (() => {{\n{body}\nreturn {{ {', '.join(exported)} }};\n}})();\n"
-
-
-def _destructured(found: re.Match[str]) -> str:
-    names = [part.strip() for part in found[1].split(",") if part.strip()]
-    inner = ", ".join(re.sub(r"\s+as\s+", ": ", one) for one in names)
-    return f"const {{ {inner} }} = {_variable(found[2])};"
-
-
-def _variable(name: str) -> str:
-    return f"module_{name.replace('-', '_')}"

@@ -28,16 +28,13 @@ _LOOK_SECONDS = 0.25
 _STOPPED_SECONDS = 0.3
 # A thread that waits for the interpreter's lock wakes every 5 ms, or later on a busy machine.
 _WAKE_SECONDS = 0.1
-# The first reading of the sleep time is the most exact of this many.
-_SLEEP_LOOKS = 5
 # Spans that are open for this long are written before they end.
 _OPEN_NANOSECONDS = 1_000_000_000
 # All batches are traced up to the first size, and ever fewer up to the second.
 _TRACE_BYTES = 3_000_000, 5_000_000
 _MORE_TRACE_BYTES = 250_000
-# The limit for all spans; and the size at which rare spans must be longer to be kept.
+# The limit for all spans.
 _MAX_SPAN_BYTES = 100_000_000
-_RARE_BYTES = 10_000_000
 # A slow step takes this many times the usual duration, and at least this long.
 _SLOW, _LEAST_SLOW = 2.0, 50_000_000
 _USUAL_OF, _LEAST_KNOWN = 15, 3
@@ -53,17 +50,15 @@ def _within(limits: tuple[float, float, float], age: float) -> float:
     return min(max(age * share, least), most)
 
 
-def _asleep() -> tuple[int, int]:
-    """Returns bounds for the nanoseconds that the machine has slept since boot.
+def _asleep() -> int:
+    """Returns how many nanoseconds the machine has slept since boot; a few less if this thread is delayed.
 
-    The clock that continues during sleep is read between two readings of the one that does not, so that a
-    delay of this thread does not count as sleep. Returns 0 if the system has no such clock.
+    Returns 0 if the system has no clock that continues during sleep.
     """
     if not hasattr(time, "CLOCK_BOOTTIME"):
-        return 0, 0
-    before = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+        return 0
     with_sleep = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-    return with_sleep - time.clock_gettime_ns(time.CLOCK_MONOTONIC), with_sleep - before
+    return with_sleep - time.clock_gettime_ns(time.CLOCK_MONOTONIC)
 
 
 def _wakes() -> int | None:
@@ -131,7 +126,7 @@ class TimeFiles:
         folder: the folder of the files; created if missing.
         state: the run, for its step.
         keeps_trace: whether to keep spans of batches.
-        asleep: returns bounds for the nanoseconds that the machine has slept.
+        asleep: returns for how many nanoseconds the machine has slept.
     """
 
     def __init__(
@@ -141,7 +136,7 @@ class TimeFiles:
         state: State,
         *,
         keeps_trace: bool,
-        asleep: Callable[[], tuple[int, int]] = _asleep,
+        asleep: Callable[[], int] = _asleep,
     ) -> None:
         self._ledger: Any = ledger
         self._folder = folder
@@ -156,15 +151,13 @@ class TimeFiles:
         self._begin, self._wall_begin, self._written = ledger.session, self._session, ledger.earlier
         # Corrections for stops, per bucket, and the time of sleep, which the ledger's clock does not count.
         self._moved = [0] * len(self._written)
-        self._slept_before = min((asleep() for _ in range(_SLEEP_LOOKS)), key=lambda one: one[1] - one[0])[0]
-        self._slept = 0
-        self._rows: GrowingCsv | None = None
-        self._spans: GrowingCsv | None = None
-        self._slow: GrowingCsv | None = None
+        self._slept_before, self._slept = asleep(), 0
+        self._header = ",".join((_HEAD, *ledger.buckets))
+        # The open files, by their kind.
+        self._files: dict[str, GrowingCsv] = {}
         self._noted: set[Any] = set()
         self._batch_bytes = self._span_bytes = 0
         self._next_stride_at = _TRACE_BYTES[0]
-        self._rare_factor = 1
         self._spans_taken = 0
         self._left_out = 0
         self._steps: deque[float] = deque(maxlen=_USUAL_OF)
@@ -203,9 +196,8 @@ class TimeFiles:
             if is_last or now - written >= seconds * 1e9:
                 written = now
                 self._try(self._write, now, totals)
-        for one in (self._rows, self._spans, self._slow):
-            if one is not None:
-                one.close()
+        for one in self._files.values():
+            one.close()
         if self._left_out:
             _log.warning("time ledger: %d spans were dropped.", self._left_out)
 
@@ -232,9 +224,10 @@ class TimeFiles:
         return is_last, int(late * 1e9) if is_stopped else 0
 
     def _look(self) -> None:
-        """Updates the time that the machine has slept, within the exactness of the readings."""
-        least, most = (one - self._slept_before for one in self._read_asleep())
-        self._slept = min(max(self._slept, least), most)
+        """Updates the time that the machine has slept; two readings differ by microseconds without sleep."""
+        slept = self._read_asleep() - self._slept_before
+        if slept - self._slept >= _STOPPED_SECONDS * 1e9:
+            self._slept = slept
 
     def _move_to_stopped(self, nanoseconds: int, totals: list[int], before: list[int], now: int) -> None:
         """Moves time in which the process did not run from the interrupted bucket to `stopped`."""
@@ -251,9 +244,11 @@ class TimeFiles:
 
     # Files.
 
-    def _open(self, kind: str, header: str) -> GrowingCsv:
-        self._folder.mkdir(parents=True, exist_ok=True)
-        return GrowingCsv(self._folder / f"{kind}-{self._state.rank}.csv", header)
+    def _file(self, kind: str, header: str) -> GrowingCsv:
+        if kind not in self._files:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._files[kind] = GrowingCsv(self._folder / f"{kind}-{self._state.rank}.csv", header)
+        return self._files[kind]
 
     def _wall(self, nanoseconds: int) -> float:
         return float(self._zero + (nanoseconds + self._slept) / 1e9)
@@ -266,24 +261,22 @@ class TimeFiles:
 
     def _write(self, now: int, totals: list[int]) -> None:
         ledger, step = self._ledger, int(self._state.timestamp.batch)
-        header = ",".join((_HEAD, *ledger.buckets))
-        if self._rows is None:
-            self._rows = self._open("rank", header)
-            if ledger.begin < ledger.session:
-                # In a separate row, because readers may know that the process was not started for this run.
-                nothing = [0] * len(ledger.earlier)
-                grown = ledger.divided(ledger.earlier, nothing)
-                self._rows.write(self._row(self._wall(ledger.begin), self._session, 0, grown), is_last=True)
+        is_first = "rank" not in self._files
+        rows = self._file("rank", self._header)
+        if is_first and ledger.begin < ledger.session:
+            # In a separate row, because readers may know that the process was not started for this run.
+            grown = ledger.divided(ledger.earlier, [0] * len(ledger.earlier))
+            rows.write(self._row(self._wall(ledger.begin), self._session, 0, grown), is_last=True)
         charged = [total + moved for total, moved in zip(totals, self._moved, strict=True)]
         charged[ledger.buckets.index("stopped")] += self._slept
         grown = ledger.divided(charged, self._written)
         is_full = (now - self._begin) / 1e9 >= _within(_ROW_SECONDS, (now - ledger.begin) / 1e9)
         end = self._wall(now)
-        self._rows.write(self._row(self._wall_begin, end, step, grown), is_last=is_full)
+        rows.write(self._row(self._wall_begin, end, step, grown), is_last=is_full)
         if is_full:
             self._begin, self._wall_begin, self._written = now, end, charged
         self._write_spans(now)
-        self._write_slow_steps(now, step, header)
+        self._write_slow_steps(now, step)
 
     def _write_spans(self, now: int) -> None:
         ledger = self._ledger
@@ -299,13 +292,9 @@ class TimeFiles:
                 self._add(lines, name, begin, "", track)
         self._noted = set(opened)
         self._left_out = max(self._left_out, ledger.spans_made - self._spans_taken - len(ledger.spans))
-        if not lines:
-            return
-        if self._spans is None:
-            self._spans = self._open("spans", "begin,microseconds,name,track")
-        text = "".join(lines)
-        self._spans.write(text[:-1], is_last=True)
-        self._thin()
+        if lines:
+            self._file("spans", "begin,microseconds,name,track").write("\n".join(lines), is_last=True)
+            self._thin()
 
     def _add(
         self, lines: list[str], name: int | str, begin: int, microseconds: int | str, track: str
@@ -314,32 +303,27 @@ class TimeFiles:
             self._left_out += 1
             return
         text = self._ledger.name_of(name) if isinstance(name, int) else _cell(name)
-        line = f"{self._wall(begin):.6f},{microseconds},{text},{_cell(track)}\n"
+        line = f"{self._wall(begin):.6f},{microseconds},{text},{_cell(track)}"
         lines.append(line)
-        self._span_bytes += len(line)
+        self._span_bytes += len(line) + 1
         if track in {"time", "loop"}:
-            self._batch_bytes += len(line)
+            self._batch_bytes += len(line) + 1
 
     def _thin(self) -> None:
-        """Traces fewer batches the more was written, and then raises the minimum for rare spans."""
+        """Traces fewer batches the more was written."""
         if self._batch_bytes >= _TRACE_BYTES[1]:
             self.stride = 0
         elif self.stride and self._batch_bytes >= self._next_stride_at:
             self.stride *= 2
             self._next_stride_at = self._batch_bytes + _MORE_TRACE_BYTES
-        if self._batch_bytes >= _RARE_BYTES * self._rare_factor:
-            self._rare_factor *= 2
-            self._ledger.keep_rare(self._rare_factor)
 
-    def _write_slow_steps(self, now: int, step: int, header: str) -> None:
+    def _write_slow_steps(self, now: int, step: int) -> None:
         ledger = self._ledger
         self._find_usual(now, step)
         for _ in range(len(ledger.slow_steps)):
             number, begin, end, before, after = ledger.slow_steps.popleft()
-            if self._slow is None:
-                self._slow = self._open("slow", header)
-            grown = ledger.undivided(after, before)
-            self._slow.write(self._row(self._wall(begin), self._wall(end), number, grown), is_last=True)
+            row = self._row(self._wall(begin), self._wall(end), number, ledger.undivided(after, before))
+            self._file("slow", self._header).write(row, is_last=True)
             self._slow_count += 1
 
     def _find_usual(self, now: int, step: int) -> None:

@@ -288,7 +288,7 @@ class TimeLedger(Callback):
         self.earlier = self.totals.copy()
         self._bucket = _START
         self._outer: list[int] = []
-        self._keep = self._usual_keep = _LONG_ENOUGH
+        self._keep = _LONG_ENOUGH
         self._marks = self.totals.copy()
         self._logged, self._logged_at = self._marks, self.begin
         self._log_at = _NEVER
@@ -445,13 +445,11 @@ class TimeLedger(Callback):
     @contextlib.contextmanager
     def span(self, name: str) -> Iterator[None]:
         """Keeps the time of a block for the trace; see `Logger.span`."""
-        key, begin, name, track = object(), self._clock(), str(name), self._track()
-        self.open[key] = (name, begin, track)
+        end = self.begin_span(str(name), self._track())
         try:
             yield
         finally:
-            self.open.pop(key, None)
-            self._keep_span(name, begin, self._clock(), track)
+            end()
 
     def begin_span(self, name: str, track: str) -> Callable[[], None]:
         """Begins a span on a separate track; the returned function ends it, in any thread."""
@@ -521,15 +519,8 @@ class TimeLedger(Callback):
             destinations: the callbacks whose hooks are charged to `logging`.
         """
         for event, of_event in hooks.items():
-            charged: list[_Hook] = []
-            buckets = [self._bucket_of(callback, destinations) for callback, _ in of_event]
-            begin = 0
-            for end in range(1, len(buckets) + 1):
-                if end == len(buckets) or buckets[end] != buckets[begin]:
-                    charged.append(
-                        self._charge_hooks(buckets[begin], [hook for _, hook in of_event[begin:end]])
-                    )
-                    begin = end
+            by_bucket = itertools.groupby(of_event, lambda one: self._bucket_of(one[0], destinations))
+            charged = [self._charge_hooks(bucket, [hook for _, hook in some]) for bucket, some in by_bucket]
             own = self._hook_of(Event(event))
             self._hooks[event] = (*(() if own is None else (own,)), *charged)
         # Files are opened where destinations have the folder of the run.
@@ -631,7 +622,7 @@ class TimeLedger(Callback):
             self._keep_span(before, now - taken, now)
         self._left -= 1
         if self._left:
-            self._bucket, self._keep = _WHOLE, self._usual_keep
+            self._bucket, self._keep = _WHOLE, _LONG_ENOUGH
             return
         self._bucket = _BATCH
         self._begin_divided(now)
@@ -650,7 +641,7 @@ class TimeLedger(Callback):
         files = self._files
         self._is_traced = files is not None and files.traces(self._divided_batches)
         self._divided_batches += 1
-        self._keep = _ANY if self._is_traced else self._usual_keep
+        self._keep = _ANY if self._is_traced else _LONG_ENOUGH
 
     def _at_batch_end(self, state: State, logger: Logger) -> None:
         now = self._clock()
@@ -703,12 +694,8 @@ class TimeLedger(Callback):
 
     def _end_inside(self, state: State, logger: Logger) -> None:
         self.switch(self._outer.pop() if self._outer else _IDLE)
-        self._keep = self._usual_keep
+        self._keep = _LONG_ENOUGH
         self._end_of_loop("evaluation")
-
-    def keep_rare(self, factor: int) -> None:
-        """Raises the minimum duration of the spans that are always kept; any thread."""
-        self._usual_keep = [min(one * factor, _LONG) for one in _LONG_ENOUGH]
 
     def _on_garbage(self, phase: str, info: dict[str, int]) -> None:
         # The youngest generation takes microseconds.

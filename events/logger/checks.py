@@ -86,39 +86,30 @@ def valid_images(
     Other images and masks are refused one by one; captions together.
     """
     what = f"images {name!r}"
-    if not isinstance(images, list | tuple) or not images:
-        images = as_picture(images)
-        of_one = _image_sizes(images, what, channels_last=channels_last)
-        captions = _valid_captions(captions, name, of_one, (), refuse)
-        return images, _valid_masks(masks, name, of_one, (), refuse), captions
+    is_list = isinstance(images, list | tuple) and bool(images)
     valid: list[Any] = []
+    # Of each image; None for one that is left out.
     sizes: list[tuple[int, int] | None] = []
-    left_out: list[int] = []
-    for index, image in enumerate(images):
+    for index, given in enumerate(images if is_list else [images]):
         try:
-            image = map_nested(as_picture, image)  # noqa: PLW2901  # the picture of a figure
-            found = _image_sizes(image, f"image {index} of {what}", channels_last=channels_last)
+            image = map_nested(as_picture, given)  # the picture of a figure
+            of = f"image {index} of {what}" if is_list else what
+            sizes += _image_sizes(image, of, channels_last=channels_last)
         except RecordError as error:
-            if len(images) == 1:
+            if not is_list or len(images) == 1:
                 raise
             refuse(name, error)
-            left_out.append(len(sizes))
             sizes.append(None)
         else:
             valid.append(image)
-            sizes += found
     if not valid:
         raise RecordError(f"{what} must have at least one valid image, got {len(images)} invalid ones.")
-    captions = _valid_captions(captions, name, sizes, left_out, refuse)
-    return valid, _valid_masks(masks, name, sizes, left_out, refuse), captions
+    captions = _valid_captions(captions, name, sizes, refuse)
+    return valid if is_list else valid[0], _valid_masks(masks, name, sizes, refuse), captions
 
 
 def _valid_captions(
-    captions: Any,
-    name: str,
-    sizes: Sequence[tuple[int, int] | None],
-    left_out: Sequence[int],
-    refuse: Refuse,
+    captions: Any, name: str, sizes: Sequence[tuple[int, int] | None], refuse: Refuse
 ) -> list[str] | None:
     """Returns a caption for each image that is not left out; "" for none."""
     if captions is None:
@@ -129,7 +120,7 @@ def _valid_captions(
         text = f"images {name!r} must have a list of {len(sizes)} captions, one for each image, got {got}."
         refuse(name, RecordError(text))
         return None
-    kept = [valid_caption(one, name, refuse) for index, one in enumerate(given) if index not in left_out]
+    kept = [valid_caption(one, name, refuse) for one, size in zip(given, sizes, strict=True) if size]
     return [one or "" for one in kept] if any(kept) else None
 
 
@@ -142,7 +133,7 @@ def valid_caption(caption: Any, name: str, refuse: Refuse) -> str | None:
 
 
 def _valid_masks(
-    masks: Any, name: str, sizes: Sequence[tuple[int, int] | None], left_out: Sequence[int], refuse: Refuse
+    masks: Any, name: str, sizes: Sequence[tuple[int, int] | None], refuse: Refuse
 ) -> dict[str, Any] | None:
     """Returns the masks that fit, for the images that are not left out."""
     if masks is None:
@@ -156,15 +147,15 @@ def _valid_masks(
         try:
             mask = _without_channel(given)
             _check_mask(mask, f"mask {mask_name!r} of {name!r}", sizes)
-            kept = [index for index in range(len(sizes)) if index not in left_out]
-            valid[mask_name] = mask if not left_out else [list(mask)[index] for index in kept]
+            are_all = None not in sizes
+            valid[mask_name] = (
+                mask if are_all else [one for one, size in zip(mask, sizes, strict=True) if size]
+            )
         except RecordError as error:
             refuse(name, error)
         except Exception as error:  # noqa: BLE001  # methods of a value that only looks like an array
-            refuse(
-                name,
-                RecordError(f"mask {safe_text(mask_name)!r} of {name!r} cannot be read: {error!r:.200}."),
-            )
+            text = f"mask {safe_text(mask_name)!r} of {name!r} cannot be read: {error!r:.200}."
+            refuse(name, RecordError(text))
     return valid or None
 
 
@@ -313,42 +304,30 @@ def check_histogram(values: Any, bins: Any, name: str) -> None:
         return
     shape = _shape(values)
     if shape is None and not isinstance(values, list | tuple):
-        raise RecordError(
-            f"histogram {name!r} must have an array or list of numbers, got {type(values).__name__}."
-        )
-    if shape is None and not values:
-        raise RecordError(f"histogram {name!r} must have at least one value, got an empty list.")
-    if shape is not None and 0 in shape:
-        raise RecordError(f"histogram {name!r} must have at least one value, got shape {shape}.")
+        got = type(values).__name__
+        raise RecordError(f"histogram {name!r} must have an array or list of numbers, got {got}.")
+    if not values if shape is None else 0 in shape:
+        got = "an empty list" if shape is None else f"shape {shape}"
+        raise RecordError(f"histogram {name!r} must have at least one value, got {got}.")
     if isinstance(bins, str) and bins == "auto":
         return
-    if _is_number(bins, Integral):
-        if bins < 1:
-            raise RecordError(f"histogram {name!r} must have at least one bin, got bins={short_repr(bins)}.")
-        if bins > _MAX_BINS:
-            raise RecordError(
-                f"histogram {name!r} must have at most {_MAX_BINS:,} bins, got bins={short_repr(bins)}."
-            )
-        return
-    if not _are_edges(bins):
+    is_count = _is_number(bins, Integral)
+    if (bins < 1) if is_count else not _are_edges(bins):
         raise RecordError(
-            f"histogram {name!r} must have a number of bins or increasing edges, "
+            f"histogram {name!r} must have at least one bin, or increasing edges, "
             f"got bins={short_repr(bins, 80)}."
         )
+    if (bins if is_count else len(bins) - 1) > _MAX_BINS:
+        got = short_repr(bins) if is_count else f"{len(bins):,} edges"
+        raise RecordError(f"histogram {name!r} must have at most {_MAX_BINS:,} bins, got {got}.")
 
 
 def _are_edges(bins: Any) -> bool:
-    shape = _shape(bins)
-    if shape is None and not isinstance(bins, list | tuple):
-        return False
-    if shape is not None and len(shape) != 1:
-        return False
-    if (len(bins) if shape is None else shape[0]) > _MAX_BINS + 1:
-        raise RecordError(f"histogram must have at most {_MAX_BINS:,} bins, got more edges than that.")
-    edges = list(bins) if shape is None else bins.tolist()
+    edges = bins.tolist() if hasattr(bins, "tolist") else bins
     # Written so that NaN, which compares false with everything, is refused.
     return (
-        len(edges) >= 2  # noqa: PLR2004  # one bin
+        isinstance(edges, list | tuple)
+        and len(edges) >= 2  # noqa: PLR2004  # one bin
         and all(_is_number(edge, Real) for edge in edges)
         and all(left < right for left, right in itertools.pairwise(edges))
     )

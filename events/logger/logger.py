@@ -146,11 +146,8 @@ class Logger(RecordMethods):
         self._unpacked = tuple(one for one in self._destinations if one is not self._packer)
         # Whether the last metrics were Python's numbers: then the next ones probably are.
         self._expects_plain = self._packer is not None
-        # Whether `log_metrics` has to do more than to convert values and call the destinations.
-        self._is_slow_path = False
-        # Whether the only reason is write rates; or only a prefix, or pending copies.
-        self._can_defer = False
-        self._is_planned = False
+        # Tried first where `log_metrics` has to do more than to convert values and call the destinations.
+        self._shortcut: Callable[[Any, int], bool] | None = None
         # Logs scalars on a device, if the last metrics were such scalars.
         self._log_row: LogRow | None = None
         self._outbox = self._delivery.outbox
@@ -258,13 +255,9 @@ class Logger(RecordMethods):
             if type(step) is not int or not -_MAX_STEP <= step <= _MAX_STEP:
                 step = self._step(step)
             self._given_step = step
-        if self._is_slow_path or self.faults.failing:
-            if (
-                not self._is_planned
-                or self.faults.failing
-                or not self._delivery.try_log(metrics, self._prefix, step)  # type: ignore[arg-type]
-            ):
-                self._log_metrics_slow(metrics, step)  # type: ignore[arg-type]
+        if self._shortcut is not None or self.faults.failing:
+            if self.faults.failing or not self._shortcut(metrics, step):  # type: ignore[arg-type, misc]
+                self._log_any_metrics(metrics, step)  # type: ignore[arg-type]
             elif bool(self._outbox) is not self.is_busy:
                 self._refresh()
             return
@@ -719,10 +712,8 @@ class Logger(RecordMethods):
             self.faults.attempt(destination, action, call)
         self.faults.raise_refused()
 
-    def _log_metrics_slow(self, metrics: Mapping[str, Any], step: int) -> None:
-        """Handles what the hot path does not; has a shortcut for rates."""
-        if not (self._can_defer and not self.faults.failing and self._delivery.try_defer(metrics, step)):
-            self._log_any_metrics(metrics, step)
+    def _try_log(self, metrics: Any, step: int) -> bool:
+        return self._delivery.try_log(metrics, self._prefix, step)
 
     def _log_any_metrics(self, metrics: Any, step: int) -> None:
         """Logs any metrics: on devices, functions, with rates, and to destinations that are failing."""
@@ -758,12 +749,16 @@ class Logger(RecordMethods):
 
     def _refresh(self) -> None:
         self.is_busy = self._delivery.is_busy
-        needs_more = bool(self._own_prefix or self._open_namespaces or self._is_stopped or self.is_busy)
-        self._is_slow_path = needs_more or self._delivery.is_paced
-        self._can_defer = self._delivery.is_paced and not needs_more
-        self._is_planned = not (self._is_stopped or self._delivery.is_paced)
+        needs_more = bool(self._own_prefix or self._open_namespaces or self.is_busy)
+        is_paced = self._delivery.is_paced
+        if self._is_stopped or (is_paced and needs_more):
+            self._shortcut = _never
+        elif is_paced:
+            self._shortcut = self._delivery.try_defer
+        else:
+            self._shortcut = self._try_log if needs_more else None
         # In a namespace the prefix depends on the caller.
-        has_rows = self._is_planned and self._delivery.has_rows and not self._open_namespaces
+        has_rows = not (self._is_stopped or is_paced or self._open_namespaces) and self._delivery.has_rows
         self._log_row = self._delivery.log_row(self._own_prefix) if has_rows else None
 
     def _text_name(self, name: Any) -> str:
@@ -823,6 +818,11 @@ class Logger(RecordMethods):
 
 def _nothing() -> None:
     """Ends a span that nobody keeps."""
+
+
+def _never(_metrics: Any, _step: int) -> bool:
+    """Logs nothing: there is no shortcut."""
+    return False
 
 
 def _prefix(before: str, name: Any) -> str:

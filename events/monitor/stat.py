@@ -15,12 +15,12 @@ import random
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from queue import Empty, SimpleQueue
 from time import monotonic
-from typing import Any, TypeVar
+from typing import Any, ClassVar
 
 import attrs
 
@@ -41,7 +41,6 @@ __all__ = [
 ]
 
 _log = logging.getLogger("events")
-_Read = TypeVar("_Read")
 
 # Percentiles are exact up to this many samples.
 RESERVOIR_SAMPLES = 10_000
@@ -56,9 +55,6 @@ _MAX_WAIT_SECONDS = 3600.0
 _LOCK_TIMEOUT_SECONDS = 30.0
 # How long a flush waits for a handler that is running in another thread.
 _DELIVERY_TIMEOUT_SECONDS = 10.0
-
-# How many windows the current thread is logging: a handler may flush other windows.
-_logging = threading.local()
 
 
 class Aggregation(StrEnum):
@@ -159,7 +155,7 @@ class Stat:
         samples, window = self._samples, self._window
         # The clock is a name of the module: an attribute would take 10 ns more.
         if monotonic() >= window.deadline:
-            window.begin_next()
+            window.collect()
         samples.append(v if v.__class__ is float else self._float(v))
         if len(samples) >= window.max_pending:
             window.collect()
@@ -199,7 +195,6 @@ class Stat:
     def flush(self) -> None:
         """Logs the open window, unless it is empty, in this thread."""
         self._window.close()
-        self._window.wait_until_logged()
 
     def __repr__(self) -> str:
         return f"Stat({self.name!r}, count={self.count})"
@@ -339,26 +334,18 @@ class Summary:
             return {
                 aggregation: 0 if aggregation is Aggregation.COUNT else 0.0 for aggregation in aggregations
             }
-        ordered = sorted(self._reservoir) if not self._has_nan else []
-        return {aggregation: self._value(aggregation, ordered) for aggregation in aggregations}
-
-    def _value(self, aggregation: Aggregation, ordered: list[float]) -> float:
-        if aggregation is Aggregation.COUNT:
-            return self.count
-        if aggregation is Aggregation.VALUE:
-            return self._last
-        if self._has_nan:
-            return math.nan
-        if aggregation in _QUANTILES:
-            return _quantile(ordered, _QUANTILES[aggregation])
-        if aggregation is Aggregation.STD:
-            return math.sqrt(self._squares / self.count)
-        return {
+        exact = {Aggregation.COUNT: self.count, Aggregation.VALUE: self._last}
+        known = exact | {
             Aggregation.SUM: self._sum,
             Aggregation.MEAN: self._sum / self.count,
             Aggregation.MAX: self._max,
             Aggregation.MIN: self._min,
-        }[aggregation]
+            Aggregation.STD: math.sqrt(self._squares / self.count),
+        }
+        if self._reservoir and not self._has_nan:
+            ordered = sorted(self._reservoir)
+            known |= {one: _quantile(ordered, share) for one, share in _QUANTILES.items()}
+        return {one: math.nan if self._has_nan and one not in exact else known[one] for one in aggregations}
 
 
 def _quantile(ordered: list[float], share: float) -> float:
@@ -370,22 +357,12 @@ def _quantile(ordered: list[float], share: float) -> float:
     return below if below == above else below + (above - below) * (position - math.floor(position))
 
 
-@attrs.frozen(eq=False)
-class _ClosedWindow:
-    """The event of a closed window, until it is logged."""
-
-    event: Event
-    thread: int = attrs.field(factory=threading.get_ident)
-    is_logged: threading.Event = attrs.field(factory=threading.Event)
-
-
 @attrs.define(slots=False, eq=False)
 class Window:
     """The samples of a Stat since it last logged; outlives its Stat until they are logged too.
 
-    Any thread may append to `samples`, which is atomic, and call `begin_next`; everything else is guarded by
-    the lock. Handlers are called after the lock is released; until they return, the closed window is in
-    `being_logged`, for `wait_until_logged`.
+    Any thread may append to `samples`, which is atomic; everything else is guarded by the lock. Handlers are
+    called after the lock is released.
     """
 
     name: str
@@ -396,189 +373,143 @@ class Window:
     # The closer sets these.
     clock: Callable[[], float] = attrs.field(default=monotonic, init=False)
     opened_at: float = attrs.field(default=0.0, init=False)
-    # When samples belong to a later window than the last one that has begun.
+    # When the time of the window is over.
     deadline: float = attrs.field(default=0.0, init=False)
     discarded: int = attrs.field(default=0, init=False)
-    # Samples are floats; an integer is the number of the window that the samples after it belong to.
     samples: list[float] = attrs.field(factory=list, init=False)
-    # The windows that begin within `samples`: each is here first, so that without any, nobody looks there.
-    _begun: list[int] = attrs.field(factory=list, init=False)
-    # Of the window that `summary` is of.
-    _number: int = attrs.field(default=0, init=False)
     # The events of windows that have ended and are not logged yet.
     _ended: deque[Event] = attrs.field(factory=deque, init=False)
-    being_logged: list[_ClosedWindow] = attrs.field(factory=list, init=False)
     _log_has_failed: bool = attrs.field(default=False, init=False)
     # Reentrant, to tell a signal handler in the holding thread, which must not wait, from another thread.
     _lock: Any = attrs.field(factory=threading.RLock, init=False)
     _is_held: bool = attrs.field(default=False, init=False)
+
+    # Held while handlers are called, for all windows: whoever takes it has waited until they returned.
+    delivering: ClassVar[Any] = threading.RLock()
 
     def __attrs_post_init__(self) -> None:
         self._reset()
 
     def _reset(self) -> None:
         self.summary = Summary(self.aggregations)
-        # Whether the window reached `max_samples` and was logged: further samples of its time are discarded.
-        self.is_full = False
-        # What was logged then.
-        self._full: Summary | None = None
         self._update_max_pending()
 
     def _update_max_pending(self) -> None:
         """Sets at how many pending samples `Stat.add` calls `collect`."""
-        self.max_pending = MAX_PENDING_SAMPLES
-        if self.max_samples is not None and not self.is_full:
-            self.max_pending = min(self.max_samples - self.summary.count, MAX_PENDING_SAMPLES)
+        room = (self.max_samples or 0) - self.summary.count
+        self.max_pending = min(room, MAX_PENDING_SAMPLES) if room > 0 else MAX_PENDING_SAMPLES
+
+    @property
+    def _is_full(self) -> bool:
+        """Whether the window reached `max_samples`: further samples of its time are discarded."""
+        return self.summary.count == self.max_samples
 
     def is_due(self) -> bool:
         """Returns whether a window has ended and is not logged; an `add` may have begun the next one."""
-        return self.clock() >= self.deadline or bool(self._begun or self._ended)
-
-    def begin_next(self) -> None:
-        """Begins the window of this time: samples that are appended from now on belong to it.
-
-        One that begins late does not delay the next.
-        """
-        number = math.floor((self.clock() - self.opened_at) / self.seconds)
-        self._begun.append(number)
-        self.samples.append(number)
-        self.deadline = self.opened_at + (number + 1) * self.seconds
+        return self.clock() >= self.deadline or bool(self._ended)
 
     def collect(self) -> None:
         """Folds pending samples; logs a window that has reached `max_samples`. Skipped if locked."""
-        if not self._acquire(blocking=False):
-            return
-        try:
-            self._fold()
-            has_reached_cap = self.summary.count == self.max_samples
-            if has_reached_cap:
-                logged = self.summary
-                self._end()
-                self.is_full, self._full = True, logged
-            self._update_max_pending()
-        finally:
-            self._release()
-        if has_reached_cap:
+        with self._folding(timeout=0) as is_folded:
+            is_full = is_folded and self._is_full
+        if is_full:
             self._log_ended()
 
     def close(self, *, open_too: bool = True) -> None:
-        """Logs the windows that have ended, and the open one, unless it is empty."""
-        if not self._acquire():
-            return
-        try:
-            self._fold()
-            if open_too:
-                self._end()
-        finally:
-            self._release()
-        self._log_ended()
+        """Logs the windows that have ended, and the open one, unless it is empty.
 
-    def wait_until_logged(self) -> None:
-        """Waits until windows that other threads have closed are logged, for ten seconds at most.
-
-        Returns at once within a handler: two handlers could wait for each other.
+        Waits until windows that other threads are logging are logged, for ten seconds at most.
         """
-        if getattr(_logging, "depth", 0):
-            return
-        for closed in tuple(self.being_logged):
-            # One of this very thread was interrupted by Ctrl-C.
-            if closed.thread == threading.get_ident() or not closed.is_logged.wait(_DELIVERY_TIMEOUT_SECONDS):
-                self._remove_closed(closed)
+        with self._folding() as is_folded:
+            if is_folded and open_too:
+                self._end()
+        self._log_ended()
 
     def count(self) -> int:
         """Returns the number of samples in the open window."""
-        return self._read(lambda: self.summary.count, 0)
+        with self._folding() as is_folded:
+            return self.summary.count if is_folded and not self._is_full else 0
 
     def values(self) -> dict[Aggregation, float]:
         """Returns the aggregates of the open window."""
-        empty = Summary(()).values(self.aggregations)
-        return self._read(lambda: (self._full or self.summary).values(self.aggregations), empty)
-
-    def _read(self, read: Callable[[], _Read], otherwise: _Read) -> _Read:
-        if not self._acquire():
-            return otherwise
-        try:
-            self._fold()
-            self._update_max_pending()
-            return read()
-        finally:
-            self._release()
+        with self._folding() as is_folded:
+            return (self.summary if is_folded else Summary(())).values(self.aggregations)
 
     def clear_after_fork(self) -> None:
         """Drops the samples of the parent process, and the lock, which one of its threads may have held."""
         self._lock = threading.RLock()
         self._is_held = False
-        self.being_logged = []
-        for one in (self.samples, self._begun, self._ended):
-            one.clear()
+        self.samples.clear()
+        self._ended.clear()
         self._reset()
 
-    def _acquire(self, *, blocking: bool = True) -> bool:
-        """Takes the lock; returns False if this very thread, interrupted by a signal, already holds it."""
-        if not self._lock.acquire(blocking=blocking, timeout=_LOCK_TIMEOUT_SECONDS if blocking else -1):
-            return False
-        if self._is_held:
-            self._lock.release()
-            return False
-        self._is_held = True
-        return True
+    @contextlib.contextmanager
+    def _folding(self, timeout: float = _LOCK_TIMEOUT_SECONDS) -> Iterator[bool]:
+        """Folds pending samples and holds the lock; yields False if this very thread was interrupted in it.
 
-    def _release(self) -> None:
-        self._is_held = False
-        self._lock.release()
+        Also yields False if another thread has the lock for longer than the timeout.
+        """
+        if not self._lock.acquire(timeout=timeout):
+            yield False
+            return
+        is_reentered, self._is_held = self._is_held, True
+        try:
+            if not is_reentered:
+                self._fold()
+            yield not is_reentered
+        finally:
+            self._is_held = is_reentered
+            self._lock.release()
 
     def _fold(self) -> None:
-        """Takes the pending samples, and ends the windows whose time is over."""
-        if self.clock() >= self.deadline:
-            self.begin_next()
+        """Takes the pending samples; if the time of the window is over, ends it."""
         count = len(self.samples)
         taken = self.samples[:count]
         # In place: other threads append to this very list, behind what is taken.
         del self.samples[:count]
-        begins = [at for at, one in enumerate(taken) if isinstance(one, int)] if self._begun else []
-        del self._begun[: len(begins)]
-        for first, last in itertools.pairwise([-1, *begins, count]):
-            self._fold_samples(taken[first + 1 : last])
-            # Two threads may have begun the same window.
-            if last < count and taken[last] > self._number:
-                if len(self._ended) < _MAX_WAITING_WINDOWS or not self.summary.count:
-                    self._end()
-                self._number = int(taken[last])
-
-    def _fold_samples(self, taken: list[float]) -> None:
-        count = len(taken)
-        if self.is_full:
-            room = 0
-        else:
-            room = count if self.max_samples is None else self.max_samples - self.summary.count
+        room = count if self.max_samples is None else self.max_samples - self.summary.count
         self.discarded += max(count - room, 0)
         for start in range(0, min(room, count), MAX_PENDING_SAMPLES):
             self.summary.fold(taken[start : min(start + MAX_PENDING_SAMPLES, room)])
+        if room and self._is_full:
+            self._ended.append(self._event())
+        now = self.clock()
+        if now >= self.deadline:
+            if len(self._ended) < _MAX_WAITING_WINDOWS or self._is_full:
+                self._end()
+            # One that ends late does not delay the next.
+            number = math.floor((now - self.opened_at) / self.seconds)
+            self.deadline = self.opened_at + (number + 1) * self.seconds
+        self._update_max_pending()
 
     def _end(self) -> None:
-        """Makes the event of the window, unless it is empty, and begins another."""
-        if self.summary.count:
-            values = self.summary.values(self.aggregations)
-            data = {f"{self.name}.{aggregation.value}": value for aggregation, value in values.items()}
-            late = self.clock() - self.opened_at - (self._number + 1) * self.seconds
-            ended_at = datetime.now(UTC) - timedelta(seconds=max(late, 0.0))
-            self._ended.append(Event(STAT_EVENT, ended_at, data))
+        """Makes the event of the window, unless it is empty or was logged when full, and begins another."""
+        if self.summary.count and not self._is_full:
+            self._ended.append(self._event())
         self._reset()
 
-    def _log_ended(self) -> None:
-        while self._ended and self._acquire():
-            try:
-                closed = [_ClosedWindow(self._ended.popleft())] if self._ended else []
-                self.being_logged += closed
-            finally:
-                self._release()
-            for one in closed:
-                self._log_closed(one)
+    def _event(self) -> Event:
+        values = self.summary.values(self.aggregations)
+        data = {f"{self.name}.{aggregation.value}": value for aggregation, value in values.items()}
+        late = timedelta(seconds=max(self.clock() - self.deadline, 0.0))
+        return Event(STAT_EVENT, datetime.now(UTC) - late, data)
 
-    def _log_closed(self, closed: _ClosedWindow) -> None:
-        _logging.depth = getattr(_logging, "depth", 0) + 1
+    def _log_ended(self) -> None:
+        # A handler may fork, and a child has a lock of its own.
+        lock = self.delivering
+        is_alone = lock.acquire(timeout=_DELIVERY_TIMEOUT_SECONDS)
         try:
-            self._log(closed.event)
+            while self._ended:
+                # Without the lock, another thread may have been faster.
+                with contextlib.suppress(IndexError):
+                    self._log_one(self._ended.popleft())
+        finally:
+            if is_alone:
+                lock.release()
+
+    def _log_one(self, event: Event) -> None:
+        try:
+            self._log(event)
         except Exception as error:  # noqa: BLE001  # must not affect the caller of `add`, nor other windows
             if not self._log_has_failed:
                 self._log_has_failed = True
@@ -587,15 +518,6 @@ class Window:
                     self.name,
                     error_trace(error),
                 )
-        finally:
-            _logging.depth -= 1
-            closed.is_logged.set()
-            self._remove_closed(closed)
-
-    def _remove_closed(self, closed: _ClosedWindow) -> None:
-        # Another thread may have removed it, or the process was forked.
-        with contextlib.suppress(ValueError):
-            self.being_logged.remove(closed)
 
 
 class WindowCloser:
@@ -653,11 +575,8 @@ class WindowCloser:
 
     def flush(self) -> None:
         """Closes all windows in this thread; waits for windows that another thread is logging."""
-        windows = list(self._windows.copy().values())
-        for window in windows:
+        for window in self._windows.copy().values():
             window.close()
-        for window in windows:
-            window.wait_until_logged()
 
     def close_due(self) -> float:
         """Closes the windows whose time is over; returns the seconds until the next one is due."""
@@ -684,6 +603,7 @@ class WindowCloser:
     def _after_fork(self) -> None:
         """Drops, in a forked child, what the parent collected and will log itself."""
         self._lock = threading.Lock()
+        Window.delivering = threading.RLock()
         self._reset()
         for window in self._windows.values():
             window.clear_after_fork()

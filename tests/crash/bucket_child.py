@@ -20,7 +20,7 @@ def main(uri, machine, writer, step, number, count):
     from events import Run
     from uploads import RetryPolicy, UploadQueue
 
-    policy = RetryPolicy(cap_seconds=2.0, probe_first_seconds=0.2, probe_cap_seconds=2.0)
+    policy = RetryPolicy(first_seconds=0.2, cap_seconds=0.4)
     UploadQueue.__init__ = functools.partialmethod(UploadQueue.__init__, policy=policy)
     directory = RunDirectory(
         uri,

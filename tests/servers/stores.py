@@ -3,7 +3,7 @@
 import threading
 from collections import Counter
 
-from uploads.errors import RejectedByStoreError, TransientStoreError
+from uploads.errors import RejectedByStoreError
 from uploads.stores import RemoteObject
 
 
@@ -92,18 +92,3 @@ class StoreThatRejects(MemoryStore):
         if name in self.disliked:
             raise self.error
         return super().put(name, body, overwrite=overwrite, notes=notes)
-
-
-class StoreThatSucceedsAndSaysItFailed(MemoryStore):
-    """Stores the first object and then loses its answer."""
-
-    def __init__(self):
-        super().__init__()
-        self.lied = False
-
-    def put(self, name, body, *, overwrite, notes=None):
-        stored = super().put(name, body, overwrite=overwrite, notes=notes)
-        if not self.lied:
-            self.lied = True
-            raise TransientStoreError("the answer was lost")
-        return stored

@@ -103,25 +103,6 @@ def test_a_destination_has_composers_names_and_defaults(name, signature):
     assert str(bare) == signature
 
 
-def test_run_event_calls_the_hook_of_the_event():
-    """The default `run_event` calls the method named as the event's value, and no other."""
-    calls = []
-
-    class Listener(Callback):
-        def __getattribute__(self, name):
-            if name in {one.value for one in Event}:
-                return lambda state, logger: calls.append((name, state, logger))
-            return super().__getattribute__(name)
-
-    state = State("r")
-    logger = Logger(state)
-
-    for event in Event:
-        Listener().run_event(event, state, logger)
-
-    assert calls == [(event.value, state, logger) for event in Event]
-
-
 def test_a_callback_that_overrides_nothing_does_nothing():
     """Every hook of the base class is there to be called."""
     state = State("r")

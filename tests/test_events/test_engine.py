@@ -151,21 +151,6 @@ def test_a_callback_receives_each_event_once_by_enum_or_name_in_any_case():
     assert callback.calls == [("callback", event.value) for event in Event for _ in range(3)]
 
 
-def test_a_hook_is_called_with_state_and_logger():
-    """Only the hook of the event is called."""
-    for event in Event:
-        calls = []
-        hook = {event.value: lambda self, state, logger, calls=calls: calls.append((state, logger))}
-        state = State("r")
-        logger = Logger(state)
-        engine = Engine(state, logger, [type("Hooked", (Callback,), hook)()])
-
-        for one in Event:
-            engine.run_event(one)
-
-        assert calls == [(state, logger)]
-
-
 def test_a_hook_may_be_inherited_from_a_mixin_or_set_on_the_object():
     """What counts is that it is not the hook of `Callback` itself."""
     calls = []
@@ -249,26 +234,6 @@ def test_an_unknown_event_is_an_error(event):
         engine.run_event(event)
 
     assert callback.calls == []
-
-
-def test_a_destination_receives_records_of_callbacks_at_the_same_event():
-    """The record is there before the destination's own hook of that event."""
-    calls = []
-
-    class Logs(Callback):
-        def batch_end(self, state, logger):
-            logger.log_metrics({"a": 1})
-
-    class Flushes(LoggerDestination):
-        def log_metrics(self, metrics, step=None):
-            calls.append("metrics")
-
-        def batch_end(self, state, logger):
-            calls.append("batch_end")
-
-    _engine([Logs()], [Flushes()]).run_event(Event.BATCH_END)
-
-    assert calls == ["metrics", "batch_end"]
 
 
 # Errors -------------------------------------------------------------------------------------------
@@ -440,15 +405,6 @@ def test_close_comes_once():
     engine.close()
     del engine
     gc.collect()
-
-    assert callback.calls == [("callback", "close"), ("callback", "post_close")]
-
-
-def test_close_without_init_is_close():
-    """A run that failed before its first event is closed too."""
-    callback = Listener()
-
-    _engine([callback]).close()
 
     assert callback.calls == [("callback", "close"), ("callback", "post_close")]
 

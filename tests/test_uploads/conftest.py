@@ -13,7 +13,7 @@ from tests.servers.fault_proxy import FaultProxy
 from uploads import RetryPolicy, Timeouts, UploadQueue, open_store
 
 LIMIT_SECONDS = 120
-SOON = RetryPolicy(first_seconds=0.01, cap_seconds=0.05, probe_first_seconds=0.02, probe_cap_seconds=0.05)
+SOON = RetryPolicy(first_seconds=0.01, cap_seconds=0.05)
 
 
 @pytest.fixture(scope="session")

@@ -92,17 +92,6 @@ def test_an_object_stays_if_the_upload_fails(queue, store, file, caplog):
     assert "old is not deleted: bad is not in the store" in caplog.text
 
 
-def test_a_deletion_waits_for_pending_uploads_of_its_name(queue, store, file):
-    """They would come after the deletion, and stay."""
-    queue.submit(file, "slow")
-    queue.delete("slow")
-    store.may_put.set()
-    queue.drain(WAIT_SECONDS)
-
-    assert names(store) == ["old"]
-    assert store.deleted == ["slow"]
-
-
 def test_the_target_of_a_pointer_beside_it_stays(queue, store, file, caplog):
     """The pointer's text may include folders; a pointer in another folder doesn't count."""
     for name, text in {"a/one.symlink": "x/old", "b/two.symlink": "gone"}.items():
@@ -155,17 +144,6 @@ def shards(store, *folders):
         for name in ("one", "two", "last"):
             (store.root / folder / name).write_bytes(b"")
     return [(f"{one}/last", {"then": [f"{one}/one", f"{one}/none", f"{one}/two"]}) for one in folders]
-
-
-def test_a_manifest_is_deleted_first(queue, store):
-    """The remaining files don't look complete; a missing object isn't an error."""
-    [(name, options)] = shards(store, "a")
-
-    queue.delete(name, **options)
-    queue.drain(WAIT_SECONDS)
-
-    assert names(store) == ["old"]
-    assert store.deleted == ["a/last", "a/one", "a/none", "a/two"]
 
 
 def test_other_objects_stay_if_the_manifest_cannot_be_deleted(queue, store, caplog):

@@ -24,17 +24,6 @@ def _names_in(folder):
     return sorted(one.name for one in folder.iterdir())
 
 
-def test_the_open_file_is_removed(tmp_path):
-    """The caller has it open."""
-    path = tmp_path / "data"
-    path.write_text("old")
-
-    with closing(os.open(path, os.O_RDONLY)) as held:
-        assert remove_if(path, is_open_file(held))
-
-    assert _names_in(tmp_path) == []
-
-
 def test_a_file_that_took_its_name_stays(tmp_path):
     """It was renamed onto the name meanwhile."""
     path = tmp_path / "data"

@@ -40,24 +40,6 @@ def _put(store, make_file, name, content):
         store.put(name, body, overwrite=True)
 
 
-def test_download_takes_the_uri_of_a_handle(make_queue, make_file, tmp_path):
-    """A URI alone is enough."""
-    handle = make_queue().submit(make_file(content=b"round trip"), "a b/ü.pt")
-    handle.result(120)
-
-    path = download_file(handle.uri, tmp_path / "new/place/file", progress_bar=False)
-
-    assert path.read_bytes() == b"round trip"
-
-
-def test_a_name_and_a_store_are_enough_too(store, tmp_path):
-    """Only the file is left in its folder."""
-    download_file("folder/name", tmp_path / "out/file", store=store, progress_bar=False)
-
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["file"]
-    assert (tmp_path / "out/file").read_bytes() == LARGE
-
-
 def test_the_store_may_be_a_folder_or_a_uri(store, tmp_path):
     """It is given as for `UploadQueue`."""
     for number, place in enumerate((tmp_path / "store", str(tmp_path / "store"), store.uri())):

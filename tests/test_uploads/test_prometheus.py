@@ -3,12 +3,9 @@
 import json
 import math
 
-import pytest
-
 from tests.waiting import until
 from uploads import Gauge, LocalStore, UploadQueue, exposition, spool_gauges
 from uploads.command_line import main
-from uploads.errors import SpoolError
 
 
 def test_the_text_is_what_the_format_says():
@@ -63,12 +60,6 @@ def test_a_spool_says_what_waits(tmp_path, capsys):
     assert {"oldest_waiting_seconds", "free_bytes"} <= as_json.keys()
     assert code == 1
     assert "\ndestinations_upload_waiting_bytes{spool=" in capsys.readouterr().out
-
-
-def test_a_folder_that_is_not_a_spool_is_an_error(tmp_path):
-    """The other commands report it in the same way."""
-    with pytest.raises(SpoolError, match="not a spool"):
-        spool_gauges(tmp_path)
 
 
 def test_only_a_delivery_is_a_success(tmp_path):

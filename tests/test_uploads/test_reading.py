@@ -1,6 +1,5 @@
 """A long backlog is read from the spool at once, and unannounced entries are found."""
 
-import threading
 import time
 import tracemalloc
 
@@ -80,18 +79,6 @@ def run_drain(spool):
         drain.stop(LIMIT_SECONDS)
 
 
-def test_a_long_backlog_is_delivered_in_order(publish, run_drain):
-    """Two hundred entries that waited before the drain was started arrive in the order of submission."""
-    names = [f"n{number:03d}" for number in range(200)]
-    for name in names:
-        publish(name)
-    store = MemoryStore()
-
-    run_drain(store)
-
-    assert store.order == names
-
-
 def test_a_newer_version_replaces_an_older_one_at_the_other_end_of_the_backlog(publish, run_drain):
     """The older one is not sent, however many entries lie between them."""
     publish("a")
@@ -104,21 +91,6 @@ def test_a_newer_version_replaces_an_older_one_at_the_other_end_of_the_backlog(p
 
     assert (outcomes[0].state, outcomes[0].superseded_by) == (UploadState.SUPERSEDED, newest)
     assert (store.puts["a"], store.order[-1]) == (1, "a")
-
-
-def test_a_pointer_waits_for_the_newer_version_of_its_target(publish, run_drain):
-    """The newer version is the last of the backlog; the pointer is not uploaded before it."""
-    target = publish("target")
-    publish("pointer", after=[target])
-    for number in range(BACKLOG):
-        publish(f"n{number}")
-    publish("target")
-    store = MemoryStore()
-
-    run_drain(store, workers=4)
-
-    assert store.order.index("pointer") > store.order.index("target")
-    assert len(store.order) == BACKLOG + 2
 
 
 def test_many_pointers_wait_for_one_target(publish, run_drain):
@@ -229,17 +201,6 @@ class ClockThatRuns:
     def __call__(self):
         self.now += 10.0
         return self.now
-
-
-def test_an_idle_drain_calls_on_idle(spool):
-    """The queue can then look for lost entries."""
-    idle = threading.Event()
-    drain = Drain(spool, MemoryStore(), on_idle=idle.set, clock=ClockThatRuns())
-
-    drain.start()
-
-    assert idle.wait(LIMIT_SECONDS)
-    drain.stop(LIMIT_SECONDS)
 
 
 def test_the_queue_looks_when_its_drain_is_idle(make_queue):

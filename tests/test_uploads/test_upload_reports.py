@@ -23,15 +23,6 @@ LIMIT_SECONDS = 120
 # Numbers.
 
 
-def test_sequence_numbers_continue_in_an_emptied_spool(make_queue, make_file):
-    """A worker of an earlier queue may still run, and would take a smaller number for an older version."""
-    first = make_queue()
-    folder = first.submit(make_file(), "a").result(LIMIT_SECONDS) and first.submit(make_file(), "b").folder
-    assert first.close(LIMIT_SECONDS).is_empty
-
-    assert make_queue().submit(make_file(), "c").folder > folder
-
-
 def test_sequence_numbers_are_above_the_one_that_is_noted(make_queue, make_file, tmp_path):
     """An earlier process noted a number whose entries have left the spool."""
     (tmp_path / "spool").mkdir()
@@ -181,19 +172,6 @@ def test_a_log_handler_that_raises_keeps_no_upload_from_its_end(make_queue, make
         assert bad.exception(LIMIT_SECONDS) is not None
         assert good.result(LIMIT_SECONDS).state is UploadState.DONE
     assert len(queue.spool.list_failed()[UploadState.REJECTED]) == 1
-
-
-def test_a_log_handler_that_raises_keeps_no_queue_from_its_start(make_queue, make_file, tmp_path):
-    """A damaged file of the spool is logged, and the queue uploads anyway."""
-    spool = Spool(tmp_path / "spool")
-    spool.create()
-    (spool.path / "spool.json").write_text("{")
-
-    with _raising_log():
-        queue = make_queue(MemoryStore(), spool=spool.path)
-        handle = queue.submit(make_file(), "a")
-
-        assert handle.result(LIMIT_SECONDS).state is UploadState.DONE
 
 
 class Stop(BaseException):

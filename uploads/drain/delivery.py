@@ -5,11 +5,8 @@ Runs in the uploading threads of a drain. Raises transient errors, and returns f
 
 import contextlib
 import os
-import re
 from functools import partial
 from pathlib import Path
-
-import attrs
 
 from uploads.disk import IRREGULAR, read_json, replace_json, stamp_of
 from uploads.errors import RemoteExistsError, StoreParkedError, TransientStoreError
@@ -19,7 +16,6 @@ from uploads.spool.entry import CHECKSUM_FILE, DATA_FILE, Entry
 from uploads.stores.store import (
     Body,
     Checksumming,
-    Digest,
     RemoteObject,
     Renewable,
     Replacing,
@@ -51,11 +47,9 @@ class CredentialWatch:
         return tuple(map(stamp_of, self._store.credential_files())) if self._store is not None else ()
 
 
-_REMEMBER_DIGEST_BYTES = 64 << 20
 _LOOK_FIRST_BYTES = 1 << 20
 _COMPARED_BYTES = 16 << 20
 _BLOCK_BYTES = 4096
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 class _FencedError(Exception):
@@ -92,6 +86,9 @@ def deliver(
     # CRC-32, if any, before the object appears. Later attempts may find sent parts, so they read it first.
     is_large = entry.size > _LOOK_FIRST_BYTES  # A small one is sent from memory in any case.
     is_read_once = is_large and not (retried or suspect) and checks_whole(store, entry.size)
+    # A first attempt with a small file sends the bytes at once, and looks only if the name is taken. Others
+    # look before they read the file, which an unreachable store would make them read again and again.
+    existing = _look(store, entry) if retried or (is_large and not entry.overwrite) else None
     opened = _opened(folder, entry, crc32 if is_read_once else None, is_read_once=is_read_once)
     if isinstance(opened, str):
         return outcome_of(entry, store, UploadState.CORRUPT, opened)
@@ -99,18 +96,17 @@ def deliver(
         if body.is_measured:
             if damage := _damage(entry, body, crc32, suspect=suspect):
                 return outcome_of(entry, store, UploadState.CORRUPT, damage, body=body)
-            _remember_digest(folder, body.digest, is_noted=crc32 is not None)
-        # A first attempt with a small file sends the bytes at once, and looks only if the name is taken.
+            if crc32 is None:  # For later attempts, which detect bit rot with it.
+                with contextlib.suppress(OSError):
+                    replace_json(folder / CHECKSUM_FILE, {"crc32": body.digest.crc32})
         overwrite = entry.overwrite
-        if retried or (not overwrite and entry.size > _LOOK_FIRST_BYTES):
-            existing = _look(store, entry)
-            if existing is not None:
-                if _is_ours(store, existing, body, entry):
-                    return outcome_of(entry, store, UploadState.DONE, body=body)
-                # An object of this entry with other bytes arrived damaged, and is put again.
-                overwrite = overwrite or existing.entry_id == entry.identifier
-                if not overwrite:
-                    return _conflict(entry, store, body, existing)
+        if existing is not None:
+            if _is_ours(store, existing, body, entry):
+                return outcome_of(entry, store, UploadState.DONE, body=body)
+            # An object of this entry with other bytes arrived damaged, and is put again.
+            overwrite = overwrite or existing.entry_id == entry.identifier
+            if not overwrite:
+                return _conflict(entry, store, body, existing)
         notes = folder / "multipart.json"
         body.check = partial(_check_fence, entry, store)
         return _put(entry, store, body, notes, overwrite=overwrite, is_answer_lost=is_answer_lost)
@@ -158,17 +154,10 @@ def _opened(folder: Path, entry: Entry, crc32: int | None, *, is_read_once: bool
         about = os.lstat(f"{folder}/{DATA_FILE}")  # a Path costs more than the call
         if about.st_size != entry.size:  # Not read, because it may be of any size.
             return _wrong_size(entry, about.st_size)
-        known = _remembered_digest(folder) if entry.size >= _REMEMBER_DIGEST_BYTES else None
         # Callers promise not to write to a linked file; a file with one name belongs to the spool alone.
         is_final = entry.staging == "linked" or about.st_nlink == 1
-        return Body(
-            f"{folder}/{DATA_FILE}",
-            entry.identifier,
-            known,
-            crc32=crc32,
-            is_final=is_final,
-            is_read_once=is_read_once,
-        )
+        path = f"{folder}/{DATA_FILE}"
+        return Body(path, entry.identifier, crc32=crc32, is_final=is_final, is_read_once=is_read_once)
     except FileNotFoundError:
         if not folder.is_dir():
             raise
@@ -319,20 +308,3 @@ def outcome_of(
         superseded_by,
         None if body is None else body.digest.crc32,
     )
-
-
-def _remembered_digest(folder: Path) -> Digest | None:
-    """Returns the digest of an earlier attempt, so that a large file is read once before it is sent."""
-    match read_json(folder / "digest.json"):
-        case {"size": int(size), "sha256": str(sha256), "crc32": int(crc32)} if _SHA256.fullmatch(sha256):
-            return Digest(size, sha256, crc32)
-    return None
-
-
-def _remember_digest(folder: Path, digest: Digest, *, is_noted: bool) -> None:
-    """Stores the digest for later attempts, which detect bit rot with it; a full disk is ignored."""
-    with contextlib.suppress(OSError):
-        if not is_noted:
-            replace_json(folder / CHECKSUM_FILE, {"crc32": digest.crc32})
-        if digest.size >= _REMEMBER_DIGEST_BYTES and not (folder / "digest.json").exists():
-            replace_json(folder / "digest.json", attrs.asdict(digest))

@@ -19,7 +19,6 @@ from typing import Any
 import attrs
 
 from uploads.errors import (
-    BytesCorruptError,
     ManifestError,
     SpoolUnusableError,
     TransientStoreError,
@@ -394,15 +393,11 @@ class Drain:
 
     def _handle_failure(self, folder: str, error: BaseException) -> None:
         """Fails the entry, retries it, or parks the store."""
-        match error:
-            case FileNotFoundError() if self._spool.place_of(folder) is None:
+        if isinstance(error, FileNotFoundError):
+            if self._spool.place_of(folder) is None:
                 self._handle_lost(folder)
                 return
-            case BytesCorruptError():  # Read again, not trusted.
-                (self._spool.inflight / folder / "digest.json").unlink(missing_ok=True)
-            case UploadError():
-                pass
-            case FileNotFoundError():
+            if not isinstance(error, UploadError):
                 self._spool.create()  # A folder of the spool is missing, not the entry.
         counts = self._counts_of(folder)
         decision = classify_failure(error, counts, self._policy, self._health.successes)

@@ -33,6 +33,7 @@ __all__ = [
     "classify_failure",
 ]
 
+_RETRY_AFTER_CAP_SECONDS = 300.0
 # Transient errors of the local machine.
 _TRANSIENT_ERRNOS = {
     errno.EMFILE,
@@ -59,15 +60,12 @@ class RetryPolicy:
     ```
 
     A delay is uniform between 0 and a ceiling that doubles, so that ranks do not retry together.
-    Transient failures are retried without limit, for as long as the queue lives.
+    Transient failures are retried without limit, for as long as the queue lives. A parked store is probed
+    after `first_seconds`, then after delays that double up to five times `cap_seconds`.
 
     Attributes:
         first_seconds: Ceiling after the first failure.
         cap_seconds: The maximum of the ceiling.
-        retry_after_cap_seconds: The maximum of a server's Retry-After that is respected.
-        probe_first_seconds: The delay of the first probe of a parked store; doubles up to
-            `probe_cap_seconds`.
-        probe_cap_seconds: The maximum delay between two probes.
         unknown_tries: The number of unknown failures after which an entry is rejected, once the store has
             accepted others.
         corrupt_tries: The number of checksum mismatches in transit after which an entry counts as corrupt.
@@ -77,9 +75,6 @@ class RetryPolicy:
 
     first_seconds: float = 1.0
     cap_seconds: float = 60.0
-    retry_after_cap_seconds: float = 300.0
-    probe_first_seconds: float = 1.0
-    probe_cap_seconds: float = 300.0
     unknown_tries: int = 10
     corrupt_tries: int = 5
     denied_tries: int = 3
@@ -92,12 +87,12 @@ class RetryPolicy:
     def delay_seconds(self, failures: int, retry_after_seconds: float | None = None) -> float:
         """Returns the delay after this many consecutive failures (1 is the first)."""
         if retry_after_seconds is not None:
-            return min(retry_after_seconds, self.retry_after_cap_seconds)
+            return min(retry_after_seconds, _RETRY_AFTER_CAP_SECONDS)
         return self.uniform(0.0, backoff_seconds(failures, self.first_seconds, self.cap_seconds))
 
     def probe_seconds(self, probes: int) -> float:
         """Returns the delay before the next probe of a parked store, after this many that failed."""
-        return backoff_seconds(probes + 1, self.probe_first_seconds, self.probe_cap_seconds)
+        return backoff_seconds(probes + 1, self.first_seconds, 5 * self.cap_seconds)
 
 
 class FailureAction(enum.Enum):

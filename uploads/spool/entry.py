@@ -53,7 +53,6 @@ __all__ = [
     "read_attempts",
     "read_reason",
     "remove_reason",
-    "remove_verdict",
     "sequence_of",
     "utc_now",
 ]
@@ -64,7 +63,6 @@ CHECKSUM_FILE = "crc32.json"
 FLUSHED_FILE = "flushed"
 MAX_SEQUENCE = 10**12 - 1
 _ATTEMPTS_FILE = "attempts.json"
-_DIGEST_FILE = "digest.json"
 _REASON_FILE = "reason.json"
 _VERSION = 1
 _IDENTIFIER = re.compile(r"[0-9a-f]{16}")
@@ -295,14 +293,8 @@ def read_reason(folder: Path) -> Outcome | None:
 
 
 def remove_reason(folder: Path) -> None:
-    """Removes the note on why an entry ended, before the entry is sent after all."""
+    """Removes the note on why an entry ended or failed, before the entry is sent after all."""
     (folder / _REASON_FILE).unlink(missing_ok=True)
-
-
-def remove_verdict(folder: Path) -> None:
-    """Removes the reason and the digest of a failed entry before a new try."""
-    remove_reason(folder)
-    (folder / _DIGEST_FILE).unlink(missing_ok=True)
 
 
 def utc_now() -> str:

@@ -42,7 +42,7 @@ class OwnerLock(FileLock):
             SpoolOwnedError: Another process holds the new one.
         """
         held = self._fd
-        if held >= 0 and not self.is_in_place():
+        if held >= 0 and not self._is_at(self._path, held):
             self.take()
             os.close(held)
 

@@ -15,7 +15,6 @@
         data             the bytes
         crc32.json       CRC-32 of a large file, computed about a second after it was submitted
         flushed          the data of an entry without a checksum is on the disk
-        digest.json      SHA-256 of a large file, once computed
         attempts.json    number of failed attempts, and the last reason
         multipart.json   what a store needs to resume a multipart upload
       inflight/…         the same folder while it is being uploaded
@@ -80,7 +79,6 @@ from .entry import (
     note_reason,
     read_reason,
     remove_reason,
-    remove_verdict,
     sequence_of,
 )
 
@@ -708,11 +706,11 @@ class Spool:
     def requeue(self, state: UploadState, folder: str) -> None:
         """Failed → pending, as if new. The caller holds the drain lock."""
         place = self.failed / state / folder
-        remove_verdict(place)  # First, so that a delivery after a crash isn't logged with it.
+        remove_reason(place)  # First, so that a delivery after a crash isn't logged with it.
         place.rename(self.pending / folder)
 
     def _delivered_lines(self) -> Iterator[bytes]:
-        """Yields at most the last `log_bytes` of both files, as lines."""
+        """Yields the lines of both files, oldest first."""
         with contextlib.ExitStack() as opened:
             files: list[BinaryIO] = []
             # Opens the newer first: if it is renamed meanwhile, it is found twice and not missed.
@@ -723,9 +721,6 @@ class Spool:
                 files.pop()
             for file in files:
                 size = os.fstat(file.fileno()).st_size
-                if size > self._log_bytes + _LINE_BYTES:
-                    file.seek(size - self._log_bytes)
-                    file.readline(_LINE_BYTES)
                 while file.tell() < size and (line := file.readline(_LINE_BYTES)):
                     yield line
 

@@ -12,7 +12,7 @@ from typing import Protocol, Self, runtime_checkable
 
 import attrs
 
-from uploads.disk import crc32_of, open_regular
+from uploads.disk import crc32_of, open_regular, read_at
 from uploads.errors import BytesCorruptError, TransientStoreError
 
 __all__ = [
@@ -59,8 +59,6 @@ class Body:
     Args:
         path: The file.
         identifier: The entry's.
-        digest: Known from an earlier attempt; otherwise the file is read at once, except with `crc32` or
-            `is_read_once`.
         crc32: The expected CRC-32 of a file that is not read before it is sent; see `Checksumming`.
         is_final: Whether nobody writes to the file any more, so that a store on its file system may link it.
         is_read_once: Whether it is not read before it is sent, whatever its CRC-32.
@@ -78,7 +76,6 @@ class Body:
         self,
         path: str | Path,
         identifier: str,
-        digest: Digest | None = None,
         *,
         crc32: int | None = None,
         is_final: bool = False,
@@ -88,13 +85,13 @@ class Body:
         self.is_final = is_final
         self.check: Callable[[], object] = lambda: None
         self._held: bytes | None = None
-        self._digest = digest
+        self._digest: Digest | None = None
         self._crc32 = crc32
         self.descriptor = open_regular(path)
         try:
             about = os.fstat(self.descriptor)
             self.mode = stat.S_IMODE(about.st_mode) & 0o777
-            if digest is None and crc32 is None and not is_read_once:
+            if crc32 is None and not is_read_once:
                 self._digest = self.measure()
             self.size = about.st_size if self._digest is None else self._digest.size
         except BaseException:
@@ -203,15 +200,7 @@ class Body:
                 if offset == 0 and count >= len(self._held)
                 else self._held[offset : offset + count]
             )
-        chunk = os.pread(self.descriptor, count, offset)
-        if len(chunk) == count or not chunk:
-            return chunk
-        pieces = [chunk]  # One read returns at most 2 GiB, or less after a signal.
-        done = len(chunk)
-        while done < count and (chunk := os.pread(self.descriptor, count - done, offset + done)):
-            pieces.append(chunk)
-            done += len(chunk)
-        return b"".join(pieces)
+        return read_at(self.descriptor, count, offset)
 
     def read_whole(self) -> bytes:
         """Returns all the bytes, as they were measured.

@@ -8,58 +8,47 @@ import attrs
 from destinations.runs import RecordedRun
 from destinations.runs.content.checkpoints import Checkpoint, choose, copy_checkpoint, list_checkpoints
 
-from .running import EXIT_OK, UsageError, find_runs
-from .screen import NOTHING, Cell, Column, CommandContext, age_text, bytes_text, table_lines, value_text
+from .running import UsageError, find_runs
+from .screen import Cell, Column, CommandContext, age_text, bytes_text, numbers
 
 __all__ = ["checkpoints"]
 
 _USAGE = "expected RUN, or get RUN best|latest|NAME"
 
 
-def checkpoints(options: argparse.Namespace, session: CommandContext) -> int:
+def checkpoints(options: argparse.Namespace, session: CommandContext) -> None:
     """Lists the checkpoints of a run; with "get", copies one."""
     match options.words:
         case [name]:
-            return _list(name, options, session)
+            _list(name, options, session)
         case ["get", name, which]:
-            return _get(name, which, options, session)
+            _get(name, which, options, session)
     raise UsageError(f"{_USAGE}, got {' '.join(options.words)!r}.")
 
 
-def _list(name: str, options: argparse.Namespace, session: CommandContext) -> int:
+def _list(name: str, options: argparse.Namespace, session: CommandContext) -> None:
     if options.to or options.by or options.mode or options.overwrite:
         raise UsageError(f"--to, --by, --mode and --overwrite need get: checkpoints get {name} latest.")
     found = list_checkpoints(_place(name, options, session), session.note)
     if options.json:
         session.screen.json([_as_json(one) for one in found])
-        return EXIT_OK
+        return
     metrics = sorted({metric for one in found for metric in one.metrics})
-    columns = [
-        Column("checkpoint", is_whole=True),
-        Column("step", is_right=True),
-        Column("epoch", is_right=True),
-    ]
-    columns += [Column(metric, is_right=True) for metric in metrics]
-    columns += [Column("size", is_right=True), Column("age", is_right=True), Column("where"), Column("whole")]
+    columns = [Column("checkpoint", is_whole=True), *numbers("step", "epoch", *metrics, "size", "age")]
     now = session.clock()
-    rows: list[list[Cell | str]] = [
-        [
-            Cell(one.name, "bold" if one.is_latest else None),
-            value_text(one.step),
-            value_text(one.epoch),
-            *(value_text(one.metrics.get(metric)) for metric in metrics),
-            bytes_text(one.size),
-            NOTHING if one.time is None else age_text(now - one.time),
-            one.place,
+    rows = [
+        (
+            *(Cell(one.name, "bold" if one.is_latest else None), one.step, one.epoch),
+            *map(one.metrics.get, metrics),
+            *(bytes_text(one.size), None if one.time is None else age_text(now - one.time), one.place),
             Cell("yes", "green") if one.problem is None else Cell(one.problem, "red"),
-        ]
+        )
         for one in found
     ]
-    session.screen.lines(table_lines(columns, rows, session.screen))
-    return EXIT_OK
+    session.screen.table([*columns, "where", "whole"], rows)
 
 
-def _get(name: str, which: str, options: argparse.Namespace, session: CommandContext) -> int:
+def _get(name: str, which: str, options: argparse.Namespace, session: CommandContext) -> None:
     if which != "best" and (options.by or options.mode):
         raise UsageError(
             f"--by and --mode choose the best, got {which!r}. Write: checkpoints get {name} best."
@@ -77,7 +66,6 @@ def _get(name: str, which: str, options: argparse.Namespace, session: CommandCon
         session.screen.line(
             f"wrote {target}: {taken.path}, {bytes_text(taken.size)}, every checksum compared"
         )
-    return EXIT_OK
 
 
 def _place(name: str, options: argparse.Namespace, session: CommandContext) -> RecordedRun | str:

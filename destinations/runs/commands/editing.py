@@ -3,13 +3,13 @@
 import argparse
 
 from .fields import as_json
-from .running import EXIT_OK, UsageError, open_selected
+from .running import UsageError, open_selected
 from .screen import CommandContext
 
 __all__ = ["archive", "note", "rename", "tag", "unarchive"]
 
 
-def tag(options: argparse.Namespace, session: CommandContext) -> int:
+def tag(options: argparse.Namespace, session: CommandContext) -> None:
     """Adds and removes tags; shows them without changes."""
     added, removed = _changes([*options.changes, *options.rest])
     with open_selected(options, session) as runs:
@@ -22,7 +22,6 @@ def tag(options: argparse.Namespace, session: CommandContext) -> int:
             session.screen.json({"run_id": run.record.run_id, "tags": list(run.record.tags)})
         else:
             session.screen.lines(run.record.tags)
-    return EXIT_OK
 
 
 def _changes(changes: list[str]) -> tuple[list[str], set[str]]:
@@ -42,7 +41,7 @@ def _changes(changes: list[str]) -> tuple[list[str], set[str]]:
     return added, removed
 
 
-def note(options: argparse.Namespace, session: CommandContext) -> int:
+def note(options: argparse.Namespace, session: CommandContext) -> None:
     """Replaces the notes of a run; shows them without a text."""
     with open_selected(options, session) as runs:
         run = runs[options.run_name]
@@ -52,29 +51,27 @@ def note(options: argparse.Namespace, session: CommandContext) -> int:
             session.screen.json({"run_id": run.record.run_id, "notes": run.record.notes})
         elif options.text is None and run.record.notes:
             session.screen.lines(run.record.notes.split("\n"))
-    return EXIT_OK
 
 
-def rename(options: argparse.Namespace, session: CommandContext) -> int:
+def rename(options: argparse.Namespace, session: CommandContext) -> None:
     """Sets the display name of a run."""
     with open_selected(options, session) as runs:
         run = runs.edit(options.run_name, display_name=options.text)
         if options.json:
             session.screen.json({"run_id": run.record.run_id, "name": run.record.name})
-    return EXIT_OK
 
 
-def archive(options: argparse.Namespace, session: CommandContext) -> int:
+def archive(options: argparse.Namespace, session: CommandContext) -> None:
     """Hides runs from `ls`."""
-    return _set_archived(options, session, archived=True)
+    _set_archived(options, session, archived=True)
 
 
-def unarchive(options: argparse.Namespace, session: CommandContext) -> int:
+def unarchive(options: argparse.Namespace, session: CommandContext) -> None:
     """Shows archived runs in `ls` again."""
-    return _set_archived(options, session, archived=False)
+    _set_archived(options, session, archived=False)
 
 
-def _set_archived(options: argparse.Namespace, session: CommandContext, *, archived: bool) -> int:
+def _set_archived(options: argparse.Namespace, session: CommandContext, *, archived: bool) -> None:
     with open_selected(options, session) as runs:
         # All runs are looked up before any is changed, so that a wrong name changes nothing.
         found = [runs[name] for name in options.run_name]
@@ -83,4 +80,3 @@ def _set_archived(options: argparse.Namespace, session: CommandContext, *, archi
         ]
         if options.json:
             session.screen.json([as_json(run.record, session.clock()) for run in edited])
-    return EXIT_OK

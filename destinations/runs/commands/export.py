@@ -10,7 +10,7 @@ from destinations.runs.export import ExportFormat, export_metrics, export_rows, 
 
 from .listing import selection_of
 from .running import EXIT_FAILED, EXIT_INCOMPLETE, EXIT_OK, UsageError, find_runs, open_selected, roots_of
-from .screen import Cell, Column, CommandContext, bytes_text, table_lines, value_text
+from .screen import Column, CommandContext, bytes_text, value_text
 
 __all__ = ["compact", "export", "pack", "sql"]
 
@@ -135,7 +135,7 @@ def compact(options: argparse.Namespace, session: CommandContext) -> int:
     return code
 
 
-def sql(options: argparse.Namespace, session: CommandContext) -> int:
+def sql(options: argparse.Namespace, session: CommandContext) -> None:
     """Runs an SQL query over a dataset."""
     from destinations.runs.dataset import sql as query
     from uploads import UploadError
@@ -147,11 +147,9 @@ def sql(options: argparse.Namespace, session: CommandContext) -> int:
         raise DatasetError(str(error)) from error
     if options.json:
         session.screen.json(found.to_dicts())
-        return EXIT_OK
+        return
     columns = [
         Column(name, is_right=all(isinstance(row[index], int | float) for row in found.rows))
         for index, name in enumerate(found.columns)
     ]
-    rows = [[Cell(value_text(value)) for value in row] for row in found.rows]
-    session.screen.lines(table_lines(columns, rows, session.screen))
-    return EXIT_OK
+    session.screen.table(columns, [list(map(value_text, row)) for row in found.rows])

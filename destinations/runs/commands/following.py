@@ -17,7 +17,7 @@ from .screen import CommandContext, value_text
 __all__ = ["tail", "wait"]
 
 
-def tail(options: argparse.Namespace, session: CommandContext) -> int:
+def tail(options: argparse.Namespace, session: CommandContext) -> None:
     """Prints the last rows of a run, then new ones as they are written, until the run ends."""
     (run,) = find_runs([options.run_name], options, session)
     wanted = {column_of(name) for name in options.metric or ()}
@@ -26,13 +26,12 @@ def tail(options: argparse.Namespace, session: CommandContext) -> int:
         if wanted and not rows and options.lines:
             raise MetricNotFoundError(options.metric[0], run.metric_names())
         _print(rows, options, session)
-        return EXIT_OK
+        return
     followed = run.follow(until_end=True, poll_seconds=options.interval, last=options.lines, only=wanted)
     for row in followed:
         _print([row], options, session)
         session.screen.flush()
     session.note(f"run {run.run_id}: {run.reload().shown_status}")
-    return EXIT_OK
 
 
 def _print(rows: Iterable[MetricRow], options: argparse.Namespace, session: CommandContext) -> None:

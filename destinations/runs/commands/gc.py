@@ -32,7 +32,7 @@ from destinations.run_directory.layout import (
     metrics_name,
 )
 from destinations.runs import RecordedRun, RunNotFoundError, RunRecord, is_alive, open_runs
-from destinations.runs.files import json_lines
+from destinations.runs.files import json_lines, read_object
 from destinations.runs.index.bucket import BucketCopy
 from destinations.runs.own_files import FOLDERS, KNOWN, LOCK
 from destinations.runs.record import read_sidecar, status_of
@@ -50,7 +50,7 @@ from uploads.disk import (
 
 from .fields import status_style
 from .running import EXIT_FAILED, EXIT_OK, UsageError, find_runs, given_roots, open_selected
-from .screen import Cell, Column, CommandContext, age_text, bytes_text, table_lines
+from .screen import Cell, Column, CommandContext, age_text, bytes_text, numbers
 
 if TYPE_CHECKING:
     from destinations.runs.dataset import Dataset
@@ -151,29 +151,25 @@ def _as_json(one: Candidate, options: argparse.Namespace, failed: dict[Path, str
 
 
 def _show(found: list[Candidate], options: argparse.Namespace, session: CommandContext) -> None:
-    screen = session.screen
     if not found:
         session.note("nothing to delete")
         return
-    columns = [
+    columns: list[Column | str] = [
         Column("run", is_whole=True),
-        Column("status"),
-        Column("reason"),
-        Column("untouched", is_right=True),
+        "status",
+        "reason",
+        *numbers("untouched", "size"),
+        "path",
     ]
-    columns += [Column("size", is_right=True), Column("path")]
     rows = [
-        [
-            Cell(one.record.run_id),
+        (
+            one.record.run_id,
             Cell(status := status_of(one.record, session.clock()), status_style(status)),
-            Cell(one.reason),
-            Cell(age_text(one.untouched_seconds)),
-            Cell(bytes_text(one.size)),
-            Cell(str(one.record.path)),
-        ]
+            *(one.reason, age_text(one.untouched_seconds), bytes_text(one.size), str(one.record.path)),
+        )
         for one in found
     ]
-    screen.lines(table_lines(columns, rows, screen))
+    session.screen.table(columns, rows)
     total = bytes_text(sum(one.size for one in found))
     outcome = "deleted" if options.delete else "not deleted; add --delete to delete them permanently"
     session.note(f"{len(found)} runs, {total}: {outcome}")
@@ -493,7 +489,7 @@ def _id_in(folder: Path) -> str | None:
         OSError: it cannot be read.
     """
     try:
-        found: str = read_sidecar(read_regular(folder / SIDECAR), dict)["run_id"]
+        found: str = read_sidecar(read_object(read_regular(folder / SIDECAR)), dict)["run_id"]
     except (*ABSENT, ValueError):
         return None
     return found

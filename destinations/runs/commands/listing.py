@@ -13,8 +13,8 @@ from destinations.runs.record import value_of
 from destinations.text.formatting import metric_direction
 
 from .fields import as_json, cell_of, check_fields, check_filter, column_of, field_of, texts_apart
-from .running import EXIT_OK, open_selected
-from .screen import Cell, Column, CommandContext, table_lines, value_text
+from .running import open_selected
+from .screen import Cell, Column, CommandContext, numbers, value_text
 
 __all__ = ["best", "ls", "scan", "selection_of"]
 
@@ -34,13 +34,13 @@ def selection_of(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def ls(options: argparse.Namespace, session: CommandContext) -> int:
+def ls(options: argparse.Namespace, session: CommandContext) -> None:
     """Lists runs, once or repeatedly (`--watch`)."""
     with open_selected(options, session) as runs:
         while True:
             _list_once(runs, options, session)
             if options.watch is None:
-                return EXIT_OK
+                return
             session.screen.flush()
             session.wait(options.watch)
             runs.scan()
@@ -71,7 +71,7 @@ def _list_once(runs: Runs, options: argparse.Namespace, session: CommandContext)
     names = ["run", *(name for name in names if name != "run")] if names else _columns_of(records)
     columns = [column_of(name, [field_of(record, name, now) for record in records]) for name in names]
     cells = [_cells_of(name, records, now) for name in names]
-    session.screen.lines(table_lines(columns, list(zip(*cells, strict=True)), session.screen))
+    session.screen.table(columns, zip(*cells, strict=True))
 
 
 def _cells_of(name: str, records: list[RunRecord], now: float) -> list[Cell]:
@@ -100,7 +100,7 @@ def _columns_of(records: list[RunRecord]) -> list[str]:
     return columns + [f"summary.{name}" for name in main[:_MAX_METRICS]]
 
 
-def best(options: argparse.Namespace, session: CommandContext) -> int:
+def best(options: argparse.Namespace, session: CommandContext) -> None:
     """Ranks runs by a metric."""
     with open_selected(options, session) as runs:
         ranked = runs.best(options.metric, is_max=options.is_max, **selection_of(options))
@@ -112,34 +112,22 @@ def best(options: argparse.Namespace, session: CommandContext) -> int:
                 for rank, one in enumerate(ranked, 1)
             ]
         )
-        return EXIT_OK
+        return
     title = f"{'max' if options.is_max else 'min'} {options.metric}"
-    columns = [
-        Column("", is_right=True),
-        Column("run", is_whole=True),
-        Column(title, is_right=True),
-        Column("at step", is_right=True),
-        Column("last", is_right=True),
-        Column("status"),
-        Column("tags"),
-    ]
+    columns: list[Column | str] = [*numbers(""), Column("run", is_whole=True)]
+    columns += [*numbers(title, "at step", "last"), "status", "tags"]
     rows = [
-        [
-            Cell(str(rank)),
-            cell_of(one.run.record, "run", now),
-            Cell(value_text(one.value), "bold"),
-            Cell(value_text(one.step)),
-            Cell(value_text(one.run.record.summary.get(options.metric, math.nan))),
-            cell_of(one.run.record, "status", now),
-            cell_of(one.run.record, "tags", now),
-        ]
+        (
+            *(rank, cell_of(one.run.record, "run", now), Cell(value_text(one.value), "bold"), one.step),
+            one.run.record.summary.get(options.metric, math.nan),
+            *(cell_of(one.run.record, name, now) for name in ("status", "tags")),
+        )
         for rank, one in enumerate(ranked, 1)
     ]
-    session.screen.lines(table_lines(columns, rows, session.screen))
-    return EXIT_OK
+    session.screen.table(columns, rows)
 
 
-def scan(options: argparse.Namespace, session: CommandContext) -> int:
+def scan(options: argparse.Namespace, session: CommandContext) -> None:
     """Updates the index and reports what changed."""
     with open_selected(options, session) as runs:
         report = runs.scan(full=True) if options.full else runs.report
@@ -152,7 +140,7 @@ def scan(options: argparse.Namespace, session: CommandContext) -> int:
                 "unlisted": [[str(path), reason] for path, reason in report.unlisted],
             }
         )
-        return EXIT_OK
+        return
     screen = session.screen
     screen.line(
         f"{report.runs} runs in {report.seconds:.2f} s: {report.added} new, {report.changed} changed, "
@@ -165,4 +153,3 @@ def scan(options: argparse.Namespace, session: CommandContext) -> int:
     if report.damaged > len(report.problems):
         screen.line(f"and {report.damaged - len(report.problems)} more with problems")
     screen.lines(report.warnings)
-    return EXIT_OK

@@ -14,7 +14,7 @@ from destinations.text.formatting import cut, one_line, pad, short, shortened
 
 from .fields import check_filter
 from .listing import selection_of
-from .running import EXIT_OK, UsageError, at_path, find_runs, open_selected
+from .running import UsageError, at_path, find_runs, open_selected
 from .screen import CommandContext, Screen
 
 __all__ = ["chart_lines", "plot"]
@@ -37,7 +37,7 @@ _DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
 _BRAILLE = 0x2800
 
 
-def plot(options: argparse.Namespace, session: CommandContext) -> int:
+def plot(options: argparse.Namespace, session: CommandContext) -> None:
     """Plots metrics of runs."""
     output = None if options.output is None else Path(options.output)
     if output is not None:
@@ -66,7 +66,6 @@ def plot(options: argparse.Namespace, session: CommandContext) -> int:
             session.screen.lines(
                 chart_lines(series, metric, session.screen, x=options.x, is_logarithmic=options.log)
             )
-    return EXIT_OK
 
 
 def _sorted_words(options: argparse.Namespace, session: CommandContext) -> tuple[list[str], list[str]]:

@@ -48,7 +48,8 @@ EXIT_TIMEOUT = 124
 
 _MAX_PROBLEMS = 5
 
-Command = Callable[[argparse.Namespace, CommandContext], int]
+Command = Callable[[argparse.Namespace, CommandContext], int | None]
+"""Returns an exit code; None for success."""
 
 
 class UsageError(RunsError):
@@ -61,7 +62,7 @@ def run_command(command: Command, options: argparse.Namespace, session: CommandC
     log, handler = logging.getLogger("destinations"), NotesHandler(session)
     log.addHandler(handler)
     try:
-        return command(options, session)
+        return command(options, session) or EXIT_OK
     except (UsageError, FilterError, RootError, DatasetError) as error:
         # The message quotes the input, with a marker in the line below.
         for line in str(error).split("\n"):

@@ -35,6 +35,7 @@ __all__ = [
     "age_text",
     "bytes_text",
     "duration_text",
+    "numbers",
     "sparkline",
     "table_lines",
     "value_text",
@@ -91,6 +92,10 @@ class Screen:
         """Writes several lines."""
         for text in lines:
             self.line(text)
+
+    def table(self, columns: "Sequence[Column | str]", rows: Iterable[Sequence[Any]]) -> None:
+        """Writes a table; see `table_lines`."""
+        self.lines(table_lines(columns, rows, self))
 
     def json(self, value: Any) -> None:
         """Writes a value as indented strict JSON; NaN and infinities become strings."""
@@ -206,31 +211,37 @@ class Cell:
     style: str | None = None
 
 
-def table_lines(columns: Sequence[Column], rows: Sequence[Sequence[Cell | str]], screen: Screen) -> list[str]:
-    """Returns the lines of a table, header first.
+def numbers(*titles: str) -> list[Column]:
+    """Returns right-aligned columns."""
+    return [Column(title, is_right=True) for title in titles]
+
+
+def _cell(value: Any) -> Cell:
+    # Escaped before measuring: an escape is wider than the character it replaces.
+    if isinstance(value, Cell):
+        return Cell(one_line(value.text), value.style)
+    return Cell(one_line(value) if isinstance(value, str) else value_text(value))
+
+
+def table_lines(columns: Sequence[Column | str], rows: Iterable[Sequence[Any]], screen: Screen) -> list[str]:
+    """Returns the lines of a table, header first. A cell that is no `Cell` or text is shown by `value_text`.
 
     On a narrow screen, the widest columns are truncated with "…". If that isn't enough, the last columns are
     omitted, and the header ends with "…".
     """
-    # Escaped before measuring: an escape is wider than the character it replaces.
-    table = [
-        [
-            Cell(one_line(cell.text), cell.style) if isinstance(cell, Cell) else Cell(one_line(cell))
-            for cell in row
-        ]
-        for row in rows
-    ]
-    columns = [attrs.evolve(column, title=one_line(column.title)) for column in columns]
+    table = [list(map(_cell, row)) for row in rows]
+    given = [Column(one) if isinstance(one, str) else one for one in columns]
+    whole = [attrs.evolve(column, title=one_line(column.title)) for column in given]
     widths = [
         max([width_of(column.title), *(width_of(row[index].text) for row in table)])
-        for index, column in enumerate(columns)
+        for index, column in enumerate(whole)
     ]
-    shown = len(columns)
+    shown = len(whole)
     if screen.width is not None:
-        shown = _fitting(widths, columns, screen.width)
-    head = [Cell(column.title, "bold") for column in columns]
-    lines = [_line(row[:shown], columns, widths, screen) for row in (head, *table)]
-    if shown < len(columns):
+        shown = _fitting(widths, whole, screen.width)
+    head = [Cell(column.title, "bold") for column in whole]
+    lines = [_line(row[:shown], whole, widths, screen) for row in (head, *table)]
+    if shown < len(whole):
         lines[0] += f"{_GAP}{ELLIPSIS}"
     return lines
 
@@ -242,13 +253,14 @@ def _fitting(widths: list[int], columns: Sequence[Column], room: int) -> int:
     def room_between(shown: int) -> int:
         return len(_GAP) * (shown - 1) + (0 if shown == len(columns) else len(_GAP) + len(ELLIPSIS))
 
+    widths[:] = (min(width, room) for width in widths)
     least = [min(width, column.narrowest) for width, column in zip(widths, columns, strict=True)]
     shown = len(columns)
     while shown > 1 and sum(least[:shown]) + room_between(shown) > room:
         shown -= 1
     free = room - room_between(shown)
     for may_cut_whole in (False, True):
-        while (excess := sum(widths[:shown]) - free) > 0:
+        while sum(widths[:shown]) > free:
             candidates = [
                 index
                 for index in range(shown)
@@ -256,10 +268,7 @@ def _fitting(widths: list[int], columns: Sequence[Column], room: int) -> int:
             ]
             if not candidates:
                 break
-            widest = max(candidates, key=widths.__getitem__)
-            second = max((widths[index] for index in candidates if index != widest), default=least[widest])
-            # Narrows to the next widest column in one step, but no further than needed.
-            widths[widest] -= max(1, min(excess, widths[widest] - max(second, least[widest])))
+            widths[max(candidates, key=widths.__getitem__)] -= 1
     return shown
 
 

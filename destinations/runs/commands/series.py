@@ -6,13 +6,13 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from .running import EXIT_OK, find_runs
+from .running import find_runs
 from .screen import CommandContext, value_text
 
 __all__ = ["series"]
 
 
-def series(options: argparse.Namespace, session: CommandContext) -> int:
+def series(options: argparse.Namespace, session: CommandContext) -> None:
     """Prints the values of a metric of a run, oldest first."""
     from destinations.run_directory.blocks import MISSING_STEP
     from destinations.runs.content.where import Where, values_where
@@ -35,9 +35,8 @@ def series(options: argparse.Namespace, session: CommandContext) -> int:
     values = itertools.islice(found(), options.limit)
     if options.json:
         session.screen.json({"run_id": run.run_id, "metric": options.metric, "values": list(values)})
-        return EXIT_OK
+        return
     for row in values:
         whose = f" · {row['writer']}" if row.get("writer") else ""
         step = session.screen.styled(f"step {value_text(row['step'])}{whose}", "dim")
         session.screen.line(f"{step}  {row['value']!r}")
-    return EXIT_OK

@@ -29,8 +29,8 @@ from .screen import (
     Screen,
     age_text,
     bytes_text,
+    numbers,
     sparkline,
-    table_lines,
     value_text,
 )
 from .time import goodput_text
@@ -50,7 +50,8 @@ def show(options: argparse.Namespace, session: CommandContext) -> int:
     """Shows a run."""
     (run,) = find_runs([options.run_name], options, session)
     if options.flight or options.ranks:
-        return _show_flights(run, options, session) if options.flight else _show_ranks(run, options, session)
+        (_show_flights if options.flight else _show_ranks)(run, options, session)
+        return EXIT_OK
     if options.json:
         session.screen.json(_as_json(run, session.clock()))
         return EXIT_OK
@@ -156,25 +157,15 @@ def _show_metrics(run: RecordedRun, screen: Screen) -> dict[str, str]:
     if not summary:
         return {}
     screen.line()
-    columns = [
-        Column("metric", is_whole=True),
-        *(Column(title, is_right=True) for title in ("last", "min", "at step", "max", "at step", "values")),
-        Column("trend"),
-    ]
+    titles = numbers("last", "min", "at step", "max", "at step", "values")
     rows = [
-        [
-            Cell(value_text(name)),
-            Cell(value_text(one.last)),
-            Cell(value_text(one.min)),
-            Cell(value_text(one.min_step)),
-            Cell(value_text(one.max)),
-            Cell(value_text(one.max_step)),
-            Cell(str(one.count)),
+        (
+            *(name, one.last, one.min, one.min_step, one.max, one.max_step, one.count),
             Cell(_trend(run, name), "cyan"),
-        ]
+        )
         for name, one in summary.items()
     ]
-    screen.lines(table_lines(columns, rows, screen))
+    screen.table([Column("metric", is_whole=True), *titles, "trend"], rows)
     return {}
 
 
@@ -289,15 +280,15 @@ def _receipt_texts(receipt: dict[str, Any]) -> dict[str, str]:
     return {name: text for name, text in texts.items() if text}
 
 
-def _show_flights(run: RecordedRun, options: argparse.Namespace, session: CommandContext) -> int:
+def _show_flights(run: RecordedRun, options: argparse.Namespace, session: CommandContext) -> None:
     """Shows the output of the ranks' flight recorders: where each group of ranks is, and its stack."""
     flights, screen = run.flights(), session.screen
     if options.json:
         screen.json({"flights": [one.document for one in flights]})
-        return EXIT_OK
+        return
     if not flights:
         session.note(f"no flight records in {run.path / FLIGHT_FOLDER}")
-        return EXIT_OK
+        return
     for line in describe_flights(flights):
         screen.line(screen.styled(value_text(line), "bold"))
     shown = set()
@@ -315,10 +306,9 @@ def _show_flights(run: RecordedRun, options: argparse.Namespace, session: Comman
         for step in flights[0].steps[-_LAST_STEPS:]
     }
     _show_pairs(f"last steps of rank {flights[0].rank}", steps, screen)
-    return EXIT_OK
 
 
-def _show_ranks(run: RecordedRun, options: argparse.Namespace, session: CommandContext) -> int:
+def _show_ranks(run: RecordedRun, options: argparse.Namespace, session: CommandContext) -> None:
     """Shows the last value of each metric over ranks, the rank that was NaN first, and seconds per step."""
     ranks, screen = run.ranks(), session.screen
     summaries = {rank: run.summary_of(rank, TRAINER) for rank in ranks}
@@ -348,11 +338,8 @@ def _show_ranks(run: RecordedRun, options: argparse.Namespace, session: CommandC
                 "seconds_per_step": {str(rank): value for rank, value in seconds.items()},
             }
         )
-        return EXIT_OK
-    columns = [
-        Column("last value of", is_whole=True),
-        *(Column(title, is_right=True) for title in ("min", "rank", "median", "max", "rank", "first NaN")),
-    ]
+        return
+    titles = numbers("min", "rank", "median", "max", "rank", "first NaN")
     lasts = {"seconds per step": {rank: value for rank, value in seconds.items() if value is not None}}
     for name in names:
         found_lasts = {rank: one[name].last for rank, one in summaries.items() if name in one}
@@ -364,21 +351,15 @@ def _show_ranks(run: RecordedRun, options: argparse.Namespace, session: CommandC
         nan = first_nan.get(name)
         if not values and nan is None:
             continue
-        low, high = (pick(values, key=values.__getitem__) if values else None for pick in (min, max))
-        texts = [
-            None if low is None else values[low],
-            low,
-            statistics.median(values.values()) if values else None,
-            None if high is None else values[high],
-            high,
-            None if nan is None else f"rank {nan[0]}, step {nan[1]}",
-        ]
-        rows.append([Cell(value_text(name)), *(Cell(value_text(text)) for text in texts)])
-    screen.lines(table_lines(columns, rows, screen))
-    return EXIT_OK
+        low, high = (pick(values, key=values.__getitem__, default=None) for pick in (min, max))
+        least, most = (None if rank is None else values[rank] for rank in (low, high))
+        median = statistics.median(values.values()) if values else None
+        first = None if nan is None else f"rank {nan[0]}, step {nan[1]}"
+        rows.append((name, least, low, median, most, high, first))
+    screen.table([Column("last value of", is_whole=True), *titles], rows)
 
 
-def diff(options: argparse.Namespace, session: CommandContext) -> int:
+def diff(options: argparse.Namespace, session: CommandContext) -> None:
     """Shows the hyperparameters, environment, git state and metrics that differ between runs."""
     if len(options.run_name) < 2:  # noqa: PLR2004  # runs
         raise UsageError("diff compares two runs or more. Name another: destinations runs diff RUN RUN")
@@ -390,14 +371,12 @@ def diff(options: argparse.Namespace, session: CommandContext) -> int:
     if options.json:
         shown = {name: [None if one is MISSING else one for one in values] for name, values in rows.items()}
         session.screen.json({"runs": [run.record.run_id for run in found], "differences": shown})
-        return EXIT_OK
+        return
     if not rows:
         session.note("no differences")
-        return EXIT_OK
-    columns = [Column("", is_whole=True), *(Column(name.rstrip("/")) for name in options.run_name)]
-    lines = [[Cell(name), *map(Cell, texts_apart(values))] for name, values in rows.items()]
-    session.screen.lines(table_lines(columns, lines, session.screen))
-    return EXIT_OK
+        return
+    columns = [Column("", is_whole=True), *(name.rstrip("/") for name in options.run_name)]
+    session.screen.table(columns, [(name, *texts_apart(values)) for name, values in rows.items()])
 
 
 def differing_fields(runs: list[RecordedRun]) -> dict[str, dict[int, Any]]:

@@ -1,6 +1,7 @@
 """`time`: how the time of a run was spent. `trace`: its spans, for Perfetto."""
 
 import argparse
+import operator
 import os
 from pathlib import Path
 
@@ -9,58 +10,52 @@ from destinations.runs.content.ledger import TimeReport, is_profile, write_trace
 from destinations.runs.files import written_beside
 
 from .fields import local_time
-from .running import EXIT_OK, find_runs
-from .screen import Column, CommandContext, duration_text, table_lines, value_text
+from .running import find_runs
+from .screen import CommandContext, duration_text, numbers, value_text
 
 __all__ = ["goodput_text", "time", "trace"]
 
 _A_MINUTE = 60
 
 
-def time(options: argparse.Namespace, session: CommandContext) -> int:
+def time(options: argparse.Namespace, session: CommandContext) -> None:
     """Shows how the time of a run was spent."""
     (run,) = find_runs([options.run_name], options, session)
     report, screen = run.time_report(), session.screen
     if options.json:
         screen.json(None if report is None else report.to_json())
-        return EXIT_OK
+        return
     if report is None:
         session.note(
             f"no time was recorded in {run.path / TIME_FOLDER}: Trainer does it, other loops with "
             "callbacks=[TimeLedger()]"
         )
-        return EXIT_OK
+        return
     screen.line(goodput_text(report))
     screen.line()
-    columns = [Column("bucket"), Column("time", is_right=True), Column("share", is_right=True)]
     rows = [
-        [name, _seconds_text(seconds), f"{seconds / report.wall:.1%}" if report.wall else ""]
+        (name, _seconds_text(seconds), f"{seconds / report.wall:.1%}" if report.wall else "")
         for name, seconds in report.seconds.items()
         if seconds
     ]
-    for line in table_lines(columns, rows, screen):
-        screen.line(line)
+    screen.table(["bucket", *numbers("time", "share")], rows)
     if report.faults:
         screen.line()
-        names = ("lost", "gone", "start", "restore", "repeated")
-        columns = [Column("ended"), Column("when"), Column("at step", is_right=True)]
-        columns += [Column(name, is_right=True) for name in names]
-        rows = [
-            [one.status or "?", local_time(one.at), f"{one.step:,}"]
-            + [_seconds_text(value) for value in (one.cost, one.gone, one.start, one.restore, one.repeated)]
+        names = ("at step", "lost", "gone", "start", "restore", "repeated")
+        times = operator.attrgetter("cost", "gone", "start", "restore", "repeated")
+        faults = [
+            (one.status or "?", local_time(one.at), f"{one.step:,}", *map(_seconds_text, times(one)))
             for one in report.faults
         ]
-        for line in table_lines(columns, rows, screen):
-            screen.line(line)
+        screen.table(["ended", "when", *numbers(*names)], faults)
     texts = [text for text in (report.slow_text, report.slow_steps_text) if text]
     if texts:
         screen.line()
     for text in texts:
         screen.line(value_text(text))
-    return EXIT_OK
 
 
-def trace(options: argparse.Namespace, session: CommandContext) -> int:
+def trace(options: argparse.Namespace, session: CommandContext) -> None:
     """Writes the spans of a run."""
     (run,) = find_runs([options.run_name], options, session)
     path = Path(options.output)
@@ -73,7 +68,6 @@ def trace(options: argparse.Namespace, session: CommandContext) -> int:
         profiles = [one.path for one in artifacts if is_profile(one.name)] if options.profiles else []
         count = write_trace(run.path / TIME_FOLDER, file, name=run.name, uploads=uploads, profiles=profiles)
     session.note(f"{count:,} events in {os.fspath(path)}: open it at https://ui.perfetto.dev")
-    return EXIT_OK
 
 
 def goodput_text(report: TimeReport) -> str:

@@ -1,9 +1,8 @@
 """Lists the checkpoints of a run, on this machine and in stores, and copies one. Needs no torch.
 
 `CheckpointSaver` writes a zip file whose first member, `data.pkl`, begins with a JSON text: the batch, the
-epoch and the values of the last evaluation. It is found by reading the opcodes of the pickle; nothing is
-unpickled, and no code in the file is run. From a store, only the zip directory at the end and this beginning
-are downloaded.
+epoch and the values of the last evaluation. It is found by its key in the first bytes of the file; nothing is
+unpickled, and no code in the file is run. From a store, only the two ends of the file are downloaded.
 
 A sharded checkpoint is a folder. Its `manifest.json` has the same JSON, and the name, size and CRC-32 of each
 other file.
@@ -11,11 +10,9 @@ other file.
 
 import concurrent.futures
 import contextlib
-import io
 import itertools
 import math
 import os
-import pickletools
 import re
 import shutil
 import stat
@@ -46,12 +43,12 @@ _MAX_POINTER_BYTES = 1024
 _MAX_POINTERS = 100
 _MAX_CHECKPOINTS = 10_000
 _MAX_LISTED = 100_000
-_MAX_READ_BYTES = 64 << 20
-_HEAD_BYTES = 1 << 20
-_MAX_OPCODES = 64
-_BLOCK_BYTES = 256 << 10
+_HEAD_BYTES = 256 << 10
+# The signature of a zip file, and its last record, which tells where its directory is.
+_ZIP, _ZIP_END, _ZIP_END_BYTES = b"PK\3\4", b"PK\5\6", 22
+# The key of the summary and the length of its text, as `pickle` writes them.
+_SUMMARY = re.compile(rb"X\x07\0\0\0summaryq.X(.{4})", re.DOTALL)
 _STORE_THREADS = 8
-_BLOCKS_KEPT = 4
 _SUFFIXES = (".pt", ".pth", ".ckpt")
 
 # The errors that `zipfile` raises for damaged and for hostile files.
@@ -341,9 +338,22 @@ def _in_store(store: Store, warn: Callable[[str], object]) -> list[Checkpoint]:
     pointed = _targets(small, lambda name: _read_at(store, name, 0, sizes[name]), warn)
 
     def look(one: RemoteObject) -> Checkpoint:
-        found = Checkpoint(clean_text(one.name), place, clean_text(store.uri(one.name)), one.size)
-        file = _File(one.size, lambda offset, count: _read_at(store, one.name, offset, count))
-        return _described(found, file, is_latest=one.name in pointed)
+        found = Checkpoint(
+            clean_text(one.name),
+            place,
+            clean_text(store.uri(one.name)),
+            one.size,
+            is_latest=one.name in pointed,
+        )
+        end = max(0, one.size - _ZIP_END_BYTES)
+        try:
+            head = _read_at(store, one.name, 0, min(one.size, _HEAD_BYTES))
+            tail = _read_at(store, one.name, end, one.size - end)
+        except (UploadError, OSError) as error:
+            return attrs.evolve(found, problem=str(error) or type(error).__name__)
+        if not (head.startswith(_ZIP) and tail.startswith(_ZIP_END)):
+            return attrs.evolve(found, problem="not a zip file, or cut short")
+        return _summarized(found, _summary_in(head))
 
     def look_at_shards(one: RemoteObject) -> Checkpoint:
         folder = one.name.partition("/")[0]
@@ -392,81 +402,6 @@ def _read_at(store: Store, name: str, offset: int, count: int) -> bytes:
         if hasattr(chunks, "close"):
             chunks.close()
     return content[:count]
-
-
-class _File(io.RawIOBase):
-    """A file that `zipfile` reads in blocks; the last few blocks are cached.
-
-    Args:
-        size: the size of the file in bytes.
-        read_at: takes an offset and a count, returns the bytes.
-    """
-
-    def __init__(self, size: int, read_at: Callable[[int, int], bytes]) -> None:
-        super().__init__()
-        self._size = size
-        self._read_at = read_at
-        self._offset = 0
-        self._blocks: dict[int, bytes] = {}
-
-    def seekable(self) -> bool:
-        return True
-
-    def readable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._offset
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        start = {os.SEEK_SET: 0, os.SEEK_CUR: self._offset, os.SEEK_END: self._size}[whence]
-        if start + offset < 0:
-            raise OSError("a position before the beginning")
-        self._offset = start + offset
-        return self._offset
-
-    def read(self, count: int | None = -1) -> bytes:
-        if count is None or count < 0:
-            count = self._size - self._offset
-        count = max(0, min(count, self._size - self._offset))
-        if count > _MAX_READ_BYTES:
-            raise zipfile.BadZipFile(f"a part of {count} bytes where a short one is expected")
-        content = b"".join(
-            self._block(index)
-            for index in range(self._offset // _BLOCK_BYTES, -(-(self._offset + count) // _BLOCK_BYTES))
-        )
-        start = self._offset % _BLOCK_BYTES
-        content = content[start : start + count]
-        self._offset += len(content)
-        return content
-
-    def _block(self, index: int) -> bytes:
-        if index not in self._blocks:
-            while len(self._blocks) >= _BLOCKS_KEPT:
-                del self._blocks[next(iter(self._blocks))]
-            self._blocks[index] = self._read_at(index * _BLOCK_BYTES, _BLOCK_BYTES)
-        return self._blocks[index]
-
-
-def _described(found: Checkpoint, file: _File, *, is_latest: bool) -> Checkpoint:
-    """Returns a checkpoint with the fields read from its file, or with its problem."""
-    found = attrs.evolve(found, is_latest=is_latest)
-    try:
-        with zipfile.ZipFile(file) as archive:
-            _check_members(archive, found.size)
-            member = next(one for one in archive.infolist() if one.filename.endswith("data.pkl"))
-            with archive.open(member) as pickled:
-                text = _summary_in(pickled.read(_HEAD_BYTES))
-    except StopIteration:
-        return attrs.evolve(found, problem="not a checkpoint of torch")
-    # OSError: a file that cannot be read, or `zipfile` looking where a damaged one leads.
-    except (UploadError, OSError, *_DAMAGE) as error:
-        return attrs.evolve(found, problem=str(error) or type(error).__name__)
-    try:
-        summary = read_object((text or "{}").encode("utf-8", "backslashreplace"))
-    except ValueError:
-        summary = {}
-    return _summarized(found, summary)
 
 
 def _in_shards(
@@ -525,13 +460,12 @@ def _summarized(found: Checkpoint, summary: Mapping[str, Any]) -> Checkpoint:
     )
 
 
-def _summary_in(data: bytes) -> str | None:
-    """Returns the text after the key "summary", the second key of the pickled dictionary."""
-    is_next = False
-    with contextlib.suppress(Exception):  # A hostile file; also one whose pickle ends behind these bytes.
-        for opcode, argument, _ in itertools.islice(pickletools.genops(data), _MAX_OPCODES):
-            if isinstance(argument, str) and "UNICODE" in opcode.name:
-                if is_next:
-                    return argument
-                is_next = argument == "summary"
-    return None
+def _summary_in(head: bytes) -> dict[str, Any]:
+    """Returns the summary at the beginning of a file; empty if there is none."""
+    if (found := _SUMMARY.search(head)) is None:
+        return {}
+    text = head[found.end() : found.end() + int.from_bytes(found[1], "little")]
+    try:
+        return read_object(text)
+    except ValueError:
+        return {}

@@ -65,7 +65,6 @@ class _Row:
     end: float
     step: int
     seconds: dict[str, float]
-    clock: float = 0.0
 
 
 @attrs.frozen
@@ -88,7 +87,6 @@ class SessionTime:
         step: its last step.
         status: how it ended, from its line in `sessions.jsonl`; "" if unknown.
         seconds: by bucket; `repeated` is the training of steps that an earlier session had reached.
-        clock: how far the clock of rank 0 is ahead, in seconds; 0 if unknown.
         joining: the seconds of `waiting` before `INIT`, until the others joined the process group.
     """
 
@@ -97,7 +95,6 @@ class SessionTime:
     step: int
     status: str
     seconds: dict[str, float]
-    clock: float = 0.0
     joining: float = 0.0
 
 
@@ -295,12 +292,11 @@ def _rows(path: Path) -> Iterator[_Row]:
         spend()
         try:
             session, begin, end, step = (float(line.pop(name)) for name in _HEAD)
-            clock = float((line.pop("clock", "") or "").strip() or 0)
-            seconds = {name: float(text) for name, text in line.items() if text.strip()}
-            row = _Row(session, begin, end, int(step), seconds, clock)
+            seconds = {name: float(text) for name, text in line.items() if text.strip() and name != "clock"}
+            row = _Row(session, begin, end, int(step), seconds)
         except (ValueError, KeyError, OverflowError):
             continue
-        if all(number_of(one) is not None for one in (begin, session, clock)) and end >= begin:
+        if all(number_of(one) is not None for one in (begin, session)) and end >= begin:
             yield row
 
 
@@ -332,10 +328,9 @@ def _sessions_of(
                     seconds["repeated"] = seconds.get("repeated", 0.0) + repeated
             before = max(row.step, resumed)
         reached = max(reached, *(row.step for row in own))
-        clock = own[-1].clock
         status = str(about.get("status") or "")
         joining = own[0].seconds.get("waiting", 0.0) if own[0].end <= init else 0.0
-        found.append(SessionTime(own[0].begin, end, own[-1].step, status, seconds, clock, joining))
+        found.append(SessionTime(own[0].begin, end, own[-1].step, status, seconds, joining))
     return tuple(found)
 
 
@@ -482,7 +477,7 @@ def write_trace(
 
     Each rank is a process with a thread for each track: the buckets of `TimeLedger`; the loop with its
     epochs, batches and evaluations; checkpoints; and the spans of each of the user's threads. Uploads
-    overlap, so they are asynchronous events. Times are on rank 0's clock if it is known.
+    overlap, so they are asynchronous events.
     The format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU.
 
     Args:
@@ -511,7 +506,7 @@ def write_trace(
         name_it("process", f"{name}, rank {rank}", rank)
         tracks: dict[str, int] = {}
         for number, span in enumerate(_closed(_spans(path), sessions)):
-            at, length = round((span.begin + _clock_at(span.begin, sessions)) * 1e6), span.seconds or 0.0
+            at, length = round(span.begin * 1e6), span.seconds or 0.0
             if span.track == "uploads":
                 common = {"name": span.name, "cat": "upload", "id": f"{rank}.{number}", "pid": rank, "tid": 0}
                 write(ph="b", ts=at, **common)
@@ -543,10 +538,6 @@ def _closed(spans: Iterator[_Span], sessions: Sequence[SessionTime]) -> Iterator
     for span in opened.values():
         end = next((one.end for one in sessions if one.begin <= span.begin <= one.end), span.begin)
         yield attrs.evolve(span, seconds=end - span.begin, name=f"{span.name} (did not end)")
-
-
-def _clock_at(at: float, sessions: Sequence[SessionTime]) -> float:
-    return next((one.clock for one in reversed(sessions) if one.begin <= at), 0.0)
 
 
 def is_profile(name: str) -> bool:

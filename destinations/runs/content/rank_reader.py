@@ -12,7 +12,7 @@ from destinations.history.cursor import Cursor, Look
 from destinations.history.row_chain import history_path
 from destinations.history.snapshot import take_snapshot
 from destinations.run_directory.layout import POSITION, journal_path, metrics_name
-from destinations.run_directory.segments import DecodedSegment, journal_extent
+from destinations.run_directory.segments import journal_extent
 from uploads.disk import ABSENT
 
 __all__ = ["RankReader"]
@@ -37,7 +37,6 @@ class RankReader:
         self._csv = run_dir / metrics_name(rank)
         # Where the journal began at the last look.
         self._place: tuple[int, int] | None = None
-        self._decoded: dict[int, DecodedSegment] = {}
 
     def look(self, *, with_records: bool = True) -> Look:
         """Returns a look at the current rows, a context manager.
@@ -48,7 +47,7 @@ class RankReader:
         Raises:
             OSError: as for `take_snapshot`.
         """
-        snapshot = take_snapshot(self._run_dir, self._rank, with_records=with_records, decoded=self._decoded)
+        snapshot = take_snapshot(self._run_dir, self._rank, with_records=with_records)
         self._place = snapshot.place
         try:
             return Look(snapshot, self.cursor)

@@ -27,7 +27,7 @@ from typing import Any, Literal, cast
 import attrs
 
 from destinations.runs.errors import FilterError, near_names
-from destinations.runs.files import clean_text
+from destinations.runs.files import clean_text, integer_of
 from destinations.runs.order import Kind, key_of
 from destinations.runs.record import FIELDS, FieldType, Scalar
 
@@ -188,7 +188,6 @@ _UNIT_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.
 _MAX_DEPTH = 100
 _MAX_TESTS = 500
 _MAX_TOKENS = 20_000
-_MAX_INT = (1 << 63) - 1
 
 
 Names = Callable[[str], Collection[str]]
@@ -286,11 +285,8 @@ def _token(text: str, start: int, now: float) -> tuple[_Token | None, int]:
         return _Token("word", found[0], start), end
     if found := _SYMBOL.match(text, start):
         return _Token("symbol", found[0], start), found.end()
-    raise FilterError(
-        f'unexpected character {text[start]!r}. Put odd names in quotes: summary."a b".',
-        text,
-        start,
-    )
+    problem = f'unexpected character {text[start]!r}. Put odd names in quotes: summary."a b".'
+    raise FilterError(problem, text, start)
 
 
 def _quoted(text: str, start: int) -> tuple[str, int]:
@@ -310,11 +306,9 @@ def _quoted(text: str, start: int) -> tuple[str, int]:
 
 
 def _number(text: str) -> float:
-    if re.fullmatch(r"[-+]?\d[\d_]*", text) and not text.endswith("_"):
-        # Parse as a float first: Python refuses integers of thousands of digits.
-        number = float(text.replace("_", ""))
-        return int(text.replace("_", "")) if abs(number) < _MAX_INT else number
-    return float(text.replace("_", ""))
+    digits = text.replace("_", "")
+    is_whole = re.fullmatch(r"[-+]?\d+", digits) and not text.endswith("_")
+    return integer_of(digits) if is_whole else float(digits)
 
 
 def _date(found: str, text: str, start: int) -> float:
@@ -461,11 +455,8 @@ class _Parser:
             negated = self._negation()
             field = self._field()
             if field.type != "texts":
-                raise FilterError(
-                    f"expected tags or a list after in, got {field}. Write {field} in (…).",
-                    self._text,
-                    self._tokens[self._index - 1].start,
-                )
+                problem = f"expected tags or a list after in, got {field}. Write {field} in (…)."
+                raise self._error(problem, self._tokens[self._index - 1])
             return In(field, (self._checked(token, field),), negated)
         if self._token.kind == "symbol" and self._token.value in _FLIPPED:
             operator = _FLIPPED[self._next().value]
@@ -480,32 +471,22 @@ class _Parser:
             return In(field, (value,), negated=operator == "!=")
         if field.type == "texts" or key_of(value)[0] in {Kind.BOOL, Kind.NONE}:
             what = "tags" if field.type == "texts" else "true, false and none"
-            raise FilterError(
-                f"{operator} does not apply to {what}. Use == or !=.",
-                self._text,
-                self._tokens[self._index - 1].start,
-            )
+            problem = f"{operator} does not apply to {what}. Use == or !=."
+            raise self._error(problem, self._tokens[self._index - 1])
         return Compare(field, cast("Operator", operator), value)
 
     def _match(self, field: Field) -> Node:
         self._next()
         token = self._next()
         if field.type not in {"text", "texts", "cell"}:
-            raise FilterError(f"~ does not apply to {field}, which is not text.", self._text, token.start)
+            raise self._error(f"~ does not apply to {field}, which is not text.", token)
         if token.kind != "text":
-            raise FilterError(
-                f"expected a regular expression in quotes after ~, got {self._shown(token)}.",
-                self._text,
-                token.start,
-            )
+            problem = f"expected a regular expression in quotes after ~, got {self._shown(token)}."
+            raise self._error(problem, token)
         try:
             re.compile(token.value)
         except (re.error, RecursionError, OverflowError) as error:
-            raise FilterError(
-                f"invalid regular expression {token.value!r}: {error}.",
-                self._text,
-                token.start,
-            ) from None
+            raise self._error(f"invalid regular expression {token.value!r}: {error}.", token) from None
         return Match(field, token.value)
 
     def _negation(self) -> bool:
@@ -554,11 +535,8 @@ class _Parser:
             raise self._error(f"expected a value, got {self._shown(token)}.{hint}")
         wanted, words = _WANTED.get(field.type, (None, ""))
         if wanted is not None and key_of(value)[0] is not wanted:
-            raise FilterError(
-                f"expected {words} to compare with {field}, got {self._shown(token)}.",
-                self._text,
-                token.start,
-            )
+            problem = f"expected {words} to compare with {field}, got {self._shown(token)}."
+            raise self._error(problem, token)
         return value
 
     def _expect(self, symbol: str) -> None:
@@ -572,5 +550,6 @@ class _Parser:
         following = self._tokens[self._tokens.index(token) + 1].start
         return self._text[token.start : following].strip()
 
-    def _error(self, problem: str) -> FilterError:
-        return FilterError(problem, self._text, self._token.start)
+    def _error(self, problem: str, token: _Token | None = None) -> FilterError:
+        """Returns an error at a token; by default at the next one."""
+        return FilterError(problem, self._text, (token or self._token).start)

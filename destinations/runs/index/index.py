@@ -223,8 +223,7 @@ class Index:
     def _write_runs(self) -> None:
         (largest,) = self._db.execute("SELECT coalesce(max(id), 0) FROM runs").fetchone()
         ids = self._ids(list(self._read)) if largest else {}
-        number_of = _Layouts(self._db).number_of
-        numbers = [number_of(layout) for layout in self._layouts]
+        numbers = [self._number_of(layout) for layout in self._layouts]
         rows, cells = [], []
         for path, (columns, place, text) in self._read.items():
             number = ids.get(path)
@@ -236,6 +235,21 @@ class Index:
         self._db.executemany(_UPSERT, rows)
         self._db.executemany("INSERT OR REPLACE INTO cells VALUES (?, ?, ?)", cells)
         self._touch(self._touched)
+
+    def _number_of(self, layout: _Layout) -> int:
+        """Returns the number of a layout. A new one gets the next number, and each of its names a place."""
+        text = json.dumps(layout)
+        if row := self._db.execute("SELECT id FROM layouts WHERE names = ?", (text,)).fetchone():
+            return int(row[0])
+        statement = "INSERT INTO layouts (names) VALUES (?) RETURNING id"
+        ((number,),) = self._db.execute(statement, (text,)).fetchall()
+        names = [("hparams", name) for name in layout[0]] + [("summary", name) for name in layout[1]]
+        self._db.executemany("INSERT OR IGNORE INTO names (grp, name) VALUES (?, ?)", names)
+        self._db.executemany(
+            "INSERT INTO places SELECT id, ?, ? FROM names WHERE grp = ? AND name = ?",
+            ((number, f"$[{place}]", *name) for place, name in enumerate(names)),
+        )
+        return int(number)
 
     def _columns(self, change: ScanChange, fields: Mapping[str, Any]) -> tuple[Any, ...]:
         """Returns the columns of a run except its number."""
@@ -259,9 +273,10 @@ class Index:
         return (*row, *values)
 
     def _touch(self, changes: Sequence[ScanChange]) -> None:
-        """Updates runs that were not read again."""
+        """Updates known runs with a sidecar that can't be read, and keeps their records."""
         self._db.executemany(
-            "UPDATE runs SET mtime_ns = ?, inode = ?, flags = ?, files = ?, heartbeat_at = ? WHERE path = ?",
+            "UPDATE runs SET mtime_ns = ?, inode = ?, flags = ?, files = ?, heartbeat_at = ?, problem = ?, "
+            "is_orphan = ? WHERE path = ?",
             (
                 (
                     change.folder_mtime_ns,
@@ -269,17 +284,11 @@ class Index:
                     change.flags,
                     change.files,
                     change.heartbeat_at,
+                    change.problem,
+                    change.is_orphan,
                     _storable(change.path),
                 )
                 for change in changes
-            ),
-        )
-        self._db.executemany(
-            "UPDATE runs SET problem = ?, is_orphan = ? WHERE path = ?",
-            (
-                (change.problem, change.is_orphan, _storable(change.path))
-                for change in changes
-                if change.problem is not None
             ),
         )
 
@@ -484,39 +493,6 @@ class Index:
         fields["hparams"] = dict(zip(hparams, values, strict=False))
         fields["summary"] = dict(zip(summary, values[len(hparams) :], strict=True))
         return RunRecord(path=self.full_path(path), **fields)
-
-
-class _Layouts:
-    """Numbers of layouts; a new layout gets the next number, and each of its names a place.
-
-    Create one for each transaction, because another process may have added layouts since the last.
-    """
-
-    def __init__(self, database: Database) -> None:
-        self._db = database
-        self._numbers: dict[_Layout, int] = {}
-
-    def number_of(self, key: _Layout) -> int:
-        """Returns the number of a layout."""
-        number = self._numbers.get(key)
-        if number is None:
-            number = self._numbers[key] = self._find(key) or self._add(key)
-        return number
-
-    def _find(self, key: _Layout) -> int | None:
-        row = self._db.execute("SELECT id FROM layouts WHERE names = ?", (json.dumps(key),)).fetchone()
-        return None if row is None else int(row[0])
-
-    def _add(self, key: _Layout) -> int:
-        statement = "INSERT INTO layouts (names) VALUES (?) RETURNING id"
-        ((number,),) = self._db.execute(statement, (json.dumps(key),)).fetchall()
-        names = [("hparams", name) for name in key[0]] + [("summary", name) for name in key[1]]
-        self._db.executemany("INSERT OR IGNORE INTO names (grp, name) VALUES (?, ?)", names)
-        self._db.executemany(
-            "INSERT INTO places SELECT id, ?, ? FROM names WHERE grp = ? AND name = ?",
-            ((number, f"$[{place}]", *name) for place, name in enumerate(names)),
-        )
-        return int(number)
 
 
 def encode_cells(values: Sequence[Scalar]) -> str:

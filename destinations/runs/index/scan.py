@@ -12,7 +12,6 @@ resolution of file systems (2 s) isn't trusted.
 import contextlib
 import math
 import os
-import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -31,7 +30,6 @@ from destinations.run_directory.layout import (
     JOURNAL_FOLDER,
     MEDIA_FOLDER,
     PARTS_FOLDER,
-    PIECES_STATE,
     SIDECAR,
     SUMMARY,
     TERMINAL_STATUSES,
@@ -150,8 +148,8 @@ class ScanChange:
 
     Args:
         path: below the root; "" is the root itself.
-        fields: arguments of `RunRecord` read from its files, without the path; None if they didn't change or
-            can't be read.
+        fields: arguments of `RunRecord` read from its files, without the path; None if the sidecar of a known
+            run can't be read.
         problem: what couldn't be read.
         heartbeat_at: the last heartbeat.
         folder_mtime_ns: the folder's modification time; 0 if it can't be trusted.
@@ -185,10 +183,6 @@ _NO_SUBFOLDERS = 2
 _UNKNOWN = "?"
 # At its end: the rows were read after the heartbeat became stale, so they are final.
 _SETTLED = " settled"
-# A sidecar of a run with closed parts; others needn't be checked.
-_PARTS = re.compile(rb'"csv_parts":\s*([1-9][0-9]{0,17})')
-# A sidecar of a run with rows.
-_ROWS = re.compile(rb'"csv_bytes":\s*[1-9]')
 _MOST_DAMAGES = 3
 # The writer sets these statuses together with the summary of all rows.
 _SUMMARIZED = TERMINAL_STATUSES - {"failed to write"}
@@ -221,8 +215,8 @@ class Scanner:
         disk: the file system.
         clock_ns: returns the time in nanoseconds.
         now: the time that heartbeats are compared with. Default: the time of `clock_ns`.
-        has_rows: returns whether a run's rows are complete in its folder. In a copy of a store, they are
-            downloaded when they are read.
+        has_rows: for the copy of a store: returns whether a run's rows were downloaded. Default: the root is
+            no copy.
     """
 
     def __init__(
@@ -234,10 +228,11 @@ class Scanner:
         disk: FileSystem | None = None,
         clock_ns: Callable[[], int] = time.time_ns,
         now: float | None = None,
-        has_rows: Callable[[str], bool] = lambda _: True,
+        has_rows: Callable[[str], bool] | None = None,
     ) -> None:
         self._root = root
         self._has_rows = has_rows
+        self._may_have_lost = has_rows is not None
         self._prefix = "/" if root == "/" else f"{root}/"
         self._known = known
         self._full = full
@@ -302,11 +297,13 @@ class Scanner:
         Raises:
             OSError: its folder cannot be read.
         """
+        # Its folder may be in the copy of a store.
+        self._may_have_lost = True
         try:
             state = self._disk.stat(self._prefix + path)
         except ABSENT:
             return None
-        return self._read(path, state, self._has_writers) or self._classify(path, state)
+        return self._read(path, state) or self._classify(path, state)
 
     def own_tags(self, path: str) -> tuple[str, ...]:
         """Returns the run's own tags; none if its sidecar is damaged.
@@ -317,7 +314,7 @@ class Scanner:
         base = self._base(path)
         try:
             raw, _ = self._disk.read(base + SIDECAR)
-            fields: Mapping[str, Any] = read_sidecar(raw, dict)
+            fields: Mapping[str, Any] = read_sidecar(read_object(raw), dict)
         except ABSENT:
             fields = self._fields_of_writers(base) or {}
         except ValueError:
@@ -341,7 +338,7 @@ class Scanner:
         # Most folders are runs: opening the file is cheaper than listing the folder.
         found = None
         if was is None and path:
-            found = self._read(path, state, self._add_nested)
+            found = self._read(path, state)
         return found or self._classify(path, state)
 
     def _classify(self, path: str, state: os.stat_result) -> ScanChange | None:
@@ -352,11 +349,10 @@ class Scanner:
             self._unreadable(path, error)
             return None
         names = {name for name, _ in entries}
-        found = None
-        has_writers = (WRITERS_FOLDER, True) in entries
-        if SIDECAR in names:
-            found = self._read(path, state, lambda *_: has_writers)
-        elif not names.isdisjoint(_MARKS) or {METRICS, JOURNAL_FOLDER} <= names:
+        if SIDECAR in names and (found := self._read(path, state)) is not None:
+            return found
+        found, has_writers = None, (WRITERS_FOLDER, True) in entries
+        if not names.isdisjoint(_MARKS) or {METRICS, JOURNAL_FOLDER} <= names:
             found = self._orphan(path, state)
             found = self._with_writers(found) if has_writers else found
         elif METRICS in names:
@@ -393,9 +389,6 @@ class Scanner:
         )
         return (WRITERS_FOLDER, True) in entries
 
-    def _has_writers(self, path: str, state: os.stat_result) -> bool:
-        return state.st_nlink != _NO_SUBFOLDERS and self._disk.exists(self._base(path) + WRITERS_FOLDER)
-
     def _unreadable(self, path: str, error: OSError, *, is_kept: bool = True) -> None:
         """Records that a folder can't be read; a deleted folder isn't a problem."""
         if isinstance(error, FileNotFoundError | NotADirectoryError):
@@ -426,110 +419,86 @@ class Scanner:
         return folder if folder.endswith("/") else f"{folder}/"
 
     def _check_run(self, path: str, run: KnownRun, state: os.stat_result) -> ScanChange | None:
-        """Checks a known run that has not ended, or whose folder changed."""
-        is_same_folder = state.st_mtime_ns == run[1] and state.st_ino == run[2]
-        is_csv = run[4].startswith("csv ")
-        is_shared = bool(run[3] & SHARED)
-        if self._full or run[3] & (DAMAGED | SHARED) or is_csv or not is_same_folder:
-            files = None if self._full else self._files(path, is_shared=is_shared)
-            if files is None or _UNKNOWN in files or files != run[4].removesuffix(_SETTLED):
-                found = self._read(path, state, self._add_nested)
-                found = found or self._classify(path, state)
-                if found is not None:
-                    self._seen_runs.add(path)
-                return found
-        self._seen_runs.add(path)
-        if not is_same_folder:
-            has_writers = self._add_nested(path, state)
-            if has_writers != is_shared:
-                found = self._read(path, state, lambda *_: has_writers)
-                return found or self._lightning(path, state, has_writers=has_writers)
-        elif path in self._known.children:
-            self._pending.extend(self._known.children[path])
-        heartbeat_at = self._heartbeat(path) if run[3] & RUNNING and not is_csv else run[5]
-        if run[3] & ~SHARED == RUNNING and not is_csv:
-            is_settled = run[4].endswith(_SETTLED) or is_alive("running", heartbeat_at, self._now)
-            if heartbeat_at != run[5] or not is_settled:
-                return self._read(path, state, lambda *_: is_shared)
-        trusted = self._trusted_ns(state)
-        if heartbeat_at == run[5] and (trusted, state.st_ino) == (run[1], run[2]):
-            self.unchanged += 1
-            return None
-        return ScanChange(path, None, None, heartbeat_at, trusted, state.st_ino, run[4], run[3])
+        """Reads a known run again if it has changed."""
+        if not self._full and (state.st_mtime_ns, state.st_ino) == run[1:3]:
+            files, heartbeat_at = self._files(path, run)
+            if (files, heartbeat_at) == run[4:] and _UNKNOWN not in files:
+                self._seen_runs.add(path)
+                self.unchanged += 1
+                self._pending.extend(self._known.children.get(path, ()))
+                return None
+        found = self._read(path, state) or self._classify(path, state)
+        if found is not None:
+            self._seen_runs.add(path)
+        return found
 
-    def _read(
-        self, path: str, state: os.stat_result, has_writers: Callable[[str, os.stat_result], bool]
-    ) -> ScanChange | None:
-        """Reads a folder with a sidecar; returns None if it has none.
+    def _read(self, path: str, state: os.stat_result) -> ScanChange | None:
+        """Reads a folder with a sidecar, and adds runs inside it to the pending paths.
 
         Args:
             path: its path below the root.
             state: its `stat`.
-            has_writers: tells from path and state whether it has a folder of writers; called if it has a
-                sidecar.
+
+        Returns:
+            The change; None if the folder has no sidecar.
         """
         base = self._base(path)
         try:
             raw, file_state = self._disk.read(base + SIDECAR)
-        except (FileNotFoundError, NotADirectoryError):
+        except ABSENT:
             return None
         except OSError as error:
-            found = self._damaged(path, state, "", f"{SIDECAR} cannot be read: {error.strerror}")
-            return self._with_writers(found) if has_writers(path, state) else found
-        files = self._fingerprint(file_state)
+            unreadable = f"{SIDECAR} cannot be read: {error.strerror}"
+            found = self._damaged(path, state, _UNKNOWN, unreadable)
+            return self._with_writers(found) if self._add_nested(path, state) else found
+        is_shared, files = self._add_nested(path, state), self._fingerprint(file_state)
         try:
-            fields = read_sidecar(raw, lambda: self._summary(base))
+            sidecar = read_object(raw)
+            fields = read_sidecar(sidecar, lambda: self._summary(base))
         except ValueError as error:
-            found = self._damaged(
-                path, state, f"{files} {self._edits(base)}", f"{SIDECAR} is damaged: {error}"
-            )
-            return self._with_writers(found) if has_writers(path, state) else found
+            damage = f"{SIDECAR} is damaged: {error}"
+            found = self._damaged(path, state, f"{files} {self._edits(base)}", damage)
+            return self._with_writers(found) if is_shared else found
         fields, edits, problem = self._with_edits(base, fields)
-        if is_terminal(fields.get("status", "")):
+        files = f"{files} {edits}"
+        status = fields.get("status", "")
+        if is_terminal(status):
             heartbeat_at, flags = fields.get("ended_at") or fields.get("updated_at"), 0
         else:
-            heartbeat_at, flags = self._heartbeat(path), RUNNING
-        files = f"{files} {edits}"
-        if flags and not is_alive("running", heartbeat_at, self._now):
-            files += _SETTLED
-        is_shared = has_writers(path, state)
-        if fields.get("status") == UNREADABLE:
+            heartbeat_at, flags = self._heartbeat(base), RUNNING
+            files += self._settled(heartbeat_at)
+        if status == UNREADABLE:
             # Read again at the next scan, maybe by a release that knows the format.
             files, is_shared = f"{files}{_UNKNOWN}", False
-            problem = problem_of_format(base, read_object(raw)) or problem
-        elif not is_shared and fields["kind"] == "run-directory" and fields.get("status") not in _SUMMARIZED:
+            problem = problem_of_format(base, sidecar) or problem
+        elif not is_shared and fields["kind"] == "run-directory" and status not in _SUMMARIZED:
             try:
                 # A folder that lost its rows has only the sidecar's summary.
                 fields["summary"] = _last_values(base) or fields.get("summary", {})
             except (OSError, ValueError) as error:
                 problem = problem or f"{METRICS} cannot be read: {error}"
-        problem = problem or self._damage_of_rows(base, raw)
-        found = ScanChange(
-            path,
-            fields,
-            problem,
-            heartbeat_at,
-            self._trusted_ns(state),
-            state.st_ino,
-            files,
-            flags if problem is None else flags | DAMAGED,
-        )
+        problem = problem or self._damage_of_rows(base, sidecar)
+        if problem is not None:
+            flags |= DAMAGED
+        trusted = self._trusted_ns(state)
+        found = ScanChange(path, fields, problem, heartbeat_at, trusted, state.st_ino, files, flags)
         return self._with_writers(found) if is_shared else found
 
-    def _damage_of_rows(self, base: str, raw: bytes) -> str | None:
+    def _damage_of_rows(self, base: str, sidecar: Mapping[str, Any]) -> str | None:
         """Returns which rows are missing according to a sidecar; None if none are. Reads no rows."""
-        if self._disk.exists(base + PIECES_STATE) and (problem := _damage_of_pieces(base)):
-            return problem
-        if not self._has_rows(base):
+        if self._may_have_lost and (lost := _lost_pieces(base)):
+            return "; ".join(lost[:_MOST_DAMAGES])
+        receipt = sidecar.get("overhead")
+        if not isinstance(receipt, dict) or (self._has_rows is not None and not self._has_rows(base)):
             return None
-        if _ROWS.search(raw) and not self._disk.exists(base + METRICS):
+        if _count(receipt.get("csv_bytes")) and not self._disk.exists(base + METRICS):
             try:
                 require_readable(base + METRICS)
             except OSError as error:
                 return f"{METRICS} cannot be read: {error.strerror}"
             return f"{METRICS} is missing: its rows are lost"
-        parts = _PARTS.search(raw)
-        return _damage_of_rows(base, int(parts[1])) if parts else None
+        parts = _count(receipt.get("csv_parts"))
+        return _damage_of_rows(base, parts) if parts else None
 
     # Writers.
 
@@ -599,8 +568,9 @@ class Scanner:
         with contextlib.suppress(OSError):
             for name in self._writers(base)[:MAX_WRITERS]:
                 folder = f"{base}{WRITERS_FOLDER}/{name}/"
-                with contextlib.suppress(*ABSENT):
-                    problem = self._damage_of_rows(folder, self._disk.read(folder + SIDECAR)[0])
+                with contextlib.suppress(*ABSENT, ValueError):
+                    sidecar = read_object(self._disk.read(folder + SIDECAR)[0])
+                    problem = self._damage_of_rows(folder, sidecar)
                     found += [] if problem is None else [f"writer {name}: {problem}"]
         return found
 
@@ -660,15 +630,16 @@ class Scanner:
         folder = f"{base}{WRITERS_FOLDER}/{name}/"
         try:
             raw, _ = self._disk.read(folder + SIDECAR)
-            if read_object(raw).get("writer") != name:
+            sidecar = read_object(raw)
+            if sidecar.get("writer") != name:
                 return None
-            fields = read_sidecar(raw, dict)
+            fields = read_sidecar(sidecar, dict)
         except ABSENT:
             return None
         except (OSError, ValueError) as error:
             self.problems.append((Path(folder), f"{SIDECAR} cannot be read: {error}"))
             return None
-        return {**fields, "heartbeat_at": self._heartbeat_in(folder)}
+        return {**fields, "heartbeat_at": self._heartbeat(folder)}
 
     def _with_edits(self, base: str, fields: dict[str, Any]) -> tuple[dict[str, Any], str, str | None]:
         """Returns the fields with the user's edits applied, the state of the edits' file, and its problem."""
@@ -698,16 +669,14 @@ class Scanner:
         else:
             running, heartbeat_at = known[3] & RUNNING, known[5]
         if running:
-            heartbeat_at = self._heartbeat(path)
-        # The sidecar may be rewritten in place: the next scan checks the file even if the folder is
-        # unchanged.
-        return ScanChange(
-            path, fields, problem, heartbeat_at, 0, state.st_ino, files, running | DAMAGED, **more
-        )
+            heartbeat_at = self._heartbeat(self._base(path))
+            files += self._settled(heartbeat_at)
+        trusted, flags = self._trusted_ns(state), running | DAMAGED
+        return ScanChange(path, fields, problem, heartbeat_at, trusted, state.st_ino, files, flags, **more)
 
     def _orphan(self, path: str, state: os.stat_result) -> ScanChange:
         """Returns the change of a run folder whose sidecar was lost or isn't written yet."""
-        return self._damaged(path, state, "orphan", f"{SIDECAR} is missing", is_orphan=True)
+        return self._damaged(path, state, _UNKNOWN, f"{SIDECAR} is missing", is_orphan=True)
 
     def _lightning(self, path: str, state: os.stat_result, *, has_writers: bool) -> ScanChange | None:
         folder = Path(self._prefix + path)
@@ -731,20 +700,25 @@ class Scanner:
         )
         return self._with_writers(found) if has_writers else found
 
-    def _files(self, path: str, *, is_shared: bool) -> str | None:
-        """Returns the fingerprint of the files of a run; None if the run must be read."""
-        base, stat = self._base(path), self._disk.stat
-        writers = self._writers_state(base) if is_shared else ""
+    def _files(self, path: str, run: KnownRun) -> tuple[str, float | None]:
+        """Returns the fingerprint of the files of a run that hasn't ended, and its heartbeat."""
+        base, stat, heartbeat_at, settled = self._base(path), self._disk.stat, run[5], ""
         try:
-            files = self._fingerprint(stat(base + SIDECAR))
+            if run[3] == RUNNING and not run[4].startswith("csv "):
+                # A file that was replaced would have changed the folder.
+                files = run[4].removesuffix(_SETTLED)
+            else:
+                files = f"{self._fingerprint(stat(base + SIDECAR))} {self._edits(base)}"
         except OSError:
             try:
-                return f"csv {self._fingerprint(stat(base + METRICS))}{writers}"
+                files = f"csv {self._fingerprint(stat(base + METRICS))}"
             except OSError:
-                if not is_shared:
-                    return None
-                files = "-"
-        return f"{files} {self._edits(base)}{writers}"
+                files = f"- {self._edits(base)}"
+        else:
+            if run[3] & RUNNING:
+                heartbeat_at = self._heartbeat(base)
+                settled = self._settled(heartbeat_at)
+        return files + (self._writers_state(base) if run[3] & SHARED else "") + settled, heartbeat_at
 
     def _edits(self, base: str) -> str:
         try:
@@ -760,15 +734,15 @@ class Scanner:
             return {}
         return metrics if isinstance(metrics, dict) else {}
 
-    def _heartbeat(self, path: str) -> float | None:
-        return self._heartbeat_in(self._base(path))
-
-    def _heartbeat_in(self, base: str) -> float | None:
+    def _heartbeat(self, base: str) -> float | None:
         try:
             at = self._disk.stat(base + HEARTBEAT).st_mtime
         except OSError:
             return None
         return trusted_heartbeat(base, at, self._now)
+
+    def _settled(self, heartbeat_at: float | None) -> str:
+        return "" if is_alive("running", heartbeat_at, self._now) else _SETTLED
 
     def _trusted_ns(self, state: os.stat_result) -> int:
         """Returns the modification time; 0 if it is too recent to be trusted."""
@@ -779,11 +753,14 @@ class Scanner:
         return f"{self._trusted_ns(state) or _UNKNOWN}-{state.st_size}-{state.st_ino}"
 
 
-def _damage_of_pieces(run_dir: str) -> str | None:
+def _count(number: Any) -> int:
+    return number if type(number) is int and number > 0 else 0
+
+
+def _lost_pieces(run_dir: str) -> list[str]:
     from destinations.run_directory.pieces import FolderState
 
-    lost = [f"{name} is lost: {reason}" for name, reason in FolderState.all_lost(run_dir).items()]
-    return "; ".join(lost[:_MOST_DAMAGES]) or None
+    return [f"{name} is lost: {reason}" for name, reason in FolderState.all_lost(run_dir).items()]
 
 
 def _damage_of_rows(run_dir: str, parts: int) -> str | None:

@@ -4,11 +4,14 @@ Everything runs in the training thread; uploads and deletions happen in the back
 pointer moves and older checkpoints are deleted once the files of all ranks are uploaded.
 """
 
+import concurrent.futures
 import contextlib
 import logging
 import tempfile
+import threading
+import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +24,8 @@ from events.trainer import distributed
 
 from .files import MANIFEST, METADATA, files_beside_manifest, remove_checkpoints, tensors_of, values_of
 from .folder import CheckpointFolder, asked
-from .retention import Kept, KeptCheckpoints, SavedCheckpoint
-from .sharded import ShardedCheckpoint
+from .retention import KeptCheckpoints, SavedCheckpoint
+from .sharded import ShardedCheckpoint, WrittenShard
 
 if TYPE_CHECKING:
     from uploads import StoreFolder
@@ -30,8 +33,6 @@ if TYPE_CHECKING:
 __all__ = ["CheckpointCounts", "Publisher", "Save", "in_folder"]
 
 _log = logging.getLogger("events")
-
-_MAX_UPLOADS = 32
 
 
 @attrs.define
@@ -55,7 +56,7 @@ class CheckpointCounts:
     withdrawn: int = 0
 
 
-@attrs.frozen
+@attrs.define(eq=False, kw_only=True)
 class Save:
     """A checkpoint that is being saved.
 
@@ -65,10 +66,13 @@ class Save:
         identifier: the checkpoint's identifier.
         summary: its description, as JSON.
         pointer: the path and the text of the pointer; or None.
-        before: the kept checkpoints before this one was added.
-        after: the kept checkpoints including this one.
         surplus: the paths and identifiers of checkpoints to remove once this one is complete.
         end: ends its span in the trace of the run.
+        future: the future of its current step.
+        shards: the files of all ranks while rank 0 completes a checkpoint in shards; empty before.
+        given_up: set once nobody waits for it any more, so that it must not appear later.
+        started: when writing began, on the monotonic clock.
+        is_late: whether a warning was logged that it takes too long.
     """
 
     path: Path
@@ -76,21 +80,28 @@ class Save:
     identifier: str
     summary: str
     pointer: tuple[Path, str] | None
-    before: Kept
-    after: Kept
     surplus: tuple[tuple[Path, str], ...]
     end: Callable[[], None]
+    future: "concurrent.futures.Future[Any]" = attrs.field(factory=concurrent.futures.Future)
+    shards: list[WrittenShard] = attrs.field(factory=list)
+    given_up: threading.Event = attrs.field(factory=threading.Event)
+    started: float = attrs.field(factory=time.monotonic)
+    is_late: bool = False
+
+    def is_wanted(self) -> bool:
+        """Returns whether it may still appear; any thread."""
+        return not self.given_up.is_set()
 
 
 class _Target:
-    """The folder to which destinations upload a checkpoint.
+    """Where checkpoints are uploaded: the destinations, or the run's own folder in a store.
 
     Args:
-        files: takes files by name: a `Logger`, or the folder in a store.
+        files: takes files by name: a `Logger`, or a `StoreFolder`.
         start: the prefix of the uploaded names.
     """
 
-    def __init__(self, files: Any, start: str) -> None:
+    def __init__(self, files: Any, start: str = "") -> None:
         self._files = files
         self._start = start
 
@@ -107,17 +118,24 @@ class _Target:
             with tempfile.TemporaryDirectory(prefix="pointer-") as folder:
                 (Path(folder) / pointer).write_text(after[0])
                 self._files.upload_file(after[1], Path(folder) / pointer, overwrite=True)
-        for one in surplus:
-            self._delete(one, one.shards, after=after)
+        self._delete(surplus, after=after)
 
-    def _delete(self, one: SavedCheckpoint, ranks: int, **options: Any) -> None:
-        """Deletes a checkpoint of this folder; with shards, the manifest first."""
-        # The resumed checkpoint may come from elsewhere, with a name that no store accepts.
-        with contextlib.suppress(ValueError):
-            if one.remote_name == self._called(one.name):
-                name = one.name.removesuffix(MANIFEST)
-                then = [self._name(name + file) for file in files_beside_manifest(ranks)]
-                self._files.delete_file(self._name(one.name), then=then, **options)
+    def _delete(self, checkpoints: Iterable[SavedCheckpoint], **options: Any) -> None:
+        """Deletes checkpoints of this folder; with shards, the manifest first."""
+        for manifest, *others in self._names(checkpoints):
+            with contextlib.suppress(ValueError):
+                self._files.delete_file(manifest, then=others, **options)
+
+    def _names(self, checkpoints: Iterable[SavedCheckpoint]) -> Iterator[list[LiteralName]]:
+        """Yields the uploaded names of each checkpoint of this folder; with shards, the manifest first."""
+        for one in checkpoints:
+            # The resumed checkpoint may come from elsewhere, with a name that no store accepts.
+            with contextlib.suppress(ValueError):
+                if one.remote_name != self._called(one.name):
+                    continue
+                start = one.name.removesuffix(MANIFEST)
+                beside = [start + file for file in files_beside_manifest(one.shards)]
+                yield [self._name(name) for name in (one.name, *beside)]
 
     def _name(self, name: str) -> LiteralName:
         return LiteralName(self._start + name)
@@ -128,22 +146,13 @@ class _Target:
 
     def delete_here(self, removed: Iterable[SavedCheckpoint]) -> None:
         """Makes destinations that keep files on this machine delete checkpoints; called on rank 0."""
-        for one in removed:
-            self._delete(one, min(1, one.shards), local=True)
+        self._delete((attrs.evolve(one, shards=min(1, one.shards)) for one in removed), local=True)
 
-    def may_drop(self, checkpoints: Iterable[SavedCheckpoint], files: Iterable[str]) -> None:
-        """Lets checkpoints give way to newer ones in a full spool.
-
-        Args:
-            checkpoints: the older checkpoints.
-            files: the names of this rank's files next to a manifest.
-        """
-        for one in checkpoints:
+    def may_drop(self, checkpoints: Iterable[SavedCheckpoint]) -> None:
+        """Lets older checkpoints give way to newer ones in a full spool."""
+        for names in self._names(checkpoints):
             with contextlib.suppress(ValueError):
-                if one.remote_name == self._called(one.name):
-                    start = one.name.removesuffix(MANIFEST)
-                    names = [start + file for file in files] if one.shards else [one.name]
-                    self._files.may_drop_files(*map(self._name, names))
+                self._files.may_drop_files(*names)
 
     def has_uploaded(self, names: Iterable[str]) -> bool:
         """Returns whether all these files are uploaded.
@@ -179,25 +188,22 @@ class _Target:
 class _StoreTarget(_Target):
     """The run's own folder in a store."""
 
-    def __init__(self, folder: "StoreFolder") -> None:
-        super().__init__(folder, "")
-        self._folder = folder
-
     def _called(self, name: str) -> str:
-        return self._folder.queue.uri(name)
+        uri: str = self._files.queue.uri(name)
+        return uri
 
     def delete_here(self, removed: Iterable[SavedCheckpoint]) -> None:
         """Does nothing: the saver itself removes local files."""
 
     def has_withdrawn(self, names: Iterable[str]) -> bool:
         """Returns whether one of these files was withdrawn."""
-        return any(map(self._folder.has_withdrawn, names))
+        return any(map(self._files.has_withdrawn, names))
 
     def delete_uploaded(self, names: Iterable[str]) -> None:
         """Deletes the files among these that this rank uploads."""
         for name in names:
             with contextlib.suppress(ValueError):
-                self._folder.delete_file(name, after=[name])
+                self._files.delete_file(name, after=[name])
 
     def withdraw(self, checkpoints: Iterable[SavedCheckpoint], *, is_away: bool) -> int:
         """Withdraws pending uploads of checkpoints; returns the number of withdrawn checkpoints.
@@ -206,13 +212,8 @@ class _StoreTarget(_Target):
             checkpoints: checkpoints that are no longer kept.
             is_away: whether to withdraw only while uploads fail; the same for all calls of a run.
         """
-        groups = []
-        for one in checkpoints:
-            with contextlib.suppress(ValueError):
-                if one.remote_name == self._called(one.name):
-                    start = one.name.removesuffix(MANIFEST)
-                    groups.append([one.name, *(start + file for file in files_beside_manifest(one.shards))])
-        return self._folder.withdraw(groups, only_while_failing=is_away)
+        withdrawn: int = self._files.withdraw(list(self._names(checkpoints)), only_while_failing=is_away)
+        return withdrawn
 
 
 @attrs.frozen
@@ -303,30 +304,20 @@ class Publisher:
             state: the run.
             logger: its destinations.
         """
-        removed, deleted = self._kept.gone(save.before, save.after)
+        removed, deleted = self._kept.gone()
         # `filename` may give the same name to several checkpoints of this session.
-        is_own = any(one.path == str(save.path) for one in save.before.local)
-        overwrite = self._overwrite or self._kept.is_resumed or is_own
+        overwrite = self._overwrite or self._kept.is_resumed or self._kept.has_saved(save.path)
         target = self._target(save.remote_name, logger)
         if state.rank == 0:
             target.delete_here(removed)
-        target.may_drop(self._kept.outdated(save.before, save.after), files)
+        target.may_drop(self._kept.outdated())
         self._upload(save.path, files, deleted, target, state, overwrite=overwrite)
         self._withdraw(removed, deleted)
         self._kept.trim()
 
-    def drop(self, save: Save, newer: Save | None) -> Save | None:
-        """Forgets a checkpoint that could not be written.
-
-        Returns:
-            The newer one, which now removes what both would have removed; None where there is none.
-        """
-        self._kept.drop(save.before, has_newer=newer is not None)
-        if newer is None:
-            return None
-        after = self._kept.now
-        surplus = in_folder(self._kept.gone(save.before, after)[0], newer.path.parent)
-        return attrs.evolve(newer, before=save.before, after=after, surplus=surplus)
+    def drop(self) -> None:
+        """Forgets the newest checkpoint, which could not be written."""
+        self._kept.drop()
 
     def repeat(self, state: State, logger: Logger) -> None:
         """Finishes the work of a killed session, if this session had nothing to save.
@@ -453,8 +444,6 @@ class Publisher:
             return
         names = tuple(start + file for file in files)
         self._uploads.append(_Upload(str(path), target, names, start + path.name, latest, tuple(surplus)))
-        if len(self._uploads) > _MAX_UPLOADS:
-            self._give_up(self._uploads.popleft(), "for too many newer ones wait for their files")
         self.move_pointers(state)
 
     def _withdraw(self, removed: Sequence[SavedCheckpoint], deleted: Sequence[SavedCheckpoint]) -> None:

@@ -173,31 +173,6 @@ class Kept:
     removed: tuple[SavedCheckpoint, ...] = ()
     deleted: tuple[SavedCheckpoint, ...] = ()
 
-    def with_new(self, new: SavedCheckpoint, here: Retention, in_store: Retention) -> "Kept":
-        """Adds a checkpoint and applies the rules for this machine and for the store."""
-        local, removed = _apply(here, self.local, self.removed, new)
-        stored, deleted = _apply(in_store, self.stored, self.deleted, new)
-        return Kept(local, () if in_store.newest is None else stored, removed, deleted)
-
-    def with_metric(self, batch: int, metric: float) -> "Kept":
-        """Sets the metric of the newest checkpoint, if it belongs to this batch."""
-        local, stored = (
-            (*part[:-1], attrs.evolve(part[-1], metric=metric)) if part and part[-1].batch == batch else part
-            for part in (self.local, self.stored)
-        )
-        return attrs.evolve(self, local=local, stored=stored)
-
-    def trimmed(self) -> "Kept":
-        """Forgets all removed and deleted checkpoints but the most recent ones."""
-        return attrs.evolve(self, removed=self.removed[-_REMEMBERED:], deleted=self.deleted[-_REMEMBERED:])
-
-    def without_stored(self, path: str) -> "Kept":
-        """Forgets a checkpoint in the store that could not be uploaded completely."""
-        stored, deleted = (
-            tuple(one for one in part if one.path != path) for part in (self.stored, self.deleted)
-        )
-        return attrs.evolve(self, stored=stored, deleted=deleted)
-
 
 def _apply(
     rule: Retention,
@@ -232,11 +207,13 @@ class KeptCheckpoints:
         self.saved_at: Timestamp | None = None
         self.is_resumed = False
         self.has_repeated = False
+        # The kept checkpoints before the newest was added.
+        self._before = Kept()
         self._number = 0
         self._has_metric = False
 
-    def add(self, new: SavedCheckpoint, state: State) -> Kept:
-        """Adds a checkpoint saved now, and applies the rules; returns the checkpoints kept before.
+    def add(self, new: SavedCheckpoint, state: State) -> None:
+        """Adds a checkpoint saved now, and applies the rules.
 
         Args:
             new: the checkpoint, without its number, batch and metric.
@@ -245,66 +222,65 @@ class KeptCheckpoints:
         self._number += 1
         metric = values_of_now(state).get(self.here.best or "")
         new = attrs.evolve(new, number=self._number, batch=int(state.timestamp.batch), metric=metric)
-        before, self.now = self.now, self.now.with_new(new, self.here, self.in_store)
+        before = self._before = self.now
+        local, removed = _apply(self.here, before.local, before.removed, new)
+        stored, deleted = _apply(self.in_store, before.stored, before.deleted, new)
+        self.now = Kept(local, () if self.in_store.newest is None else stored, removed, deleted)
         self._has_metric |= metric is not None
         if state.eval_values and self.here.best not in state.eval_values:
             self.look_for_metric(state)
-        return before
 
-    def drop(self, before: Kept, *, has_newer: bool = False) -> None:
-        """Takes back a checkpoint that could not be saved.
+    def drop(self) -> None:
+        """Takes back the newest checkpoint, which could not be saved."""
+        self.now = self._before
+        self.saved_at = None
 
-        Args:
-            before: the checkpoints kept before it.
-            has_newer: whether another one was added after it, which stays.
-        """
-        newest, self.now = self.now.local[-1], before
-        if has_newer:
-            self.now = before.with_new(newest, self.here, self.in_store)
-        else:
-            self.saved_at = None
+    def has_saved(self, path: Path) -> bool:
+        """Returns whether the newest checkpoint replaces one of the same name."""
+        return any(one.path == str(path) for one in self._before.local)
 
-    def gone(self, before: Kept, after: Kept) -> tuple[list[SavedCheckpoint], list[SavedCheckpoint]]:
-        """Returns what a save removes here and in the store; the first call includes leftovers.
-
-        Args:
-            before: the checkpoints kept before it.
-            after: the checkpoints kept with it, without those that a newer save has removed since.
-        """
-        before, now = before if self.has_repeated else Kept(), self.now
+    def gone(self) -> tuple[list[SavedCheckpoint], list[SavedCheckpoint]]:
+        """Returns what the newest save removes here and in the store; the first one includes leftovers."""
+        before, now = self._before if self.has_repeated else Kept(), self.now
         return (
-            [one for one in after.removed if one not in before.removed and one in now.removed],
-            [one for one in after.deleted if one not in before.deleted and one in now.deleted],
+            [one for one in now.removed if one not in before.removed],
+            [one for one in now.deleted if one not in before.deleted],
         )
 
-    def outdated(self, before: Kept, after: Kept) -> list[SavedCheckpoint]:
-        """Returns the checkpoints that, since this save, only a rule for the newest keeps.
+    def outdated(self) -> list[SavedCheckpoint]:
+        """Returns the checkpoints that, since the newest save, only a rule for the newest keeps.
 
         The first call also returns those from earlier saves.
-
-        Args:
-            before: the checkpoints kept before the save.
-            after: the checkpoints kept with it.
         """
         rule, part = (self.here, "local") if self.in_store.newest is None else (self.in_store, "stored")
         rule = attrs.evolve(rule, newest=1)
-        older = getattr(before, part)
+        older = getattr(self._before, part)
         known = rule.surplus(older) if self.has_repeated else []
-        return [one for one in rule.surplus((*older, *getattr(after, part)[-1:])) if one not in known]
+        return [one for one in rule.surplus((*older, *getattr(self.now, part)[-1:])) if one not in known]
 
     def trim(self) -> None:
         """Forgets removed checkpoints but the last; the leftovers of earlier sessions are removed by now."""
-        self.now = self.now.trimmed()
+        now = self.now
+        self.now = attrs.evolve(now, removed=now.removed[-_REMEMBERED:], deleted=now.deleted[-_REMEMBERED:])
 
     def forget_stored(self, path: str) -> None:
         """Forgets a checkpoint that is incomplete in the store, so that its files stay there."""
-        self.now = self.now.without_stored(path)
+        stored, deleted = (
+            tuple(one for one in part if one.path != path) for part in (self.now.stored, self.now.deleted)
+        )
+        self.now = attrs.evolve(self.now, stored=stored, deleted=deleted)
 
     def evaluated(self, state: State) -> None:
         """Records the metric of a checkpoint that was saved before its evaluation."""
-        metric = values_of_now(state).get(self.here.best or "")
+        metric, batch = values_of_now(state).get(self.here.best or ""), int(state.timestamp.batch)
         if metric is not None:
-            self.now = self.now.with_metric(int(state.timestamp.batch), metric)
+            local, stored = (
+                (*part[:-1], attrs.evolve(part[-1], metric=metric))
+                if part and part[-1].batch == batch
+                else part
+                for part in (self.now.local, self.now.stored)
+            )
+            self.now = attrs.evolve(self.now, local=local, stored=stored)
 
     def look_for_metric(self, state: State) -> None:
         """Warns once if no checkpoint has the metric that selects the best."""

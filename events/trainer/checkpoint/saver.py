@@ -72,9 +72,7 @@ class CheckpointSaver(Callback):
     store, its local copy is locked.
 
     **Memory.** The copy takes as much memory as the state, from the first batch on. If that is not available,
-    training waits for the file to be written; this is reported once. After a save had to wait for its
-    predecessor, a second copy takes the same memory again, so that one checkpoint can wait in memory while
-    another is written. Checkpoints in shards have one copy.
+    training waits for the file to be written; this is reported once.
 
     **Errors.** If the disk is full, this checkpoint fails and training continues: the error is reported,
     older checkpoints stay, and the next interval tries again. At the end of training the error is raised. If
@@ -374,25 +372,24 @@ class CheckpointSaver(Callback):
             weights_only=self._weights_only,
             is_of_rank=self._folder.is_sharded,
         )
-        self._writing.begin(checkpoint, save, state, logger)
+        self._writing.begin(checkpoint, save, state)
         self._kept.saved_at = state.timestamp
         # If training waited for it, it is done.
         if is_last or (self._writing.pending is not None and self._writing.is_done()):
-            self._writing.settle(state, logger, is_last=is_last, is_all=is_last)
+            self._writing.settle(state, logger, is_last=is_last)
 
     def _is_to_save(self, state: State, logger: Logger, *, is_last: bool) -> bool:
-        """Returns whether to save now; first settles older checkpoints if necessary."""
+        """Returns whether to save now; first settles the previous checkpoint."""
         if self._writing.pending is not None:
             is_busy = not self._writing.is_done()
             if is_busy and self._how.when_busy == "skip" and not is_last:
                 self.counts.skipped += 1
                 self._writing.look_for_delay()
                 return False
-            if not is_busy or is_last or not self._writing.has_room():
-                if is_busy and self._kept.saved_at != state.timestamp:
-                    self.counts.waited += 1
-                # At the end of training, a failed one is retried at once.
-                self._writing.settle(state, logger, is_all=is_last)
+            if is_busy and self._kept.saved_at != state.timestamp:
+                self.counts.waited += 1
+            # At the end of training, a failed one is retried at once.
+            self._writing.settle(state, logger)
         return self._kept.saved_at != state.timestamp
 
     def _next(self, state: State, logger: Logger) -> Save:
@@ -406,16 +403,14 @@ class CheckpointSaver(Callback):
             shards=state.world_size if self._folder.is_sharded else 0,
             identifier=identifier,
         )
-        before = self._kept.add(new, state)
+        self._kept.add(new, state)
         pointer = self._folder.pointer_name(state)
         return Save(
-            folder / name,
-            remote_name,
-            identifier,
-            summary_of(state, identifier, self._kept.here, weights_only=self._weights_only),
-            None if pointer is None else (folder / pointer, remote_name),
-            before,
-            self._kept.now,
-            in_folder(self._kept.gone(before, self._kept.now)[0], folder),
-            logger.begin_span(name, "checkpoints") if self._writing.takes_part else _nothing,
+            path=folder / name,
+            remote_name=remote_name,
+            identifier=identifier,
+            summary=summary_of(state, identifier, self._kept.here, weights_only=self._weights_only),
+            pointer=None if pointer is None else (folder / pointer, remote_name),
+            surplus=in_folder(self._kept.gone()[0], folder),
+            end=logger.begin_span(name, "checkpoints") if self._writing.takes_part else _nothing,
         )

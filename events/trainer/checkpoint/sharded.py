@@ -34,7 +34,6 @@ from events.trainer.weights import plain_name
 
 from .files import MANIFEST, METADATA, SHARD_FILE, Written, new_file, tensors_of, values_of
 from .plain import has_plain_storage
-from .snapshot import rebuild
 from .writer import Request
 
 __all__ = [
@@ -45,7 +44,6 @@ __all__ = [
     "WrittenShard",
     "complete",
     "files_of",
-    "write_shard",
 ]
 
 Fetch = Callable[[str, str], object]
@@ -103,42 +101,34 @@ class ShardRequest(Request):
 
     rank: int = 0
 
-    def write(self, memory: torch.Tensor, is_wanted: Callable[[], bool] = lambda: True) -> WrittenShard:
-        """Writes the files; see `write_shard`."""
-        return write_shard(rebuild(self.snapshot, memory), self.path.parent, self.rank, is_wanted)
+    def write(self, values: Any, is_wanted: Callable[[], bool] = lambda: True) -> WrittenShard:
+        """Writes the files, and waits for the disk.
 
+        Args:
+            values: the result of `ShardPlan.divide`.
+            is_wanted: asked before each write.
 
-def write_shard(
-    values: Mapping[str, Any], folder: Path, rank: int, is_wanted: Callable[[], bool] = lambda: True
-) -> WrittenShard:
-    """Writes the files of a rank, and waits for the disk.
-
-    Args:
-        values: the result of `ShardPlan.divide`.
-        folder: the folder of the checkpoint.
-        rank: the rank.
-        is_wanted: asked before each write.
-
-    Raises:
-        OSError: they could not be written.
-        AbandonedError: they were no longer wanted.
-    """
-    with new_file(folder / values_of(rank), is_wanted) as file:
-        torch.save(values["rest"], file)  # type: ignore[arg-type]  # it needs only `write` and `flush`
-    lengths = []
-    if not values["tensors"]:
-        return WrittenShard(file.size, file.crc32, None, ())
-    with new_file(folder / tensors_of(rank), is_wanted) as shard:
-        for tensor in values["tensors"]:
-            before = shard.size
-            # `torch.save` writes the whole storage of a view.
-            is_whole = tensor.untyped_storage().nbytes() == tensor.nbytes and tensor.is_contiguous()
-            torch.save(
-                tensor if is_whole else tensor.clone(memory_format=torch.contiguous_format),
-                shard,  # type: ignore[arg-type]  # as above
-            )
-            lengths.append(shard.size - before)
-    return WrittenShard(file.size, file.crc32, Written(shard.size, shard.crc32), tuple(lengths))
+        Raises:
+            OSError: they could not be written.
+            AbandonedError: they were no longer wanted.
+        """
+        folder = self.path.parent
+        with new_file(folder / values_of(self.rank), is_wanted) as file:
+            torch.save(values["rest"], file)  # type: ignore[arg-type]  # it needs only `write` and `flush`
+        lengths = []
+        if not values["tensors"]:
+            return WrittenShard(file.size, file.crc32, None, ())
+        with new_file(folder / tensors_of(self.rank), is_wanted) as shard:
+            for tensor in values["tensors"]:
+                before = shard.size
+                # `torch.save` writes the whole storage of a view.
+                is_whole = tensor.untyped_storage().nbytes() == tensor.nbytes and tensor.is_contiguous()
+                torch.save(
+                    tensor if is_whole else tensor.clone(memory_format=torch.contiguous_format),
+                    shard,  # type: ignore[arg-type]  # as above
+                )
+                lengths.append(shard.size - before)
+        return WrittenShard(file.size, file.crc32, Written(shard.size, shard.crc32), tuple(lengths))
 
 
 class ShardPlan:

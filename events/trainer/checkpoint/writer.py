@@ -5,7 +5,8 @@ It takes a second or two to import torch, but nothing waits for it, because the 
 One process is kept for the whole run and replaced when it dies.
 
 The two talk over a pair of sockets, using `multiprocessing.connection`. To the process: `("buffer",
-identifier, bytes)` followed by the descriptor of the memory, once for each buffer, and `("write", Request)`.
+identifier, bytes)` followed by the descriptor of the memory, once for each buffer, and `("write", Request,
+StateSnapshot)`.
 From the process, for each request: a `Written`, or an `OSError`, or another exception as text. The process
 ends with the socket, and writes nothing more once the training process has ended. It runs at a lower priority
 (`nice`).
@@ -44,7 +45,6 @@ _PARENT_CHECK_SECONDS = 5.0
 _END_SECONDS = 5.0
 _KILL_SECONDS = 5.0
 _LOOK_SECONDS = 0.5
-_TRIES = 2
 # Leaves nine tenths of a contended processor to training.
 _NICE = 10
 
@@ -75,13 +75,11 @@ class Request:
     """A file to write.
 
     Attributes:
-        snapshot: the content.
         path: the file.
         pointer: the path and the text of the pointer, or None.
         surplus: older files to remove once it is complete, with their identifiers.
     """
 
-    snapshot: StateSnapshot
     path: Path
     pointer: tuple[Path, str] | None = None
     surplus: tuple[tuple[Path, str], ...] = ()
@@ -92,14 +90,8 @@ class Request:
         if self.pointer is not None:
             sweep_file(self.pointer[0])
 
-    def write(self, memory: torch.Tensor, is_wanted: Callable[[], bool] = lambda: True) -> Written:
-        """Writes the file; see `write_checkpoint`.
-
-        Args:
-            memory: the buffer of the snapshot, `(bytes,)` uint8.
-            is_wanted: whether the file is still wanted.
-        """
-        values = rebuild(self.snapshot, memory)
+    def write(self, values: Any, is_wanted: Callable[[], bool] = lambda: True) -> Written:
+        """Writes the file; see `write_checkpoint`."""
         return write_checkpoint(
             values, self.path, pointer=self.pointer, surplus=self.surplus, is_wanted=is_wanted
         )
@@ -144,6 +136,7 @@ class BackgroundWriter:
     def write(
         self,
         request: Request,
+        snapshot: StateSnapshot,
         buffer: SnapshotBuffer,
         wait: Callable[[], None],
         is_wanted: Callable[[], bool] = lambda: True,
@@ -152,6 +145,7 @@ class BackgroundWriter:
 
         Args:
             request: the file to write.
+            snapshot: its content.
             buffer: the memory of the snapshot.
             wait: called in the background before the memory is read.
             is_wanted: whether the file is still wanted; asked again and again.
@@ -159,7 +153,19 @@ class BackgroundWriter:
         Returns:
             The future; its exception is an `OSError` if the file could not be written.
         """
-        return in_thread("checkpoint-writer", lambda: self._written(request, buffer, wait, is_wanted))
+
+        def write() -> Written:
+            wait()
+            written = None
+            # After a process was given up, another is started, and the next file doesn't wait for it.
+            is_late, self._is_given_up = self._is_given_up, False
+            if is_late:
+                self.start(snapshot.effort)
+            elif snapshot.effort >= self._process_bytes:
+                written = self._write_in_process(request, snapshot, buffer, is_wanted)
+            return request.write(rebuild(snapshot, buffer.memory), is_wanted) if written is None else written
+
+        return in_thread("checkpoint-writer", write)
 
     def give_up(self) -> None:
         """Kills the process, if any, after `is_wanted` has become false; does not wait. Any thread.
@@ -185,66 +191,49 @@ class BackgroundWriter:
         finally:
             self._lock.release()
 
-    def _written(
-        self,
-        request: Request,
-        buffer: SnapshotBuffer,
-        wait: Callable[[], None],
-        is_wanted: Callable[[], bool],
-    ) -> Written:
-        wait()
-        written = None
-        # After a process was given up, another is started, and the next file doesn't wait for it.
-        is_late, self._is_given_up = self._is_given_up, False
-        if is_late:
-            self.start(request.snapshot.effort)
-        elif request.snapshot.effort >= self._process_bytes and buffer.descriptor is not None:
-            written = self._write_in_process(request, buffer, buffer.descriptor, is_wanted)
-        return request.write(buffer.memory, is_wanted) if written is None else written
-
     def _write_in_process(
-        self, request: Request, buffer: SnapshotBuffer, descriptor: int, is_wanted: Callable[[], bool]
+        self, request: Request, snapshot: StateSnapshot, buffer: SnapshotBuffer, is_wanted: Callable[[], bool]
     ) -> Written | None:
-        """Returns None if the process died twice, or can't be started.
+        """Returns None if the process died, can't be started, or can't have the memory.
 
         Raises:
             AbandonedError: the file is no longer wanted.
         """
-        for _ in range(_TRIES):
-            with self._lock:
-                try:
-                    connection = self._connect()
-                    # Checked once the process is known, which `give_up` kills after `is_wanted` turned false.
-                    if not is_wanted():
-                        raise AbandonedError
-                    if self._sent_buffer != buffer.identifier:
-                        connection.send(("buffer", buffer.identifier, len(buffer.memory)))
-                        reduction.send_handle(connection, descriptor, os.getpid())
-                        self._sent_buffer = buffer.identifier
-                    connection.send(("write", request))
-                except OSError as error:
-                    _log.debug("the process that writes checkpoints: %s", error)
-                    self._disconnect()
-                    continue
+        if buffer.descriptor is None:
+            return None
+        with self._lock:
             try:
-                answer = self._answer(connection)
-            except (EOFError, OSError):
-                with self._lock:
-                    pid, code = self.pid, self._disconnect()
-                request.sweep()
+                connection = self._connect()
+                # Checked once the process is known, which `give_up` kills after `is_wanted` turned false.
                 if not is_wanted():
-                    raise AbandonedError from None
-                _log.warning(
-                    "the process that writes checkpoints (pid %s) ended with exit code %s; "
-                    "the checkpoint is written again.",
-                    pid,
-                    code,
-                )
-                continue
-            if isinstance(answer, Written):
-                return answer
-            raise answer if isinstance(answer, OSError) else CheckpointError(str(answer))
-        return None
+                    raise AbandonedError
+                if self._sent_buffer != buffer.identifier:
+                    connection.send(("buffer", buffer.identifier, len(buffer.memory)))
+                    reduction.send_handle(connection, buffer.descriptor, os.getpid())
+                    self._sent_buffer = buffer.identifier
+                connection.send(("write", request, snapshot))
+            except OSError as error:
+                _log.debug("the process that writes checkpoints: %s", error)
+                self._disconnect()
+                return None
+        try:
+            answer = self._answer(connection)
+        except (EOFError, OSError):
+            with self._lock:
+                pid, code = self.pid, self._disconnect()
+            request.sweep()
+            if not is_wanted():
+                raise AbandonedError from None
+            _log.warning(
+                "the process that writes checkpoints (pid %s) ended with exit code %s; "
+                "a thread writes the checkpoint again.",
+                pid,
+                code,
+            )
+            return None
+        if isinstance(answer, Written):
+            return answer
+        raise answer if isinstance(answer, OSError) else CheckpointError(str(answer))
 
     def _answer(self, connection: Connection) -> object:
         """Returns the answer of the process.
@@ -348,12 +337,15 @@ def main(arguments: list[str]) -> None:
             memory = torch.frombuffer(mmap.mmap(descriptor, message[2]), dtype=torch.uint8)
             os.close(descriptor)
         else:
-            connection.send(_answer_to(message[1], memory, lambda: os.getppid() == parent))
+            _, request, snapshot = message
+            connection.send(_answer_to(request, snapshot, memory, lambda: os.getppid() == parent))
 
 
-def _answer_to(request: Request, memory: torch.Tensor, is_wanted: Callable[[], bool]) -> object:
+def _answer_to(
+    request: Request, snapshot: StateSnapshot, memory: torch.Tensor, is_wanted: Callable[[], bool]
+) -> object:
     try:
-        return request.write(memory, is_wanted)
+        return request.write(rebuild(snapshot, memory), is_wanted)
     except OSError as error:
         return OSError(error.errno, error.strerror or str(error), str(request.path))
     except AbandonedError:

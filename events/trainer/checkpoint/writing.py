@@ -2,8 +2,7 @@
 
 Both copy the state in the training thread and write it in the background (`writer`). At the next batch after
 it is complete on the disks of all ranks, they hand it to the `Publisher`. One checkpoint is written at a
-time. Once a save had to wait for the previous file, memory for a second copy is allocated, so that one
-checkpoint can wait in memory while another is written.
+time.
 """
 
 import concurrent.futures
@@ -11,10 +10,8 @@ import contextlib
 import errno
 import json
 import logging
-import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from typing import Any, Literal
 
 import attrs
@@ -25,11 +22,11 @@ from events.state import State
 from events.trainer import distributed
 from events.trainer.weights import weights_of
 
-from .files import MANIFEST, METADATA, Written, remove_checkpoints, write_checkpoint
+from .files import MANIFEST, METADATA, remove_checkpoints
 from .plain import plain_values
 from .publisher import CheckpointCounts, Publisher, Save
-from .sharded import ShardPlan, ShardRequest, WrittenShard, complete, files_of, write_shard
-from .snapshot import NotEnoughMemoryError, SnapshotBuffer, StateSnapshot, outline_of
+from .sharded import ShardPlan, ShardRequest, complete, files_of
+from .snapshot import NotEnoughMemoryError, SnapshotBuffer, outline_of
 from .writer import BackgroundWriter, Request, in_thread
 
 __all__ = ["CheckpointWriting", "FileWriter", "ShardWriter"]
@@ -56,8 +53,7 @@ class CheckpointWriting:
 
     Args:
         asynchronous: whether it is written in the background.
-        when_busy: what to do if the previous checkpoint is still being written. "wait" waits for it the first
-            time, and later copies the new checkpoint to a second memory, where it waits for its turn. "skip"
+        when_busy: what to do if the previous checkpoint is still being written. "wait" waits for it; "skip"
             leaves the new checkpoint out, except for the one at the end of training.
         process_bytes: the size from which a process writes, and not a thread; each tensor counts as 16 KiB
             more than its size.
@@ -75,39 +71,11 @@ class CheckpointWriting:
             raise ValueError(f"when_busy must be 'wait' or 'skip', got {self.when_busy!r}.")
 
 
-@attrs.define(eq=False)
-class _Pending:
-    """A checkpoint that is being written.
-
-    Attributes:
-        save: the checkpoint.
-        future: the future of its current step.
-        shards: the files of all ranks while rank 0 completes a checkpoint in shards; empty before.
-        given_up: set once nobody waits for it any more, so that it must not appear later.
-        started: when writing began, on the monotonic clock.
-        is_late: whether a warning was logged that it takes too long.
-        start: begins to write it after the previous one.
-    """
-
-    save: Save
-    future: "concurrent.futures.Future[Any]" = attrs.field(factory=concurrent.futures.Future)
-    shards: list[WrittenShard] = attrs.field(factory=list)
-    given_up: threading.Event = attrs.field(factory=threading.Event)
-    started: float = attrs.field(factory=time.monotonic)
-    is_late: bool = False
-    start: Callable[[], None] = lambda: None
-
-    def is_wanted(self) -> bool:
-        """Returns whether it may still appear; any thread."""
-        return not self.given_up.is_set()
-
-
 class _StateWriter(ABC):
     """The base of both writers: copies the state, limits the time, and handles errors.
 
     Attributes:
         pending: the checkpoint that is being written, or None.
-        waiting: the next checkpoint, which is copied but not written yet, or None.
         seconds: how long training waits for a file.
 
     Args:
@@ -129,8 +97,7 @@ class _StateWriter(ABC):
         rank: int = 0,
         is_first_here: bool = True,
     ) -> None:
-        self.pending: _Pending | None = None
-        self.waiting: _Pending | None = None
+        self.pending: Save | None = None
         self.seconds = max(close_seconds, _LEAST_SECONDS)
         self._how = how
         self._close_seconds = close_seconds
@@ -139,9 +106,6 @@ class _StateWriter(ABC):
         self._publisher = publisher
         self._counts = counts
         self._buffer: SnapshotBuffer | None = None
-        # For `waiting`, once a save had to wait; the two buffers swap roles.
-        self._spare: SnapshotBuffer | None = None
-        self._spare_ready: concurrent.futures.Future[Any] | None = None
         self._writer: BackgroundWriter | None = None
         # A given-up write whose thread may still read the buffer while it waits for its disk.
         self._stuck: concurrent.futures.Future[Any] | None = None
@@ -185,54 +149,33 @@ class _StateWriter(ABC):
 
         in_thread("checkpoint-memory", prepare)
 
-    def has_room(self) -> bool:
-        """Returns whether a checkpoint can be copied while another is written."""
-        return False
-
-    def begin(self, checkpoint: dict[str, Any], save: Save, state: State, logger: Logger) -> None:
-        """Copies a checkpoint and begins to write it after the previous one; every rank must call it.
+    def begin(self, checkpoint: dict[str, Any], save: Save, state: State) -> None:
+        """Copies a checkpoint and begins to write it; every rank must call it.
 
         Args:
             checkpoint: the result of `checkpoint_of`.
             save: its paths and names.
             state: the run.
-            logger: its destinations.
         """
-        if not self.takes_part:
-            return
-        pending, values = _Pending(save), self._own_part(checkpoint, state)
-        if self.pending is None or self._spare is None:
-            self._start(values, pending)
-            self.pending = pending
-            return
-        try:
-            snapshot, wait = self._spare.take(values)
-        except NotEnoughMemoryError:  # The state has grown.
-            pending.start = lambda: self._start(values, pending)
-            self.waiting = pending
-            self._counts.waited += 1
-            self.settle(state, logger)
-        else:
-            pending.start = lambda: self._start_copied(snapshot, wait, pending)
-            self.waiting = pending
+        if self.takes_part:
+            self._start(self._own_part(checkpoint, state), save)
+            self.pending = save
 
     def advance(self, state: State, logger: Logger) -> None:
         """Hands on the pending checkpoint, or reports its error, if it is done."""
         if self.pending is not None and self.is_done():
             self._finish(state, logger)
 
-    def settle(self, state: State, logger: Logger, *, is_last: bool = False, is_all: bool = False) -> None:
+    def settle(self, state: State, logger: Logger, *, is_last: bool = False) -> None:
         """Waits for the pending checkpoint, and hands it on or reports its error.
 
         Args:
             state: the run.
             logger: its destinations.
             is_last: whether to raise an error, because no later checkpoint replaces this one.
-            is_all: whether to wait for the next checkpoint too.
         """
-        first = self.pending
-        while self.pending is not None and (is_all or self.pending is first):
-            if not self._has_come(self.pending.future, str(self.pending.save.path), self.seconds):
+        while self.pending is not None:
+            if not self._has_come(self.pending.future, str(self.pending.path), self.seconds):
                 self._give_up(self.pending)
             self._finish(state, logger, is_last=is_last)
 
@@ -240,18 +183,16 @@ class _StateWriter(ABC):
         """Ends the writing process and releases memory."""
         if self.pending is not None and not self.pending.future.done():
             self._give_up(self.pending)
-        self.pending = self.waiting = None
+        self.pending = None
         seconds = self._close_seconds
         if self._removal is not None and not self._has_come(self._removal, "old ones to be removed", seconds):
             _log.error("Old checkpoints were not removed within %.0f s.", seconds)
         writer, self._writer = self._writer, None
-        buffers = self._buffer, self._spare
-        self._buffer = self._spare = None
+        buffer, self._buffer = self._buffer, None
         if writer is not None:
             writer.close()
-        for buffer in buffers:
-            if buffer is not None:
-                buffer.release()
+        if buffer is not None:
+            buffer.release()
 
     def look_for_delay(self) -> None:
         """Warns once if checkpoints are skipped because the pending one takes longer than the limit."""
@@ -263,7 +204,7 @@ class _StateWriter(ABC):
         if pending.is_late:
             _log.warning(
                 "Checkpoint %s is not written after %.0f s; others are left out until it is.",
-                pending.save.path,
+                pending.path,
                 seconds,
             )
 
@@ -280,40 +221,25 @@ class _StateWriter(ABC):
         """Returns this rank's part of a checkpoint."""
 
     @abstractmethod
-    def _request(self, snapshot: StateSnapshot, save: Save) -> Request:
-        """Returns the request for the background writer."""
+    def _request(self, save: Save) -> Request:
+        """Returns what writes the files of this rank."""
 
     @abstractmethod
-    def _write_here(self, values: Any, pending: _Pending) -> Callable[[], Written]:
-        """Returns a function that writes values without a copy."""
-
-    @abstractmethod
-    def _step_ended(self, pending: _Pending) -> tuple[BaseException | None, bool]:
+    def _step_ended(self, pending: Save) -> tuple[BaseException | None, bool]:
         """Returns the error of a step on any rank, and whether it was the last step; begins the next one."""
 
     @abstractmethod
-    def _files(self, pending: _Pending) -> dict[str, int | None]:
+    def _files(self, pending: Save) -> dict[str, int | None]:
         """Returns the files of this rank by name, with their CRC-32 if known."""
 
-    def _refuse_if_stuck(self, pending: _Pending) -> bool:
-        """Fails a checkpoint and returns True while a thread still reads a given-up one."""
-        if self._stuck is None or self._stuck.done():
-            return False
-        reason = "an earlier one that was given up is still being written, to a disk that does not respond"
-        pending.future.set_exception(OSError(errno.EBUSY, reason))
-        return True
-
-    def _start_copied(self, snapshot: StateSnapshot, wait: Callable[[], None], pending: _Pending) -> None:
-        """Begins to write the checkpoint in the second buffer."""
-        buffer, writer = self._parts()
-        if self._spare is not None and not self._refuse_if_stuck(pending):
-            self._buffer, self._spare = self._spare, buffer
-            request = self._request(snapshot, pending.save)
-            pending.future = writer.write(request, self._buffer, wait, pending.is_wanted)
-
-    def _start(self, values: Any, pending: _Pending) -> None:
-        if self._refuse_if_stuck(pending):
+    def _start(self, values: Any, save: Save) -> None:
+        if self._stuck is not None and not self._stuck.done():
+            reason = (
+                "an earlier one that was given up is still being written, to a disk that does not respond"
+            )
+            save.future.set_exception(OSError(errno.EBUSY, reason))
             return
+        request = self._request(save)
         if self._how.asynchronous:
             buffer, writer = self._parts()
             try:
@@ -323,18 +249,18 @@ class _StateWriter(ABC):
                 if self._counts.synchronous == 1:
                     _log.warning("Training waits while checkpoints are written: %s.", error)
             else:
-                request = self._request(snapshot, pending.save)
-                pending.future = writer.write(request, buffer, wait, pending.is_wanted)
+                save.future = writer.write(request, snapshot, buffer, wait, save.is_wanted)
                 return
         # Training waits up to the limit, because a dead disk may block the thread.
-        pending.future = in_thread("checkpoint-writer", self._write_here(values, pending))
+        plain = plain_values(values)
+        save.future = in_thread("checkpoint-writer", lambda: request.write(plain, save.is_wanted))
         try:
-            has_come = self._has_come(pending.future, str(pending.save.path), self.seconds)
+            has_come = self._has_come(save.future, str(save.path), self.seconds)
         except BaseException:  # Ctrl-C.
-            pending.given_up.set()
+            save.given_up.set()
             raise
         if not has_come:
-            self._give_up(pending)
+            self._give_up(save)
 
     def _parts(self) -> tuple[SnapshotBuffer, BackgroundWriter]:
         if self._buffer is None or self._writer is None:
@@ -356,7 +282,7 @@ class _StateWriter(ABC):
             concurrent.futures.wait([future], seconds - notice)
         return future.done()
 
-    def _give_up(self, pending: _Pending) -> None:
+    def _give_up(self, pending: Save) -> None:
         """Gives up a step that takes too long, and kills the writing process.
 
         No file of the checkpoint appears later, and its buffer is reused once the step has ended.
@@ -377,36 +303,25 @@ class _StateWriter(ABC):
         pending, self.pending = self.pending, None
         if pending is None:
             return
-        try:
-            self._hand_on(pending, state, logger, is_last=is_last)
-        finally:
-            waiting, self.waiting = self.waiting, None
-            if waiting is not None:
-                waiting.start()
-                self.pending = waiting
-
-    def _hand_on(self, pending: _Pending, state: State, logger: Logger, *, is_last: bool) -> None:
         error, is_complete = self._step_ended(pending)
-        if error is not None or is_complete:
-            pending.save.end()
         if error is None and not is_complete:
             self.pending = pending
-        elif error is None:
+            return
+        pending.end()
+        if error is None:
             self._counts.saved += 1
-            self._publisher.publish(pending.save, self._files(pending), state, logger)
-        else:
-            self._counts.failed += 1
-            newer = self._publisher.drop(pending.save, None if self.waiting is None else self.waiting.save)
-            if self.waiting is not None and newer is not None:
-                self.waiting.save = newer
-            if is_last or not isinstance(error, OSError | CheckpointError | MemoryError):
-                raise error
-            _log.error(
-                "Checkpoint %s could not be saved (%s); training continues.",
-                pending.save.path,
-                getattr(error, "strerror", None) or str(error) or type(error).__name__,
-                exc_info=error,
-            )
+            self._publisher.publish(pending, self._files(pending), state, logger)
+            return
+        self._counts.failed += 1
+        self._publisher.drop()
+        if is_last or not isinstance(error, OSError | CheckpointError | MemoryError):
+            raise error
+        _log.error(
+            "Checkpoint %s could not be saved (%s); training continues.",
+            pending.path,
+            getattr(error, "strerror", None) or str(error) or type(error).__name__,
+            exc_info=error,
+        )
 
 
 class FileWriter(_StateWriter):
@@ -417,59 +332,33 @@ class FileWriter(_StateWriter):
         """Whether this is rank 0."""
         return self._rank == 0
 
-    def has_room(self) -> bool:
-        """Returns whether a checkpoint can be copied while another is written.
-
-        The first call allocates the memory in the background, and warns if there is none.
-        """
-        if self._spare is None and self._buffer is not None:
-            self._spare = SnapshotBuffer(self._buffer.available)
-            try:
-                self._spare.reserve(len(self._buffer.memory))
-                self._spare_ready = in_thread("checkpoint-memory", self._spare.prepare)
-            except NotEnoughMemoryError as error:
-                _log.warning("Training waits for a checkpoint whenever the next is due: %s.", error)
-            return False
-        ready = self._spare_ready
-        return self.waiting is None and ready is not None and ready.done()
-
     def is_done(self) -> bool:
         """Returns whether the file is written."""
         return self.pending is None or self.pending.future.done()
 
     def close(self, state: State, logger: Logger) -> None:
-        """Waits for the file and the next one, up to `close_seconds`, and hands them on."""
-        seconds = self._close_seconds
-        end = time.monotonic() + seconds
-        while (pending := self.pending) is not None:
-            if self._has_come(pending.future, str(pending.save.path), max(0.0, end - time.monotonic())):
-                self._finish(state, logger)
-                continue
-            self._give_up(pending)
-            for one in filter(None, (pending, self.waiting)):
-                text = "Checkpoint %s was not complete after %.0f s and is abandoned."
-                _log.error(text, one.save.path, seconds)
-                self._counts.failed += 1
-            self.waiting = None
+        """Waits for the file, up to `close_seconds`, and hands it on."""
+        pending, seconds = self.pending, self._close_seconds
+        if pending is None:
             return
+        if self._has_come(pending.future, str(pending.path), seconds):
+            self._finish(state, logger)
+            return
+        self._give_up(pending)
+        _log.error("Checkpoint %s was not complete after %.0f s and is abandoned.", pending.path, seconds)
+        self._counts.failed += 1
 
     def _own_part(self, checkpoint: Any, state: State) -> Any:
         return checkpoint
 
-    def _request(self, snapshot: StateSnapshot, save: Save) -> Request:
-        return Request(snapshot, save.path, save.pointer, save.surplus)
+    def _request(self, save: Save) -> Request:
+        return Request(save.path, save.pointer, save.surplus)
 
-    def _write_here(self, values: Any, pending: _Pending) -> Callable[[], Written]:
-        plain, save = plain_values(values), pending.save
-        return lambda: write_checkpoint(
-            plain, save.path, pointer=save.pointer, surplus=save.surplus, is_wanted=pending.is_wanted
-        )
-
-    def _step_ended(self, pending: _Pending) -> tuple[BaseException | None, bool]:
+    def _step_ended(self, pending: Save) -> tuple[BaseException | None, bool]:
         return pending.future.exception(), True
 
-    def _files(self, pending: _Pending) -> dict[str, int | None]:
-        return {pending.save.path.name: pending.future.result().crc32}
+    def _files(self, pending: Save) -> dict[str, int | None]:
+        return {pending.path.name: pending.future.result().crc32}
 
 
 class ShardWriter(_StateWriter):
@@ -484,13 +373,13 @@ class ShardWriter(_StateWriter):
         """True: each rank has a part."""
         return True
 
-    def begin(self, checkpoint: dict[str, Any], save: Save, state: State, logger: Logger) -> None:
+    def begin(self, checkpoint: dict[str, Any], save: Save, state: State) -> None:
         """Copies the part of this rank and begins to write it."""
         # Invalidates an older checkpoint of this name, whose files are replaced one by one.
         if self._rank == 0:
             with contextlib.suppress(OSError):
                 save.path.unlink()
-        super().begin(checkpoint, save, state, logger)
+        super().begin(checkpoint, save, state)
 
     def is_done(self) -> bool:
         """Returns whether the step is done on all ranks; a collective."""
@@ -499,34 +388,27 @@ class ShardWriter(_StateWriter):
     def close(self, state: State, logger: Logger) -> None:
         """Abandons a pending checkpoint, because completing it would need the other ranks."""
         if self.pending is not None:
-            _log.error(
-                "Checkpoint %s was not complete on all ranks and is abandoned.", self.pending.save.path
-            )
+            _log.error("Checkpoint %s was not complete on all ranks and is abandoned.", self.pending.path)
             self._counts.failed += 1
 
     def _own_part(self, checkpoint: Any, state: State) -> Any:
         model: Any = state.model
         return self._plan.divide(checkpoint, model)
 
-    def _request(self, snapshot: StateSnapshot, save: Save) -> Request:
-        return ShardRequest(snapshot, save.path, rank=self._rank)
+    def _request(self, save: Save) -> Request:
+        return ShardRequest(save.path, rank=self._rank)
 
-    def _write_here(self, values: Any, pending: _Pending) -> Callable[[], Written]:
-        tensors = [tensor.cpu() for tensor in values["tensors"]]
-        plain = {"tensors": tensors, "rest": plain_values(values["rest"])}
-        folder = pending.save.path.parent
-        return lambda: write_shard(plain, folder, self._rank, pending.is_wanted)
-
-    def _step_ended(self, pending: _Pending) -> tuple[BaseException | None, bool]:
+    def _step_ended(self, pending: Save) -> tuple[BaseException | None, bool]:
         # Either every rank gets an error, or none does.
-        save, error = pending.save, pending.future.exception()
+        error = pending.future.exception()
         told = f"rank {self._rank}: {type(error).__name__}: {error}"
         answers = distributed.gather(pending.future.result() if error is None else told)
         failures = [one for one in answers if isinstance(one, str)]
         if failures:
             error = error or CheckpointError("; ".join(failures))
         # All ranks have finished writing.
-        surplus = ((save.path, save.identifier),) if failures else save.surplus if pending.shards else ()
+        own = ((pending.path, pending.identifier),)
+        surplus = own if failures else pending.surplus if pending.shards else ()
         if self._is_first_here and surplus:
             self._removal = in_thread("checkpoint-removal", lambda: remove_checkpoints(surplus))
         if failures or pending.shards:
@@ -535,19 +417,18 @@ class ShardWriter(_StateWriter):
         pending.future = in_thread("checkpoint-manifest", lambda: self._complete(pending))
         return None, False
 
-    def _complete(self, pending: _Pending) -> None:
+    def _complete(self, pending: Save) -> None:
         if self._rank == 0:
-            save = pending.save
             complete(
-                save.path.parent,
+                pending.path.parent,
                 self._plan,
                 pending.shards,
-                save.pointer,
-                json.loads(save.summary),
+                pending.pointer,
+                json.loads(pending.summary),
                 is_wanted=pending.is_wanted,
             )
 
-    def _files(self, pending: _Pending) -> dict[str, int | None]:
+    def _files(self, pending: Save) -> dict[str, int | None]:
         own = files_of(pending.shards[self._rank], self._rank)
         of_all = {METADATA: None, MANIFEST: None} if self._rank == 0 else {}
         return {name: one.crc32 for name, one in own.items()} | of_all

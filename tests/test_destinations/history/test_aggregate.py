@@ -75,7 +75,7 @@ def check(found, rows, *, by_step):
     assert set(summaries) == {name for _, row in rows for name in row}
     for name, one in summaries.items():
         wished, last_step = expected(rows, name, by_step=by_step)
-        assert one.mean == pytest.approx(wished.mean, abs=1e-9)
+        assert one.mean == pytest.approx(wished.mean, rel=1e-12, abs=1e-9)
         fields = ("last", "min", "max", "min_step", "max_step", "count", "non_finite")
         np.testing.assert_equal(*([getattr(each, field) for field in fields] for each in (one, wished)))
         assert records[name]["last_step"] == last_step
@@ -110,7 +110,7 @@ def test_entries_of_an_index_have_all_but_the_steps_of_last_values(pieces):
     every = [row for piece in pieces for row in piece]
     for name, one in found.summaries().items():
         wished, _ = expected(every, name, by_step=False)
-        assert one.mean == pytest.approx(wished.mean, abs=1e-9)
+        assert one.mean == pytest.approx(wished.mean, rel=1e-12, abs=1e-9)
         np.testing.assert_equal(
             (one.last, one.min, one.min_step, one.max, one.max_step, one.count, one.non_finite),
             (

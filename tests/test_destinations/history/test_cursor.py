@@ -80,12 +80,12 @@ class Program:
             session, mark, self.step, history = self.draw.choice(self.checkpoints)
             self.history = [*history]
             self.begin()
-            self.journal.rewind(session, mark, self.step, None, float(next(self.clock)))
+            self.journal.rewind(session, mark, self.step, None)
         elif chance < 0.9:
             self.step = self.draw.randint(0, self.step)
             self.history = [one for one in self.history if one[0] < self.step]
             self.begin()
-            self.journal.mark_resume(self.step, None, float(next(self.clock)))
+            self.journal.mark_resume(self.step, None)
         elif chance < 0.95:
             self.begin()
         else:

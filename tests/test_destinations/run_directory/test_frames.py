@@ -64,7 +64,7 @@ def test_names_marks_and_boundaries_come_back():
     data = (
         keys_frame(3, ("a", 'b"\n', "\udc80", "ü"))
         + encode_frame(("resume", 7, 1.5))
-        + encode_frame(("resume", 8, None))
+        + encode_frame(("resume", 8, None, 2.5))
         + encode_frame(("boundary",))
         + encode_frame(("follows", 4, 1000))
     )

@@ -478,29 +478,6 @@ def test_a_run_with_byte_order_marks_is_continued(drive, tmp_path):
     assert Opened.open(tmp_path / "run").table("tab").columns == ("a",)
 
 
-def test_a_run_of_an_earlier_version_is_continued_and_its_rows_are_counted(drive, tmp_path):
-    """Its summary lacks the number of rows, and its lock lacks the start time of the process."""
-    first = drive().fit()
-    log_steps(first, range(5), 0.0)
-    first.close()
-    with (tmp_path / "run" / "metrics.csv").open("a") as file:
-        file.write("\0" * 100 + "\n5,0,1.0,5.0\n")  # That version continued after a torn end.
-    path = tmp_path / "run" / "summary.json"
-    old = json.loads(path.read_text())
-    del old["csv"]["rows"]
-    path.write_text(json.dumps(old))
-    (tmp_path / "run" / ".lock").write_text(json.dumps({"pid": 1, "host": "x", "since": 1.0}))
-
-    second = drive(batch=6).fit()
-    log_steps(second, range(6, 8), 0.0)
-    second.close()
-
-    assert read_series(tmp_path / "run", "loss") == [(step, float(step)) for step in range(8)]
-    assert summary(tmp_path)["loss"]["count"] == 8
-    assert json.loads(path.read_text())["csv"]["rows"] == 9
-    assert (sidecar(tmp_path)["status"], sidecar(tmp_path)["lost"]) == ("completed", {})
-
-
 def test_a_moved_run_continues_at_its_new_place(drive, tmp_path):
     """A folder that was moved is read and continued at its new place."""
     run = drive().fit()

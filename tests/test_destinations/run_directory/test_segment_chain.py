@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from destinations.history.rows import Call
-from destinations.run_directory import frames, segments
+from destinations.run_directory import segments
 from destinations.run_directory.drain import JournalDrain
 from destinations.run_directory.frames import MAGIC, encode_frame, keys_frame
 from destinations.run_directory.layout import segment_path, segment_paths
@@ -99,26 +99,6 @@ def test_a_segment_ends_at_a_row_with_lost_names(tmp_path):
     write(tmp_path, s1=one, s2=segment(4, place=(1, len(one))))
 
     assert steps_in(tmp_path) == ([1], (1, len(segment(1, place=START))))
-
-
-def test_a_second_read_decodes_only_new_frames(tmp_path, monkeypatch):
-    """It returns all rows each time, whether or not the writer has drained some."""
-    one = segment(*range(1000))
-    write(tmp_path, s1=one)
-    known = {}
-    journal_records(tmp_path, START, known)
-    segment_path(tmp_path, 1).write_bytes(one + row(1000) + bytes(4096))
-    seen = []
-    original = frames._record
-    monkeypatch.setattr(frames, "_record", lambda payload: seen.append(1) or original(payload))
-
-    every, end, _ = journal_records(tmp_path, START, known)
-    last, same_end, _ = journal_records(tmp_path, (1, len(one)), known)
-
-    assert [[record.step for record in found] for found in (every, last)] == [[*range(1001)], [1000]]
-    assert end == same_end == (1, len(one) + len(row(1000)))
-    # The first frame of a segment names its predecessor.
-    assert len(seen) == 1 + 1
 
 
 def remove_file(path):

@@ -326,7 +326,7 @@ def test_unreadable_checkpoint_hides_no_other(tmp_path, monkeypatch):
         found[refused] = {one.name: one.problem for one in checkpoints}, warnings
 
     refusal = "403 AccessDenied ep2/manifest.json"
-    assert found["ep2/manifest.json"] == ({"ep2": refusal, "ep1.pt": "File is not a zip file"}, [])
+    assert found["ep2/manifest.json"] == ({"ep2": refusal, "ep1.pt": "not a zip file, or cut short"}, [])
     names, warnings = found["latest.symlink"]
     assert set(names) == {"ep1.pt", "ep2"}
     assert warnings == ["cannot read the pointer latest.symlink: 403 AccessDenied latest.symlink"]

@@ -438,7 +438,7 @@ def test_in_a_notebook_the_bar_is_a_widget(monkeypatch, capsys):
     run.fire("fit_start")
 
     run.train_batch()
-    label, widget, text = bar._train._bar._bar.container.children
+    label, widget, text = bar._train._tqdm.container.children
     shown = (label.value, widget.value, widget.max, text.value.split("[")[0].strip())
     is_untouched = sys.stdout is before
     run.close()

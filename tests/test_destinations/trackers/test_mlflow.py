@@ -344,7 +344,7 @@ def test_an_unreachable_server_is_retried(tmp_path, monkeypatch, caplog):
         run = DryRun(destination)
         run.init()
         run.fit()
-        thread = destination._feed._lane._thread
+        thread = destination._feed._thread
         deadline = time.monotonic() + PATIENCE_SECONDS
 
         while not destination.counts.errors:
@@ -385,7 +385,7 @@ def test_close_waits_for_a_hanging_server_until_its_deadline(tmp_path, monkeypat
         silent.settimeout(PATIENCE_SECONDS)
         connection = silent.accept()[0]
         run.fit()
-        thread = destination._feed._lane._thread
+        thread = destination._feed._thread
 
         run.close()
         is_closed_meanwhile = thread.is_alive()

@@ -626,7 +626,7 @@ def test_a_disk_that_stays_full_does_not_block_close(tmp_path, caplog):
     assert destination._feed.flush(SECONDS)
     disk.is_full = True
     run.logger.log_metrics({"loss": 1.0}, 1)
-    thread = destination._feed._lane._thread
+    thread = destination._feed._thread
     assert disk.refused.acquire(timeout=SECONDS)
 
     run.close()

@@ -206,21 +206,29 @@ def test_the_timer_keeps_the_order():
     assert kinds == ["open", "text", "metrics", "text", "metrics", "finish", "close"]
 
 
-def test_records_before_init_are_bounded_and_counted(caplog):
-    """The first thousand records are logged; the number of the others is reported at the end."""
-    tracker = Recorder()
-    for step in range(1500):
+def test_records_before_init_are_bounded_and_counted():
+    """Rows that are logged before `init` wait in the same queue."""
+    tracker = Recorder(max_waiting_values=20)
+    for step in range(100):
         tracker.log_metrics({"loss": 1.0}, step)
     run = DryRun(tracker)
 
     run.init()
     run.close()
 
-    assert tracker.counts.written_rows == 1000
-    assert [record.getMessage() for record in caplog.records if "before init" in record.getMessage()] == [
-        "Recorder: 1000 records were logged before init; further ones are dropped.",
-        "Recorder: lost 500 records logged before init.",
-    ]
+    assert [step for _, step, _ in tracker.made[0].of("metrics")] == [*range(90, 100)]
+    assert (tracker.counts.rows, tracker.counts.dropped_rows) == (100, 90)
+
+
+def test_a_run_that_never_begins_reports_its_records(caplog):
+    """What was logged before is counted as dropped at the end."""
+    tracker = Recorder()
+    tracker.log_metrics({"loss": 1.0}, 0)
+    tracker.log_text("hello")
+
+    tracker.post_close()
+
+    assert "of 1 rows of metrics 1 were dropped and 0 failed; of 1 other records 1 were" in caplog.text
 
 
 def test_records_before_init_are_kept():
@@ -281,12 +289,10 @@ def test_a_hanging_sink_drops_only_old_metrics():
 
     for step in range(1, 101):
         run.logger.log_metrics({"loss": float(step)}, step)
-    waiting = len(tracker._feed.rows)
     sink.may_go_on.set()
     run.close()
 
     # A row counts as one more than its number of values.
-    assert waiting == 10
     assert [step for _, step, _ in sink.of("metrics")] == [0, *range(91, 101)]
     assert (tracker.counts.rows, tracker.counts.written_rows, tracker.counts.dropped_rows) == (101, 11, 90)
 
@@ -446,7 +452,7 @@ def test_close_has_a_deadline(caplog):
     tracker, sink, run = hanging_run(close_seconds=0.05)
     for step in range(1, 10):
         run.logger.log_metrics({"loss": 1.0}, step)
-    thread = tracker._feed._lane._thread
+    thread = tracker._feed._thread
 
     run.close()
 
@@ -463,7 +469,7 @@ def test_close_has_a_deadline(caplog):
 def test_a_second_run_is_independent_of_a_hanging_sink():
     """The next run receives its own records."""
     tracker, sink, run = hanging_run(close_seconds=0.05)
-    thread = tracker._feed._lane._thread
+    thread = tracker._feed._thread
     run.close()
     # The deadline was for the first run: this one may take as long as it needs.
     tracker._close_seconds = SECONDS
@@ -493,7 +499,7 @@ def test_close_works_if_the_tracker_could_not_be_created():
     run.init()
 
     run.logger.log_metrics({"loss": 1.0}, 1)
-    assert tracker._early == []
+    assert tracker._feed is None
     run.close()
 
     assert run.logger.faults.counts == {("Unmade", "init", "PermissionError"): 1}
@@ -556,7 +562,7 @@ def test_a_forked_child_logs_nothing():
             tracker.log_text("hello", "words", 1)
             tracker.flush()
             tracker.post_close()
-            status = 0 if tracker._early == [] and tracker._feed is None else 2
+            status = 0 if tracker._feed is None else 2
         finally:
             os._exit(status)
 
@@ -625,31 +631,6 @@ def test_a_hanging_lane_costs_one_wait():
     assert lane.put(lambda: None)
     assert lane.stop(SECONDS)
     assert (lane.counts.done, lane.counts.dropped) == (4, 2)
-
-
-def test_a_lane_does_its_timers_work():
-    """The timer repeats, even if it raises, and runs soon after `wake`; `on_exit` comes last."""
-    done = threading.Semaphore(0)
-    ended = []
-
-    def tick():
-        done.release()
-        raise ZeroDivisionError
-
-    lane = Lane(
-        "test", tick=tick, tick_seconds=0.01, on_exit=lambda: ended.append(threading.current_thread().name)
-    )
-    lane.put(lambda: None)
-
-    times = [done.acquire(timeout=SECONDS) for _ in range(3)]
-    lane._tick_seconds = lane._due_at = 1e9
-    lane.wake()
-    times.append(done.acquire(timeout=SECONDS))
-
-    assert lane.stop(SECONDS)
-    assert all(times)
-    assert ended == ["test"]
-    assert lane.counts.errors["timer: ZeroDivisionError"] >= 3
 
 
 class FileSink(Recording):

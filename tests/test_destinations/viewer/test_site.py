@@ -10,7 +10,7 @@ import pytest
 from destinations import cli
 from destinations.runs import open_runs
 from destinations.viewer.catalog import Catalog
-from destinations.viewer.site import classic_script, export_site, without_origin
+from destinations.viewer.site import export_site, without_origin
 from tests.test_destinations.runs.folders import write_run
 from tests.test_destinations.runs.written import Written
 from tests.test_destinations.viewer.served import served, write_demo
@@ -351,43 +351,6 @@ def test_a_hostile_run_writes_no_page_and_nothing_outside(tmp_path):
     assert all(
         re.fullmatch(r"\d{6}\.js|manifest\.js|files\.json", path.name) for path in (target / "data").iterdir()
     )
-
-
-@pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
-def test_modules_become_one_equivalent_script(tmp_path):
-    """Names that two modules share stay apart; constants, functions and classes are exported."""
-    modules = {
-        "app": 'import { twice as double, Pair } from "./tools.js";\nimport {\n  NAME,\n} from "./names.js";\n'
-        "const own = 1;\nconsole.log(double(own), new Pair().sum(), NAME);\n",
-        "tools": 'import { NAME } from "./names.js";\nconst own = 2;\n'
-        "export function twice(x) { return x * own; }\n"
-        "export class Pair { sum() { return own + NAME.length; } }\nexport async function later() {}\n",
-        "names": 'export const NAME = "import";\n',
-    }
-    script = tmp_path / "app.js"
-    script.write_text(classic_script(modules, "app"))
-
-    finished = subprocess.run(["node", str(script)], capture_output=True, text=True, check=True, timeout=60)
-
-    assert finished.stdout == "2 8 import\n"
-
-
-@pytest.mark.parametrize(
-    ("modules", "error"),
-    [
-        ({"app": 'import x from "./y.js";\n', "y": ""}, "a form that cannot be exported: import x"),
-        ({"app": "export default 1;\n"}, "a form that cannot be exported: export default 1"),
-        ({"app": 'import { a } from "./b.js";\n'}, "module b.js of the page is missing"),
-        (
-            {"app": 'import { a } from "./b.js";\n', "b": 'import { c } from "./app.js";\n'},
-            "import each other: app → b → app",
-        ),
-    ],
-)
-def test_a_module_that_cannot_be_joined_is_named(modules, error):
-    """The export fails instead of writing a broken page."""
-    with pytest.raises(ValueError, match=re.escape(error)):
-        classic_script(modules, "app")
 
 
 def test_fields_of_the_origin_are_hidden_in_a_comparison():

@@ -540,7 +540,7 @@ def test_a_machine_that_slept_was_stopped(clock, tmp_path):
     slept = [100 * 10**9]
     ledger = TimeLedger(clock=clock)
     with Run(None, ledger, "mine") as run:
-        files = files_of(ledger, tmp_path, run, asleep=lambda: (slept[0], slept[0]))
+        files = files_of(ledger, tmp_path, run, asleep=lambda: slept[0])
         run.batch_start()
         clock.seconds += 2
         slept[0] += 30 * 10**9
@@ -554,7 +554,7 @@ def test_a_machine_that_slept_was_stopped(clock, tmp_path):
 
 def test_a_look_that_was_interrupted_is_not_sleep(clock, tmp_path):
     """A thread that waits between the looks at two clocks knows less: spans that it writes are not moved."""
-    looks = [(100, 100)] * 5 + [(100 - 5 * 10**6, 100), (100, 100 + 5 * 10**6), (90, 110)]
+    looks = [100, 100 - 5 * 10**6, 100 + 5 * 10**6, 110]
     ledger = TimeLedger(clock=clock)
     with Run(None, ledger, "mine") as run:
         files = files_of(ledger, tmp_path, run, asleep=lambda: looks.pop(0))

@@ -166,17 +166,3 @@ def test_a_flush_of_all_stats_in_between_changes_nothing(metric_list, clock):
         "timer/data_seconds.max": 0.0,
         "timer/step_seconds.max": 2.0,
     }
-
-
-def test_an_interval_of_epochs_ends_with_its_epoch(metric_list, clock):
-    """The batches of an epoch are one row, logged before the next epoch begins."""
-    timer = Timer("1ep", [Aggregation.COUNT], clock=clock)
-    with Run(metric_list, timer, "mine") as run:
-        for _ in range(2):
-            run.epoch_start()
-            for _ in range(3):
-                train_batch(run, clock)
-            run.epoch_end()
-
-    counts = [(step, row["timer/step_seconds.count"]) for step, row in metric_list.metrics]
-    assert counts == [(3, 3), (6, 3)]

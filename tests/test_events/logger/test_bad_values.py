@@ -127,15 +127,6 @@ def test_table_cells_keep_the_values_of_the_call(tmp_path):
     ]  # fmt: skip
 
 
-def test_a_table_cell_of_many_values_is_described():
-    """A cell isn't the place for a batch of images."""
-    memory = InMemory()
-
-    Logger(State("mine"), memory).log_table(["a"], [[torch.zeros(3, 64, 64)]])
-
-    assert memory.tables["Table"][0].rows == [["<Tensor of torch.float32, shape (3, 64, 64)>"]]
-
-
 def test_a_table_cell_of_ten_thousand_values_is_kept():
     """With one value more it is described."""
     memory = InMemory()

@@ -186,11 +186,9 @@ def test_other_invalid_values_are_refused(logger, method, arguments, complaint):
 
 def test_bins_and_colours_are_checked(logger):
     """Bins are a number of them, or edges that rise; there are as many colours as points."""
-    for bins in (None, True, 10.5, "abc", [1], [1, 1], [0, float("nan"), 1], ["a", "b"], np.zeros((2, 2))):
-        with pytest.raises(RecordError, match="must have a number of bins or increasing edges, got bins="):
+    for bins in (0, None, True, 10.5, "abc", [1], [1, 1], [0, float("nan"), 1], ["a", "b"], np.zeros((2, 2))):
+        with pytest.raises(RecordError, match="must have at least one bin, or increasing edges, got bins="):
             logger.log_histogram([1], "x", bins=bins)
-    with pytest.raises(RecordError, match="must have at least one bin, got bins=0"):
-        logger.log_histogram([1], "x", bins=0)
     with pytest.raises(RecordError, match=r"must have colours of shape \(5, 3\), got \(4, 3\)"):
         logger.log_point_cloud(np.zeros((5, 3)), "x", colors=np.zeros((4, 3)))
     with pytest.raises(RecordError, match="got str"):

@@ -85,14 +85,6 @@ def test_columns_are_selected_from_a_table(logger, memory):
     assert memory.tables["dicts"][0].rows == [[None, 1], [3, 2], [4, 5]]
 
 
-def test_a_row_that_is_no_dict_is_dropped(memory):
-    """The other rows are logged."""
-    Logger(State("mine"), memory).log_table([{"a": 1}, 5, {"b": 2}], "rows")
-
-    (table,) = memory.tables["rows"]
-    assert (table.columns, table.rows) == (["a", "b"], [[1, None], [None, 2]])
-
-
 @pytest.mark.parametrize(
     ("column", "cells"),
     [

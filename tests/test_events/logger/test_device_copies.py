@@ -87,33 +87,6 @@ class Setup:
         self.state.timestamp = self.state.timestamp.to_next_batch()
 
 
-def test_a_value_on_a_device_arrives_when_it_has_landed():
-    """The call returns before; nothing waits, and nothing sleeps."""
-    run = Setup()
-
-    run.logger.log_metrics({"loss": OnDevice(0.5)})
-    before = list(run.received.calls)
-    run.device.land()
-    run.logger.poll()
-
-    assert before == []
-    assert run.received.calls == [("metrics", {"loss": 0.5}, 0, 0)]
-    assert run.clock.slept == 0
-
-
-def test_a_value_changed_right_after_the_call_arrives_as_it_was():
-    """An optimizer step in place does not reach what was logged."""
-    run = Setup()
-    loss = OnDevice(0.5)
-
-    run.logger.log_metrics({"loss": loss})
-    loss.value = 99.0
-    run.device.land()
-    run.logger.poll()
-
-    assert run.received.calls[0][1] == {"loss": 0.5}
-
-
 def test_records_logged_meanwhile_keep_their_order_step_and_timestamp(tmp_path):
     """Numbers, texts and hyperparameters wait behind it.
 
@@ -191,18 +164,6 @@ def test_changes_by_the_caller_do_not_affect_pending_copies():
 
     assert run.received.calls[1][1] == {"a": 1.0}
     assert run.received.calls[2][1][0].sum() == 0
-
-
-def test_copies_land_one_after_another():
-    """Complete copies are delivered; an incomplete one delays only later records."""
-    run = Setup()
-    for step in range(3):
-        run.logger.log_metrics({"loss": OnDevice(float(step))}, step)
-
-    run.device.land(2)
-    run.logger.poll()
-
-    assert [call[2] for call in run.received.calls] == [0, 1]
 
 
 def test_an_event_delivers_completed_copies():

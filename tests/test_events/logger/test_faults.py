@@ -66,15 +66,6 @@ def _log(logger, times, start=0):
         logger.log_metrics({"a": 1.0}, step)
 
 
-def test_a_failing_destination_stops_neither_the_caller_nor_the_others():
-    """Those before and those after it receive everything."""
-    before, after = Receives(), Receives()
-
-    _log(_logger(before, FailsWhileTold(), after), 3)
-
-    assert before.received == after.received == [0, 1, 2]
-
-
 def test_failures_are_counted_by_destination_method_and_exception():
     """Each kind has its own count."""
     logger = _logger(FailsAtEverything(), FailsWhileTold())
@@ -203,16 +194,6 @@ def test_one_success_ends_a_row_of_failures():
 
     assert broken.attempts == 30
     assert logger.faults.failing == {}
-
-
-def test_a_success_of_another_destination_ends_no_row():
-    """Each destination is counted by itself."""
-    broken = FailsWhileTold()
-    logger = _logger(Receives(), broken, clock=Clock())
-
-    _log(logger, 12)
-
-    assert broken.attempts == 10
 
 
 def test_a_parked_destination_misses_events_too_and_is_closed_all_the_same():

@@ -92,11 +92,6 @@ def test_a_64_bit_integer_keeps_its_last_bit():
     }
 
 
-def test_a_tensor_that_needs_a_gradient_is_its_number():
-    """A loss is logged without a conversion by the user."""
-    assert _logged({"loss": torch.tensor(0.5, requires_grad=True) * 2}) == {"loss": 1.0}
-
-
 def test_values_that_are_no_finite_number_pass():
     """A NaN loss is worth knowing."""
     metrics = _logged({"a": torch.tensor(float("nan")), "b": float("inf"), "c": np.float32("-inf")})
@@ -223,12 +218,6 @@ def test_a_tensordict_is_flattened_at_any_depth():
     }
 
 
-def test_a_tensordict_with_a_batch_has_no_scalars():
-    """Each of its entries is named."""
-    with pytest.raises(RecordError, match=r"metric 'a' must be a scalar, got shape \(4,\)\."):
-        Logger(State("r"), strict=True).log_metrics(TensorDict({"a": torch.zeros(4)}, [4]))
-
-
 @pytest.mark.parametrize(
     "metrics",
     [
@@ -331,36 +320,6 @@ def test_the_fast_path_leaves_other_values_to_the_slow_path(metrics, logged):
 
     assert received.metrics == ([] if logged is None else [logged] * 2)
     assert sum(logger.faults.value_counts.values()) == (0 if logged == {"a/b": 1} else 2)
-
-
-def test_one_name_may_have_values_of_other_kinds_at_each_call():
-    """Each call is checked afresh, not as the last call with these names and types."""
-    received = Received()
-    logger = Logger(State("r"), received)
-    values = [
-        torch.tensor(0.5),
-        3,
-        torch.tensor([2]),
-        torch.tensor(1j),
-        torch.zeros(3),
-        torch.tensor(data=True),
-    ]
-
-    for value in values:
-        logger.log_metrics({"a": value})
-    received_with_lr = len(received.metrics)
-    for value in values:
-        logger.log_metrics({"a": value, "lr": 0.1})
-
-    assert [str(one["a"]) for one in received.metrics[:received_with_lr]] == ["0.5", "3", "2", "True"]
-    assert [str(one.get("a")) for one in received.metrics[received_with_lr:]] == [
-        "0.5",
-        "3",
-        "2",
-        "None",
-        "None",
-        "True",
-    ]
 
 
 def test_tensordict_is_imported_only_by_the_user():

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from destinations import InMemory, LoggerDestination
-from events import Engine, Event, Logger, RecordError, State, WriteRate
+from events import Logger, RecordError, State, WriteRate
 from events.logger.faults import Faults
 
 
@@ -47,17 +47,6 @@ def test_a_function_is_called_and_its_value_logged(value):
     assert list(_metrics(memory)[0][1].items()) == [("a", 1), ("b", 0.5), ("c", 2)]
 
 
-def test_a_function_is_called_once_for_all_destinations():
-    """It may be expensive, or have a side effect."""
-    function = Counted(1.0, 2.0)
-    first, second = InMemory(), InMemory()
-
-    Logger(State("r"), [first, second], raise_errors=True, strict=True).log_metrics({"a": function})
-
-    assert function.calls == 1
-    assert _metrics(first) == _metrics(second) == [(0, {"a": 1.0})]
-
-
 def test_a_function_that_returns_a_dict_is_flattened():
     """The names stand below its own."""
     memory = InMemory()
@@ -67,16 +56,6 @@ def test_a_function_that_returns_a_dict_is_flattened():
     )
 
     assert _metrics(memory) == [(0, {"norm/w": 1.0, "norm/b": 2})]
-
-
-def test_without_a_destination_nothing_is_called():
-    """Nothing is called either if the only destination doesn't implement metrics."""
-    function = Counted(1.0)
-
-    Logger(State("r")).log_metrics({"a": function})
-    Logger(State("r"), LoggerDestination()).log_metrics({"a": function})
-
-    assert function.calls == 0
 
 
 def test_a_function_that_raises_costs_its_own_value(caplog):
@@ -255,20 +234,6 @@ def test_ctrl_c_in_a_function_propagates():
 
     with pytest.raises(KeyboardInterrupt):
         Logger(State("r"), InMemory()).log_metrics({"a": interrupted})
-
-
-def test_a_function_left_at_the_end_of_fit_is_called():
-    """The end of `fit` writes the waiting values."""
-    state = State("r")
-    memory = InMemory(write_rate=WriteRate(every_seconds=10, clock=Clock()))
-    logger = Logger(state, memory, raise_errors=True, strict=True)
-    engine = Engine(state, logger)
-    logger.log_metrics({"first": 1}, 0)
-    logger.log_metrics({"a": lambda: 3.0}, 1)
-
-    engine.run_event(Event.FIT_END)
-
-    assert _metrics(memory)[1:] == [(1, {"a": 3.0})]
 
 
 def test_strict_raises_a_functions_error_after_logging_the_others():

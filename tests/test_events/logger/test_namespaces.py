@@ -87,16 +87,6 @@ def test_a_namespace_without_a_name_is_refused(name):
         pass
 
 
-def test_a_run_has_namespaces():
-    """It may have one for all names."""
-    memory = InMemory()
-
-    with Run(loggers=memory, run_name="r", namespace="mine") as run, run.namespace("train"):
-        run.log_metrics({"loss": 1})
-
-    assert _names(memory) == [["mine/train/loss"]]
-
-
 def test_a_namespace_is_of_its_task_and_its_thread():
     """Tasks and threads that take turns log under their own names, and the code around them under none."""
     memory = InMemory()

@@ -339,19 +339,6 @@ def test_a_bad_value_is_refused_though_it_would_wait():
     assert run.written[1:] == [(1, {"good": 1})]
 
 
-def test_one_destination_waits_and_the_other_does_not():
-    """Each has its own rate."""
-    run = Run(every_seconds=10)
-    other = InMemory()
-    run.logger = Logger(run.state, [run.memory, other], raise_errors=True, strict=True)
-
-    for value in range(3):
-        run.log({"loss": value})
-
-    assert [step for step, _ in run.written] == [0]
-    assert len(other.records) == 3
-
-
 def test_a_destination_added_while_others_wait_gets_later_records():
     """At once, or when its own rate says so."""
     run = Run(every_seconds=10)

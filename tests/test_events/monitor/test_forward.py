@@ -108,17 +108,6 @@ def test_events_of_other_threads_are_logged_at_the_next_event(metric_list):
         assert metric_list.metrics == [(0, {"a/x": 1}), (1, {"b/x": 2})]
 
 
-def test_forwarding_ends_with_the_run(metric_list):
-    """Pending events are logged when a run is closed, and no handler remains."""
-    with Run(metric_list, run_name="mine") as run:
-        forwarding = monitor.forward_to(run.logger)
-        run.batch_end()
-        in_another_thread(log, "a", x=1)
-
-    assert metric_list.metrics == [(1, {"a/x": 1})]
-    assert forwarding._handle is None
-
-
 def test_after_the_block_nothing_is_forwarded(metric_list):
     """A second stop does nothing, and the run continues."""
     with Run(metric_list, run_name="mine") as run:

@@ -129,20 +129,6 @@ def test_a_handler_that_raises_affects_no_other(registered, heard, caplog):
     assert isinstance(first, monitor.EventHandlerHandle)
 
 
-def test_a_secret_in_an_error_is_not_reported(registered, caplog):
-    """The text of a handler's exception is redacted."""
-
-    def leaks(event):
-        raise ValueError("no login with password=hunter2")
-
-    registered(leaks)
-
-    monitor.log_event(an_event())
-
-    assert "ValueError" in caplog.text
-    assert "hunter2" not in caplog.text
-
-
 def test_a_handler_may_log(registered, heard):
     """What it logs goes to the other handlers, and not to itself."""
     registered(lambda event: monitor.log_event(an_event("answer")))
@@ -220,31 +206,6 @@ def test_arguments_that_are_not_a_handle_or_event_are_refused():
         monitor.unregister_event_handler(None)
     with pytest.raises(TypeError, match=r"must be an events\.MonitorEvent"):
         monitor.log_event({"x": 1})
-
-
-def test_many_threads_log_to_handlers_written_in_python(registered):
-    """Nothing stops, and nothing is lost: where torch freezes the process."""
-    counts = dict.fromkeys(range(4), 0)
-    barrier = threading.Barrier(4)
-
-    def handler(event):
-        counts[event.data["thread"]] += sum(range(50)) > 0
-
-    registered(handler)
-
-    def work(thread):
-        event = an_event(thread=thread)
-        barrier.wait(60)
-        for _ in range(2000):
-            monitor.log_event(event)
-
-    threads = [threading.Thread(target=work, args=(thread,)) for thread in counts]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-
-    assert counts == {0: 2000, 1: 2000, 2: 2000, 3: 2000}
 
 
 def test_threads_that_wait_for_each_other_in_handlers(registered):

@@ -268,37 +268,6 @@ def test_a_handler_of_torch_may_log_an_event_of_ours(in_torch_child):
     )
 
 
-def test_torchs_tensorboard_handler_sees_our_windows(in_torch_child):
-    """It takes what is called as torch's own Stats are."""
-    in_torch_child(
-        with_prelude(
-            """
-            class Writer:
-                rows = []
-                def add_scalar(self, name, value, walltime=None, **others):
-                    self.rows.append((name, value, walltime))
-
-            # What torch.utils.tensorboard's handler does, for which tensorboard need not be installed.
-            def handler(event):
-                if event.name == "torch.monitor.Stat":
-                    for name, value in event.data.items():
-                        Writer().add_scalar(name, value, walltime=event.timestamp.timestamp())
-
-            handle = torch.monitor.register_event_handler(handler)
-            before = time.time()
-            with monitor.to_torch():
-                stat = Stat("x", [Aggregation.MEAN], HOUR)
-                stat.add(4.0)
-            torch.monitor.unregister_event_handler(handle)
-            (name, value, walltime), = Writer.rows
-            assert (name, value) == ("x.mean", 4.0)
-            # Clocks are set now and then; a wrong zone is off by more.
-            assert before - 60 <= walltime <= time.time() + 60
-            """
-        )
-    )
-
-
 def test_windows_and_values_equal_torchs(in_torch_child):
     """Samples of different times are in different windows, one time is one window, and a cap discards the rest."""
     in_torch_child(

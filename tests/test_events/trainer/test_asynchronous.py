@@ -94,8 +94,10 @@ class HeldWriter(BackgroundWriter):
         super().__init__(1 << 30)
         self.gate = threading.Event()
 
-    def write(self, request, buffer, wait, is_wanted=lambda: True):
-        return super().write(request, buffer, lambda: (self.gate.wait(WAIT_SECONDS), wait()), is_wanted)
+    def write(self, request, snapshot, buffer, wait, is_wanted=lambda: True):
+        return super().write(
+            request, snapshot, buffer, lambda: (self.gate.wait(WAIT_SECONDS), wait()), is_wanted
+        )
 
 
 @pytest.fixture
@@ -160,6 +162,20 @@ class TestWhileItIsWritten:
         assert listing(tmp_path / "saved") == ["ep0-ba3.pt", "ep1-ba8.pt", "latest.symlink"]
         assert (saver.counts.saved, saver.counts.skipped) == (2, 1)
 
+    def test_a_save_waits_for_the_one_before(self, make_held, tmp_path):
+        """Both are written, each with the state of its batch."""
+
+        def go_on():
+            threading.Thread(target=lambda: (until(lambda: saver.counts.waited), gate.set())).start()
+
+        saver, trainer, gate = make_held(calls={"ba5": go_on}, trainer={"max_duration": "6ba"})
+
+        trainer.fit()
+
+        assert (saver.counts.saved, saver.counts.waited) == (2, 1)
+        found = [read_checkpoint(path)["timestamp"]["batch"] for path in (tmp_path / "saved").glob("*ba*.pt")]
+        assert sorted(found) == [3, 6]
+
     def test_a_file_is_handed_on_when_it_is_complete(self, make_trainer, tmp_path):
         """A destination gets whole files, before the pointer to them, and one may still be linked by then."""
 
@@ -199,7 +215,7 @@ class TestTheProcessThatWrites:
     """It may die at any moment, and is replaced."""
 
     def test_killed_while_writing_a_checkpoint(self, make_stopped, tmp_path, caplog):
-        """Another process writes it, and removes the first one's leftovers."""
+        """A thread writes it, and removes the leftovers of the process."""
 
         def kill():
             until(lambda: saver._writing._writer._sent_buffer and not saver._writing._writer._lock.locked())
@@ -213,7 +229,7 @@ class TestTheProcessThatWrites:
 
         assert listing(tmp_path / "saved") == ["ep0-ba3.pt", "ep1-ba5.pt", "latest.symlink"]
         assert read_checkpoint(tmp_path / "saved" / "ep0-ba3.pt")["timestamp"]["batch"] == 3
-        assert "ended with exit code -9; the checkpoint is written again" in caplog.text
+        assert "ended with exit code -9; a thread writes the checkpoint again" in caplog.text
 
     def test_killed_between_two_saves(self, make_run, tmp_path):
         """The next save starts another."""
@@ -400,7 +416,7 @@ class TestAWriterThatHangs:
         goes_on, given_up = threading.Event(), threading.Event()
 
         future = writer.write(
-            Request(snapshot, tmp_path / "a.pt"), buffer, goes_on.wait, lambda: not given_up.is_set()
+            Request(tmp_path / "a.pt"), snapshot, buffer, goes_on.wait, lambda: not given_up.is_set()
         )
         given_up.set()
         goes_on.set()
@@ -451,7 +467,7 @@ class TestMemory:
             seen.append(
                 (
                     mapped,
-                    {saver._writing._buffer.identifier, saver._writing._spare.identifier},
+                    saver._writing._buffer.identifier,
                     saver.writer_pid,
                     [one.name for one in threading.enumerate() if one.name.startswith("checkpoint")],
                     [
@@ -464,11 +480,8 @@ class TestMemory:
             lines = Path("/proc/self/status").read_text().splitlines()
             resident.append(next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:")))
 
-        def make_room():
-            saver._writing.has_room()
-
         saver, trainer = make_run(
-            At(**{"ba5": make_room, "ba50": count, f"ba{many}": count}),
+            At(**{"ba50": count, f"ba{many}": count}),
             save_interval="1ba",
             keep=1,
             process_bytes=process_bytes,
@@ -478,154 +491,11 @@ class TestMemory:
         trainer.fit()
 
         assert seen[0] == seen[1]
-        assert seen[0][0] == len(seen[0][1]) == 2
+        assert seen[0][0] == 1
         # One that stayed with each save would be fifty; a thread of an earlier test may have some for a moment.
         assert opened[1] - opened[0] < 10
         assert resident[1] - resident[0] < 32 << 10  # KiB
         assert saver.counts.saved == many + 1
-
-
-class TestASecondCopy:
-    """Once a save had to wait for the file before, the next one is copied to memory of its own."""
-
-    def test_the_first_save_waits_and_later_ones_do_not(self, make_held, tmp_path):
-        """The second copy is written after the first, and has the state of its batch."""
-
-        def goes_on():
-            threading.Thread(target=lambda: (until(lambda: saver.counts.waited), gate.set())).start()
-
-        def stop():
-            until(saver._writing._spare_ready.done)
-            until(lambda: saver._writing.pending is None or saver._writing.pending.future.done())
-            gate.clear()
-
-        def look():
-            seen.append((saver.counts.waited, saver.counts.saved, saver._writing.waiting.save.path.name))
-            gate.set()
-
-        seen = []
-        saver, trainer, gate = make_held(
-            calls={"ba5": goes_on, "ba8": stop, "ba13": look}, trainer={"max_duration": "14ba"}
-        )
-
-        trainer.fit()
-
-        assert seen == [(1, 2, "ep2-ba12.pt")]
-        found = [read_checkpoint(path) for path in (tmp_path / "saved").glob("*ba*.pt")]
-        assert sorted(one["timestamp"]["batch"] for one in found) == [3, 6, 9, 12, 14]
-        assert len({str(one["model"]) for one in found}) == 5
-        assert (saver.counts.saved, saver.counts.failed) == (5, 0)
-
-    def test_a_newer_checkpoint_removes_the_surplus_of_a_failed_one(self, make_stopped, tmp_path):
-        """The one that was copied meanwhile is written all the same."""
-
-        def make_room():
-            until(saver._writing.has_room)
-
-        def fail():
-            assert saver._writing.waiting is not None
-            saver._writing._give_up(saver._writing.pending)
-
-        def look():
-            until(saver._writing.pending.future.done)
-            found.append(listing(tmp_path / "saved"))
-
-        def stop():
-            until(saver._writing.pending.future.done)
-            os.kill(saver.writer_pid, signal.SIGSTOP)
-
-        found = []
-        saver, trainer = make_stopped(
-            keep=1,
-            calls={
-                "ba2": lambda: until(lambda: saver.writer_pid is not None),
-                "ba4": stop,
-                "ba7": make_room,
-                "ba10": fail,
-                "ba11": look,
-            },
-            trainer={"max_duration": "12ba"},
-        )
-
-        trainer.fit()
-
-        assert found == [["ep1-ba9.pt", "latest.symlink"]]
-        assert (saver.counts.saved, saver.counts.failed, saver.counts.waited) == (3, 1, 0)
-        assert listing(tmp_path / "saved") == ["ep2-ba12.pt", "latest.symlink"]
-
-    def test_close_writes_both(self, make_held, tmp_path):
-        """An exception of training costs none of them."""
-
-        def make_room():
-            until(saver._writing.has_room)
-
-        def fail():
-            assert saver._writing.waiting is not None
-            gate.set()
-            raise RuntimeError("no more")
-
-        saver, trainer, gate = make_held(calls={"ba4": make_room, "ba7": fail})
-
-        with pytest.raises(RuntimeError, match="no more"):
-            trainer.fit()
-        trainer.close()
-
-        assert listing(tmp_path / "saved") == ["ep0-ba3.pt", "ep1-ba6.pt", "latest.symlink"]
-        assert saver.counts.saved == 2
-
-    def test_close_abandons_both_at_its_limit(self, make_stopped, tmp_path, caplog):
-        """They share one limit, and each is reported."""
-
-        def make_room():
-            until(saver._writing.has_room)
-            saver._writing._close_seconds = 0.1
-
-        def fail():
-            raise RuntimeError("no more")
-
-        saver, trainer = make_stopped(calls={"ba4": make_room, "ba7": fail})
-
-        with pytest.raises(RuntimeError, match="no more"):
-            trainer.fit()
-        trainer.close()
-
-        assert not (tmp_path / "saved").exists()
-        assert (saver.counts.saved, saver.counts.failed) == (0, 2)
-        assert caplog.text.count("is abandoned") == 2
-
-    def test_without_memory_saves_wait_and_one_line_says_so(self, make_held, caplog):
-        """Nothing is lost."""
-
-        def look():
-            saver._writing._buffer.available = lambda: 0
-            rooms.extend(saver._writing.has_room() for _ in range(3))
-            gate.set()
-
-        rooms = []
-        saver, trainer, gate = make_held(calls={"ba4": look})
-
-        trainer.fit()
-
-        assert rooms == [False] * 3
-        assert caplog.text.count("Training waits for a checkpoint whenever the next is due") == 1
-        assert saver.counts.saved == 4
-
-    def test_a_state_that_has_grown_waits_where_there_is_no_memory(self, make_held, tmp_path):
-        """It is written after the one before, while training waits."""
-
-        def grow():
-            until(saver._writing.has_room)
-            saver._writing._spare.available = saver._writing._buffer.available = lambda: 0
-            trainer.state.model.register_buffer("grown", torch.zeros(1 << 20))
-            threading.Thread(target=lambda: (until(lambda: saver.counts.waited), gate.set())).start()
-
-        saver, trainer, gate = make_held(calls={"ba4": grow}, trainer={"max_duration": "7ba"})
-
-        trainer.fit()
-
-        assert saver.counts.saved == 3
-        assert saver.counts.synchronous == 2
-        assert "grown" in read_checkpoint(tmp_path / "saved" / "ep1-ba6.pt")["model"]
 
 
 class TestWhatCannotBeSaved:

@@ -176,7 +176,7 @@ def test_a_lost_answer_stays_lost():
 def test_one_outage_is_one_probe_for_all_threads():
     """Threads that are denied at the same moment count once; each failed probe doubles the pause."""
     now = [100.0]
-    health = StoreHealth(RetryPolicy(probe_first_seconds=2.0), lambda: now[0])
+    health = StoreHealth(RetryPolicy(first_seconds=2.0), lambda: now[0])
 
     assert [health.park("denied"), health.park("denied")] == [2.0, 2.0]
     now[0] += 0.5
@@ -221,21 +221,3 @@ def test_credentials_are_renewed_once_for_each_denial():
     for _ in range(2):
         now[0] += health.park("expired")
         assert [health.wants_renewal(), health.wants_renewal()] == [True, False]
-
-
-def test_the_first_pauses_follow_the_policy():
-    """The default is a second, and at most a minute; for probes, five minutes."""
-    policy = RetryPolicy()
-
-    assert [policy.delay_seconds(1) <= 1.0, policy.delay_seconds(50) <= 60.0] == [True, True]
-    assert (policy.unknown_tries, policy.corrupt_tries, policy.denied_tries) == (10, 5, 3)
-    assert policy.to_json() == {
-        "first_seconds": 1.0,
-        "cap_seconds": 60.0,
-        "retry_after_cap_seconds": 300.0,
-        "probe_first_seconds": 1.0,
-        "probe_cap_seconds": 300.0,
-        "unknown_tries": 10,
-        "corrupt_tries": 5,
-        "denied_tries": 3,
-    }

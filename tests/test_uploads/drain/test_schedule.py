@@ -116,16 +116,6 @@ def test_an_entry_waits_for_the_newer_version_of_its_dependency(schedule):
     assert schedule.next(0) == pointer
 
 
-def test_a_paused_store_gets_nothing(schedule, clock):
-    """While the store asks to slow down, no entry is handed out."""
-    schedule.add([_folder(1, "a")])
-    schedule.pause(5)
-
-    assert schedule.next(0) is None
-    clock.now += 5
-    assert schedule.next(0) == _folder(1, "a")
-
-
 def test_a_parked_store_is_probed_with_one_entry_at_a_time(schedule, clock):
     """A store that denies gets one entry, not all of them."""
     schedule.add([_folder(1, "a"), _folder(2, "b")])
@@ -169,16 +159,6 @@ def test_a_pause_that_ends_by_itself_probes_nothing(schedule, clock):
     clock.now += 5
 
     assert [schedule.next(0), schedule.next(0)] == [_folder(1, "a"), _folder(2, "b")]
-
-
-def test_a_pause_ends_with_the_first_success(schedule):
-    """Nothing waits for its timer once the store has answered."""
-    schedule.add([_folder(1, "a")])
-    schedule.pause(300)
-
-    schedule.resume()
-
-    assert schedule.next(0) == _folder(1, "a")
 
 
 class Waiting:

@@ -21,7 +21,7 @@ from uploads.spool.ownership import owner_of
 from uploads.spool.spool import Spool
 
 LIMIT_SECONDS = 120
-SOON = RetryPolicy(first_seconds=0.01, cap_seconds=0.05, probe_first_seconds=0.02, probe_cap_seconds=0.05)
+SOON = RetryPolicy(first_seconds=0.01, cap_seconds=0.05)
 
 
 @pytest.fixture

@@ -47,7 +47,6 @@ FILES = [
             "entry.json",
             "data",
             "crc32.json",
-            "digest.json",
             "attempts.json",
             "flushed",
             "multipart.json",
@@ -100,7 +99,7 @@ def _spool_with_everything(path):
     spool.claim(names["FAILED"])
     spool.settle(names["FAILED"], Outcome(f"{2:016x}", "failed", UploadState.REJECTED, reason="no"))
     victim = spool.pending / names["VICTIM"]
-    for name in ("crc32.json", "digest.json", "attempts.json", "flushed"):
+    for name in ("crc32.json", "attempts.json", "flushed"):
         (victim / name).write_text("{}")
     names["DONE"] = _entry(3, "done", 4).folder
     (spool.done / names["DONE"]).mkdir()
@@ -276,22 +275,6 @@ def test_a_folder_in_the_place_of_the_old_log_makes_way(tmp_path):
 
     assert [outcome.remote_name for outcome in spool.delivered()][-1] == "n3"
     assert [name.partition(".old")[0] for name in spool.list_quarantined()] == ["delivered"]
-
-
-def test_only_the_newest_lines_of_a_large_log_are_read(tmp_path):
-    """A release with another limit, or a user, may have written it."""
-    spool = Spool(tmp_path / "spool")
-    spool.create()
-    lines = [
-        json.dumps(Outcome(f"{number:016x}", f"n{number:05}", UploadState.DONE, size=1).to_json())
-        for number in range(10_000)
-    ]
-    (spool.path / "delivered.jsonl").write_text("\n".join(lines) + "\n")
-    some = 10 * (len(lines[0]) + 1)
-
-    found = [outcome.remote_name for outcome in Spool(spool.path, log_bytes=some + 5).delivered()]
-
-    assert found == [f"n{number:05}" for number in range(9_990, 10_000)]
 
 
 def test_a_delivery_frees_its_bytes_on_a_full_disk(tmp_path, monkeypatch):

@@ -13,22 +13,17 @@ import pytest
 
 from tests.servers.recorded_disk import RecordedDisk
 from uploads.disk import append_line
-from uploads.errors import ManifestError, SpoolOwnedError, SpoolUnusableError
+from uploads.errors import ManifestError, SpoolUnusableError
 from uploads.handle import Outcome, UploadState
-from uploads.names import name_key
 from uploads.spool.entry import (
     Attempts,
     Entry,
-    identifier_of,
-    is_entry_folder,
-    key_of,
     may_have_lost_bytes,
     note_attempts,
     note_flushed,
     note_interruption,
     read_attempts,
     read_reason,
-    sequence_of,
 )
 from uploads.spool.flush import Flusher
 from uploads.spool.ownership import OwnerLock, owner_of
@@ -63,20 +58,6 @@ def _publish(spool, one):
     spool.write_manifest(folder, one)
     spool.publish(folder, one, to_disk=True)
     return one.folder
-
-
-def test_an_entry_passes_through_every_state(spool):
-    """Pending → inflight → pending → inflight → done leaves one line and no folder."""
-    folder = _publish(spool, _entry())
-    assert spool.list_pending() == [folder]
-    assert spool.claim(folder).is_dir()
-    spool.release(folder)
-    spool.claim(folder)
-
-    spool.settle(folder, Outcome("0000000000000001", "a", UploadState.DONE, sha256="ff"))
-
-    assert (spool.list_pending(), spool.list_inflight(), spool.list_done()) == ([], [], [])
-    assert [outcome.sha256 for outcome in spool.delivered()] == ["ff"]
 
 
 def _deliver(spool, one):
@@ -171,18 +152,6 @@ def test_the_search_for_an_entry_without_a_manifest_ends(spool):
 
     assert spool.entry_of(folder) is None
     assert spool.entry_of("000000000009-0000000000000000-0000000000000000") is None
-
-
-def test_a_folders_name_matches_its_manifest():
-    """A listing gives order and identity without opening manifests."""
-    entry = _entry(123, "name")
-
-    assert is_entry_folder(entry.folder)
-    assert (sequence_of(entry.folder), identifier_of(entry.folder)) == (123, entry.identifier)
-    assert key_of(entry.folder) == name_key("name")
-    assert not any(
-        map(is_entry_folder, ("", entry.folder[1:], f"{entry.folder}0", entry.folder.upper() + "G"))
-    )
 
 
 @pytest.mark.parametrize("is_claimed", [True, False])
@@ -339,20 +308,6 @@ def test_a_spool_is_private_to_this_user(spool):
 
     assert spool.path.stat().st_mode & 0o777 == 0o700
     assert (spool.pending / folder / "entry.json").stat().st_mode & 0o777 == 0o600
-
-
-def test_a_lock_has_one_owner_and_names_it(tmp_path):
-    """The second process learns who was first."""
-    first, second = OwnerLock(tmp_path / "lock", "queue"), OwnerLock(tmp_path / "lock", "resume")
-    first.take()
-
-    with pytest.raises(SpoolOwnedError, match=f"queue with pid {os.getpid()}"):
-        second.take()
-
-    first.release()
-    second.take()
-    second.release()
-    assert owner_of(tmp_path / "lock") is None
 
 
 def test_a_file_in_place_of_a_folder_is_replaced_by_a_private_folder(spool):
@@ -545,20 +500,6 @@ def test_a_burst_of_large_files_is_known_to_be_on_the_disk(tmp_path):
         for entry in entries
         if may_have_lost_bytes(spool.pending / entry.folder, entry, "after")
     ] == []
-
-
-def test_one_thread_syncs_every_entry(spool):
-    """It doesn't keep the program from exiting, and ends when stopped."""
-    before = threading.enumerate()
-    flusher = Flusher(spool, delay_seconds=60.0)
-
-    for number in range(3):
-        flusher.add(_entry(number).folder)
-
-    threads = [thread for thread in threading.enumerate() if thread not in before]
-    assert [thread.daemon for thread in threads] == [True]
-    flusher.stop(60)
-    assert not threads[0].is_alive()
 
 
 @pytest.mark.parametrize("is_tried_again", [True, False])

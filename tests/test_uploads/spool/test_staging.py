@@ -4,7 +4,6 @@ import errno
 import fcntl
 import mmap
 import os
-import stat
 import subprocess
 import zlib
 
@@ -42,27 +41,6 @@ def test_a_copy_has_the_bytes_and_their_checksum(make_file, tmp_path, content):
     assert staged.crc32 == (None if content == LARGE else zlib.crc32(content))
     assert checked.crc32 == zlib.crc32(content)
     assert source.read_bytes() == content
-
-
-@pytest.mark.parametrize("mode", [0o400, 0o640, 0o755])
-def test_a_copy_has_the_permissions_of_its_source(make_file, tmp_path, mode):
-    """A store in a folder gives them to the object."""
-    source = make_file()
-    source.chmod(mode)
-
-    stage_copy(source, tmp_path / "data")
-
-    assert stat.S_IMODE((tmp_path / "data").stat().st_mode) == mode
-
-
-def test_a_link_shares_the_file_and_knows_its_checksum(make_file, tmp_path):
-    """With link=True no bytes are copied, but they're read for the checksum."""
-    source = make_file(content=b"shared")
-
-    staged = stage_link(source, tmp_path / "data")
-
-    assert (tmp_path / "data").samefile(source)
-    assert staged.crc32 == zlib.crc32(b"shared")
 
 
 def test_a_hole_in_a_sparse_file_is_copied_as_zeros(tmp_path):
@@ -169,17 +147,6 @@ def test_a_small_file_that_changes_through_a_memory_map_is_refused(make_file, tm
             stage_copy(source, tmp_path / "data")
 
 
-def test_a_file_that_stops_changing_is_accepted(make_file, tmp_path, written_while_read):
-    """A source that changed during the first copy is copied again."""
-    source = make_file(content=b"old")
-    written_while_read(source, times=1)
-
-    staged = stage_copy(source, tmp_path / "data")
-
-    assert (tmp_path / "data").read_bytes() == source.read_bytes() == b"0ld"
-    assert staged.crc32 == zlib.crc32(b"0ld")
-
-
 def test_a_file_truncated_during_its_copy_is_copied_again(make_file, tmp_path, monkeypatch):
     """Nothing of the longer first copy is left."""
     source = make_file(content=b"long content")
@@ -210,16 +177,6 @@ def test_an_unchanging_file_is_copied_without_waiting(make_file, tmp_path, monke
     stage_copy(source, tmp_path / "second")
 
     assert waits == []
-
-
-def test_files_of_a_folder_have_names_relative_to_it(make_file, tmp_path):
-    """Files are found at any depth, sorted by name."""
-    make_file("folder/b")
-    make_file("folder/a/c")
-
-    found = files_of(tmp_path / "folder")
-
-    assert found == [(tmp_path / "folder/a/c", "a/c"), (tmp_path / "folder/b", "b")]
 
 
 def test_symlinks_within_a_folder_are_followed(make_file, tmp_path):

@@ -26,7 +26,6 @@ from uploads.stores.s3.options import S3Options
 from uploads.stores.s3.parts import part_bytes_for
 from uploads.stores.s3.requests import Part, PartBody, Requests
 from uploads.stores.s3.store import S3Store
-from uploads.stores.store import Resuming
 from uploads.stores.uri import SCHEMES
 
 LIMIT_SECONDS = 120
@@ -173,21 +172,6 @@ def test_an_error_in_the_body_of_a_200_is_an_error(proxy, at_proxy, moto, prefix
     assert proxy.count("POST", "uploadId=") == 2
 
 
-def test_existing_parts_are_not_sent_again(proxy, at_proxy, moto, prefix, make_file, tmp_path):
-    """After a failure in the middle only the missing parts are sent, and no upload stays open."""
-    notes = tmp_path / "multipart.json"
-    proxy.fail_first(1, Answer(500, "InternalError"), part="partNumber=3")
-    with Body(make_file(content=LARGE), "id") as body:
-        with pytest.raises(TransientStoreError):
-            open_store(at_proxy).put("name", body, overwrite=True, notes=notes)
-
-        open_store(at_proxy).put("name", body, overwrite=True, notes=notes)
-
-    assert [proxy.count("PUT", f"partNumber={number}") for number in (1, 2, 3)] == [1, 1, 2]
-    assert moto.objects(prefix) == {"name": LARGE}
-    assert (moto.open_uploads(prefix), notes.exists()) == (0, False)
-
-
 def test_an_upload_that_the_server_forgot_starts_over(moto, prefix, make_file, tmp_path):
     """After NoSuchUpload, as from a lifecycle rule, all parts are sent again."""
     notes = tmp_path / "multipart.json"
@@ -216,21 +200,6 @@ def test_an_upload_without_a_noted_id_is_aborted(moto, prefix, make_file, tmp_pa
     assert [upload["Key"] for upload in uploads] == [f"{prefix}/name2"]
     for upload in uploads:
         moto.client().abort_multipart_upload(Bucket=BUCKET, Key=upload["Key"], UploadId=upload["UploadId"])
-
-
-def test_a_half_sent_upload_can_be_abandoned(proxy, at_proxy, moto, prefix, make_file, tmp_path):
-    """An abandoned entry leaves no parts that cost money."""
-    notes = tmp_path / "multipart.json"
-    proxy.fail_first(1, Answer(500, "InternalError"), part="partNumber=3")
-    store = open_store(at_proxy)
-    with Body(make_file(content=LARGE), "id") as body, pytest.raises(TransientStoreError):
-        store.put("name", body, overwrite=True, notes=notes)
-    assert isinstance(store, Resuming)
-    assert moto.open_uploads(prefix) == 1
-
-    store.abandon(notes)
-
-    assert (moto.open_uploads(prefix), notes.exists()) == (0, False)
 
 
 def test_an_upload_without_a_noted_id_can_be_abandoned(moto, prefix, tmp_path):
@@ -352,32 +321,6 @@ def test_missing_credentials_park_the_store(moto, prefix, make_file, monkeypatch
 
     with Body(make_file(), "id") as body, pytest.raises(StoreParkedError, match="credentials"):
         open_store(moto.uri(prefix)).put("a", body, overwrite=True)
-
-
-def test_checksums_are_sent_with_every_request(proxy, at_proxy, make_file):
-    """They are SHA-256 for a whole file, CRC-32 for parts, and Content-MD5 on request."""
-    content = b"small"
-    with Body(make_file("small", content), "a") as small, Body(make_file("large", LARGE), "b") as large:
-        open_store(at_proxy).put("small", small, overwrite=True)
-        open_store(at_proxy).put("large", large, overwrite=True)
-        open_store(at_proxy + "&checksum=md5").put("md5", small, overwrite=True)
-
-    headers = {
-        request.path.rpartition("/")[2].partition("&")[0]: {
-            key.lower(): value for key, value in request.headers.items()
-        }
-        for request in proxy.seen
-        if request.method == "PUT"
-    }
-    assert (
-        headers["small"]["x-amz-checksum-sha256"]
-        == base64.b64encode(hashlib.sha256(content).digest()).decode()
-    )
-    assert all("x-amz-checksum-crc32" in sent for name, sent in headers.items() if name.startswith("large"))
-    assert (
-        headers["md5"]["content-md5"]
-        == base64.b64encode(hashlib.md5(content, usedforsecurity=False).digest()).decode()
-    )
 
 
 @pytest.mark.parametrize("size", [11, 11 << 20], ids=["whole", "parts"])

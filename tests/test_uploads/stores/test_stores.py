@@ -217,14 +217,6 @@ class TestLocalStore:
         with pytest.raises(RejectedByStoreError, match="File name too long"):
             _put(LocalStore(tmp_path / "store"), make_file, "x" * 1024, b"x")
 
-    def test_a_file_in_the_way_fails_alone(self, tmp_path, make_file):
-        """A name below a file is impossible."""
-        store = LocalStore(tmp_path / "store")
-        _put(store, make_file, "a", b"1")
-
-        with pytest.raises(RejectedByStoreError):
-            _put(store, make_file, "a/b", b"2")
-
 
 class TestSftpStore:
     """Responses to a login."""
@@ -395,28 +387,6 @@ def test_uris_round_trip(uri):
         pytest.skip("obstore asks for Google's credentials when it is made")
 
     assert open_store(uri).uri() == uri
-
-
-def test_secrets_never_appear_in_a_uri():
-    """Keys and tokens given as options stay out."""
-    store = open_store(
-        "s3://bucket",
-        aws_access_key_id="AKIAABCDEFGHIJKLMNOP",
-        aws_secret_access_key="hush",
-        aws_session_token="hush",
-    )
-
-    assert store.uri("a") == "s3://bucket/a"
-
-
-def test_the_store_double_keeps_the_contract(make_file):
-    """The double of other tests behaves as a store."""
-    store = MemoryStore()
-    _put(store, make_file, "a", b"1", overwrite=False)
-
-    with pytest.raises(RemoteExistsError):
-        _put(store, make_file, "a", b"2", overwrite=False)
-    assert store.head("b") is None
 
 
 class DiskThatLies(MemoryFileSystem):

@@ -20,7 +20,6 @@ import pytest
 from destinations import RunDirectory, cli
 from destinations.run_directory import read_rows
 from destinations.runs import Run, open_runs
-from destinations.runs.commands import _Runner
 from destinations.runs.commands.screen import NOTHING, CommandContext, Screen
 from events import Run as WritingRun
 from tests.test_destinations.runs.folders import write_lightning
@@ -134,7 +133,6 @@ def parser():
 def run_in(session, *arguments):
     """Runs a command in a session; returns the exit code."""
     options = parser().parse_args(["runs", *map(str, arguments)])
-    assert isinstance(options.run, _Runner)
     return options.run(options, session)
 
 

@@ -1,6 +1,7 @@
 """Follows new rows of a run as they arrive."""
 
 import threading
+import time
 
 import pytest
 
@@ -96,7 +97,7 @@ def test_a_resume_before_there_was_a_csv(tmp_path):
         for step in range(6):
             written.log({"loss": step / 2}, step)
         first = follower.poll()
-        written.destination._continuation.begin_session()
+        written.destination._run.begin_session(time.time())
         written.destination._writer.journal.mark_resume(2, None)
         for step in range(2, 5):
             written.log({"loss": step / 2}, step)

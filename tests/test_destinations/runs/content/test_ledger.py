@@ -187,19 +187,6 @@ def test_a_trace_has_the_spans_of_all_ranks(folder, tmp_path):
     assert [(one["name"], one["ts"]) for one in events if one["ph"] == "i"] == [("model.pt", 102_000_000)]
 
 
-def test_a_trace_has_one_clock(folder, tmp_path):
-    """Rank 0's clock counts if a rank knows its offset; its own files keep its own clock."""
-    write(folder, "100,100,110,9,,5,", header="session,begin,end,step,start,data,clock")
-    write(folder, "100,100,110,9,,5,2.5", rank=1, header="session,begin,end,step,start,data,clock")
-    for rank in (0, 1):
-        (folder / f"spans-{rank}.csv").write_text("begin,microseconds,name,track\n101,250,forward,time\n")
-    with (tmp_path / "trace.json").open("w") as file:
-        write_trace(folder, file, name="mine", uploads={})
-    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
-
-    assert [(one["pid"], one["ts"]) for one in events if one["ph"] == "X"] == [(0, 101e6), (1, 103.5e6)]
-
-
 def test_uploads_and_profiles_are_in_a_trace(folder, tmp_path):
     """Uploads last from start to end and may overlap; a profile has its own process."""
     (folder / "spans-0.csv").write_text(
