@@ -7,7 +7,6 @@ import contextlib
 import functools
 import itertools
 import json
-import math
 import os
 import random
 import re
@@ -32,8 +31,6 @@ from destinations.run_directory.parquet import ENTRY_ROWS, ParquetRows, rows_ent
 from destinations.runs import open_runs
 from destinations.runs.content.follow import Follower
 from destinations.runs.content.series import read_series, run_blocks
-from destinations.runs.content.where import Where, values_where
-from destinations.runs.errors import FilterError
 from destinations.runs.move.ledger import ReadPosition
 from destinations.runs.move.stored import records_of
 from destinations.viewer.columns import ColumnCache
@@ -245,49 +242,6 @@ def check_index(file, index):
         block.add_to(statistics)
         expected = [rows_entry(step, block.time), statistics.fields(index.columns).T.ravel()]
         np.testing.assert_equal(index.array[:, entry], np.concatenate(expected))
-
-
-CONDITIONS = [
-    "value > 90",
-    "value >= 99.75 and step < 399",
-    "value < 0.5 and step >= 100",
-    "value == 1.75",
-    "value != 1.75 and step <= 14",
-    "value == nan",
-    "value != nan and step > 390",
-    "step == 203",
-]
-
-
-@pytest.mark.parametrize("condition", CONDITIONS)
-def test_a_condition_finds_its_values_by_the_index(written, condition):
-    """A condition finds the same values in parts as in all rows, even for metrics of only some rows."""
-    where = Where.parse(condition)
-    names = {"value": 0.0, "step": 0}
-    python = condition.replace("== nan", "!= value").replace("value != nan and", "")
-    for metric, name in itertools.product(("acc", "late"), ("parts", "mixed")):
-        expected = [
-            row.step
-            for row in read_rows(written / "whole")
-            if metric in row.metrics
-            and eval(python, {}, {**names, "value": row.metrics[metric], "step": row.step})  # noqa: S307
-            and not ("!= nan" in condition and math.isnan(row.metrics[metric]))
-        ]
-        found = [one.step.tolist() for one in values_where(written / name, metric, where)]
-        assert list(itertools.chain.from_iterable(found)) == expected
-
-
-def test_a_condition_reads_only_rows_that_may_match(written):
-    """Rows are only read if an entry of the index may contain the value."""
-    with take_snapshot(written / "parts", 0) as snapshot:
-        may = [
-            bool(Where.parse("value > 99").may_hold(index, "acc").any())
-            for _, index in indexed_files(snapshot)
-            if index is not None
-        ]
-    assert may.count(True) <= 1
-    with pytest.raises(FilterError, match="is no condition"):
-        Where.parse("value is large")
 
 
 @pytest.mark.parametrize("batch", [400, 350, 5])
