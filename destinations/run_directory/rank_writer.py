@@ -369,26 +369,22 @@ class RankWriter:
     # The writer thread.
 
     def _tick(self, is_last: bool) -> None:  # called by the timer
-        if self._disowned:
-            if is_last:
-                self._report_loss()
-            return
-        self._papers.touch()
         failures = self._failures.errors.total()
         self._is_well, is_well = False, True
-        try:
-            self._drain_journal(is_last)
-        except (RunInUseError, RunPathError) as error:
-            self._disown(error)
-            if is_last:
-                self._report_loss()
-            return
-        except Exception as error:  # noqa: BLE001  # even one of our own
-            # The documents are still written, because they report the error.
-            is_well = False
-            self._failed(error)
+        if not self._disowned:
+            self._papers.touch()
+            try:
+                self._drain_journal(is_last)
+            except (RunInUseError, RunPathError) as error:
+                self._disown(error)
+            except Exception as error:  # noqa: BLE001  # even one of our own
+                # The documents are still written, because they report the error.
+                is_well = False
+                self._failed(error)
         if is_last:
             self._report_loss()
+        if self._disowned:
+            return
         self._papers.write(is_last=is_last, is_urgent=is_well and self._failures.is_failing)
         self._is_well = is_well
         if is_well:
