@@ -67,8 +67,8 @@ class RowFormatter:
         self._count = len(columns)
         # The column of the first value. A metric named "epoch" replaces an own column.
         first = self._targets[3] if self._targets[3:] else 0
-        own = list(range(3))
-        self._is_contiguous = first > 2 and self._targets == [*own, *range(first, first + len(names))]  # noqa: PLR2004
+        contiguous = [*range(len(OWN_COLUMNS)), *range(first, first + len(names))]
+        self._is_contiguous = first >= len(OWN_COLUMNS) and self._targets == contiguous
         self._before = "," * (first - 2)
         self._after = "," * (len(columns) - first - len(names)) + "\n"
 

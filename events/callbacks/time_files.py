@@ -51,7 +51,7 @@ def _within(limits: tuple[float, float, float], age: float) -> float:
 
 
 def _asleep() -> int:
-    """Returns for how many nanoseconds the machine has slept since boot; less if this thread is delayed.
+    """Returns how many nanoseconds the machine has slept since boot; a few less if this thread is delayed.
 
     Returns 0 if the system has no clock that continues during sleep.
     """

@@ -3,7 +3,7 @@
 import threading
 from collections import Counter
 
-from uploads.errors import RejectedByStoreError, TransientStoreError
+from uploads.errors import RejectedByStoreError
 from uploads.stores import RemoteObject
 
 
