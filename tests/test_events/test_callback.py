@@ -27,7 +27,6 @@ def test_a_destination_adds_records_and_files():
     assert added == {
         "log_hyperparameters",
         "log_metrics",
-        "log_record",
         "log_table",
         "log_images",
         "log_text",
@@ -79,7 +78,7 @@ def test_the_other_methods_have_composers_signatures():
     [
         ("log_hyperparameters", "(self, hyperparameters)"),
         ("log_metrics", "(self, metrics, step=None)"),
-        ("log_table", "(self, columns, rows=None, name='Table', step=None, *, caption=None)"),
+        ("log_table", "(self, columns, rows, name='Table', step=None, *, caption=None)"),
         (
             "log_images",
             "(self, images, name='Images', channels_last=False, step=None, masks=None, mask_class_labels=None, use_table=True, *, captions=None)",
