@@ -8,7 +8,7 @@ from typing import Any
 
 from events import Callback, Destination, Phase, RunStatus, Time, Timestamp, TimeUnit
 
-from .session import Session, SessionMixin, log_metrics_and_traces, missing_package_error
+from .session import Session, SessionMixin, log_values, missing_package_error
 
 try:
     import keras
@@ -118,7 +118,7 @@ class KerasCallback(SessionMixin, keras.callbacks.Callback):
 
     def _log(self, phase: str, logs: Mapping[str, Any] | None, step: int) -> None:
         values = {f"{phase}/{name}": value for name, value in (logs or {}).items()}
-        log_metrics_and_traces(self._session.logger, values, step)
+        log_values(self._session.logger, values, step)
 
     # Evaluation and prediction.
 

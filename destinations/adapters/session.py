@@ -44,10 +44,8 @@ __all__ = [
     "SessionMixin",
     "as_tuple",
     "length_of",
-    "log_metrics_and_traces",
     "log_values",
     "missing_package_error",
-    "plain_values",
     "samples_in",
     "whole",
 ]
@@ -99,30 +97,6 @@ def samples_in(batch: Any) -> int:
     return next((count for count in map(samples_in, parts) if count), 0)
 
 
-def log_metrics_and_traces(logger: Logger, values: Mapping[Any, Any], step: int | None) -> None:
-    """Logs scalars as one record of metrics, and all other values as one record of traces.
-
-    Args:
-        logger: of the run.
-        values: by name; nested mappings are flattened, names that are not strings become strings.
-        step: as for `Logger.log_metrics`.
-    """
-    metrics, others = plain_values(values)
-    if metrics:
-        logger.log_metrics(metrics, step)
-    if others:
-        logger.log_traces(others)
-
-
-def plain_values(values: Mapping[Any, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Splits logged values, nested mappings flattened, into scalars and others, such as strings and lists."""
-    metrics: dict[str, Any] = {}
-    others: dict[str, Any] = {}
-    for name, value in flattened(values, "/", keeps_empty=False).items():
-        (metrics if _is_scalar(value) else others)[name] = value
-    return metrics, others
-
-
 def _is_scalar(value: Any) -> bool:
     if isinstance(value, bool | int | float):
         return True
@@ -147,7 +121,8 @@ def log_values(
     if _NUMBERS.issuperset(map(type, values.values())):
         logger.log_metrics(values, step)
         return
-    metrics, others = plain_values(values)
+    flat = flattened(values, "/", keeps_empty=False)
+    metrics = {name: value for name, value in flat.items() if _is_scalar(value)}
     refusals: list[RecordError] = []
 
     def attempt(call: Callable[..., None], *arguments: Any, **named: Any) -> None:
@@ -158,7 +133,9 @@ def log_values(
 
     if metrics:
         attempt(logger.log_metrics, metrics, step)
-    for name, value in others.items():
+    for name, value in flat.items():
+        if name in metrics:
+            continue
         if isinstance(value, str):
             attempt(logger.log_text, value, name=name, step=step)
         elif are_histograms and _is_array(value):
