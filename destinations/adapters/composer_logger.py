@@ -13,15 +13,14 @@ from typing import Any
 
 from destinations.base import LoggerDestination
 from events import Callback, Destination, Event, LiteralName, Phase, RunStatus, State, Time, Timestamp
+from uploads import needs_package
 
-from .session import Session, log_values, missing_package_error
+from .session import Session, log_values
 
-try:
+with needs_package("this adapter", "mosaicml", note=", in an environment of its own"):
     from composer.core import Time as TheirTime
     from composer.core import Timestamp as TheirTimestamp
     from composer.loggers import LoggerDestination as TheirDestination
-except ImportError as error:
-    raise missing_package_error("mosaicml", error, ", in an environment of its own") from error
 
 __all__ = ["ComposerDestination", "FromComposer", "from_composer"]
 

@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from events import Callback, Destination, Event, Phase, RunStatus, Time, Timestamp, TimeUnit
+from uploads import needs_package
 
-from .session import Session, SessionMixin, length_of, log_values, missing_package_error
+from .session import Session, SessionMixin, length_of, log_values
 
-try:
+with needs_package("this adapter", "transformers"):
     from transformers import TrainerCallback
     from transformers.trainer_callback import ExportableState
-except ImportError as error:
-    raise missing_package_error("transformers", error) from error
 
 __all__ = ["TransformersCallback"]
 

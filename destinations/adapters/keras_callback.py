@@ -7,13 +7,12 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from events import Callback, Destination, Phase, RunStatus, Time, Timestamp, TimeUnit
+from uploads import needs_package
 
-from .session import Session, SessionMixin, log_values, missing_package_error
+from .session import Session, SessionMixin, log_values
 
-try:
+with needs_package("this adapter", "keras"):
     import keras
-except ImportError as error:
-    raise missing_package_error("keras", error) from error
 
 __all__ = ["KerasCallback"]
 

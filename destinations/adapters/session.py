@@ -45,7 +45,6 @@ __all__ = [
     "as_tuple",
     "length_of",
     "log_values",
-    "missing_package_error",
     "samples_in",
     "whole",
 ]
@@ -57,18 +56,6 @@ _NUMBERS = frozenset({bool, int, float})
 
 # The sessions that have been opened, and not collected since.
 _opened: "weakref.WeakSet[Session]" = weakref.WeakSet()
-
-
-def missing_package_error(package: str, error: ImportError, note: str = "") -> ImportError:
-    """Returns an error that tells how to install a missing package.
-
-    Args:
-        package: the missing package.
-        error: the original import error.
-        note: a text after the command.
-    """
-    hint = f"pip install {package}{note}"
-    return ImportError(f"this adapter needs the package {package!r}: {error}. Run: {hint}", name=package)
 
 
 def as_tuple(one_or_more: Any) -> tuple[Any, ...]:

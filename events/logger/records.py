@@ -156,7 +156,18 @@ RECORD_KINDS = {
 
 
 class RecordMethods:
-    """The methods of `Logger`, `Run` and destinations for tables, texts, traces and media."""
+    """The methods of `Logger`, `Run` and destinations for tables, texts, traces and media.
+
+    ```python
+    from events import RecordMethods
+
+    class Names(RecordMethods):
+        def log_record(self, kind, arguments):
+            print(kind, arguments["name"])
+
+    Names().log_text("hello", "greeting")
+    ```
+    """
 
     def log_record(self, kind: str, arguments: Any) -> None:
         """Logs a record of any kind; see `Logger.log_record`."""
