@@ -156,7 +156,13 @@ RECORD_KINDS = {
 
 
 class RecordMethods:
-    """The methods of `Logger`, `Run` and destinations for tables, texts, traces and media."""
+    """The methods of `Logger`, `Run` and destinations for tables, texts, traces and media.
+
+    ```python
+    with Run(InMemory(), run_name="mine") as run:
+        run.log_text("a short epoch", "notes")
+    ```
+    """
 
     def log_record(self, kind: str, arguments: Any) -> None:
         """Logs a record of any kind; see `Logger.log_record`."""
