@@ -6,7 +6,7 @@ from typing import Any
 import attrs
 
 from destinations.runs import FilterError, MetricNotFoundError, RunRecord, Runs, is_alive
-from destinations.runs.errors import near_names
+from destinations.runs.errors import near_names, suggestion
 from destinations.runs.index.filters import fields_of, parse_field, parse_filter
 from destinations.runs.order import MISSING, Key, key_of, label_of
 from destinations.runs.record import FIELDS, status_of, value_of
@@ -116,8 +116,7 @@ def check_fields(names: Iterable[str], hparams: Collection[str], metrics: Collec
         except FilterError:
             field = ""
         if field not in known:
-            near = near_names(name, known)
-            offer = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
+            offer = suggestion(near_names(name, known))
             raise UsageError(f"unknown column {name!r}.{offer} Use a field, hparams.NAME or summary.NAME.")
         found.append(field)
     return found

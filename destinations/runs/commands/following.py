@@ -8,7 +8,7 @@ from destinations.history.rows import MetricRow
 from destinations.run_directory.layout import column_of
 from destinations.runs import MetricNotFoundError, RecordedRun
 from destinations.runs.content.follow import last_rows_of_run
-from destinations.runs.errors import near_names
+from destinations.runs.errors import near_names, suggestion
 from destinations.runs.index.filters import Node, fields_of
 
 from .running import EXIT_FAILED, EXIT_OK, EXIT_TIMEOUT, find_runs
@@ -82,7 +82,7 @@ def _note_unknown(run: RecordedRun, condition: Node, session: CommandContext) ->
         names = known.get(field.group)
         if names and field.name not in names:
             near = near_names(str(field), [f"{field.group}.{name}" for name in names])
-            hint = f"; did you mean {near[0]!r}?" if near else ""
+            hint = suggestion(near[:1], "; did you mean")
             session.note(f"run {run.run_id} has no {str(field)!r} yet{hint}")
 
 

@@ -119,7 +119,7 @@ class Program:
             assert run.hyperparameters == configs
 
 
-@pytest.mark.parametrize("seed", range(times(12, 400)))
+@pytest.mark.parametrize("seed", range(times(6, 400)))
 def test_a_fork_has_the_records_of_its_parent_up_to_its_place(tmp_path, seed):
     """Runs go back, continue and fork each other; each has the records of its list, in any order of steps."""
     program = Program(tmp_path, seed)

@@ -312,7 +312,7 @@ def test_every_reader_sees_the_logged_rows(tmp_path, monkeypatch, seed):
     """This holds whatever happens between two looks, and at the end, with and without the journal."""
     monkeypatch.setattr(columns, "MAX_HELD_BYTES", [0, 2000, 64 << 20][seed % 3])
     model = Model(tmp_path, seed)
-    for _ in range(times(8, 12)):
+    for _ in range(times(6, 12)):
         model.act()
         rows = check_rows(model)
         check_columns(model, rows)
