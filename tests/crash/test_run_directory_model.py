@@ -317,7 +317,7 @@ def test_a_kill_at_every_change_loses_no_row(quick_path, scenario):
                 continue
             seen.add(key)
             # Each drain repeats each kind of change.
-            if len(seen) % times(8, 1):
+            if len(seen) % times(16, 1):
                 continue
             root = quick_path / "at"
             model.put(files, root)
@@ -360,7 +360,7 @@ def kill_after_an_error(scenario, number, quick_path):
         key = model.digest(files), returned, len(begun)
         is_new = key not in seen
         seen.add(key)
-        if is_new and len(seen) % times(8, 1) == 0:
+        if is_new and len(seen) % times(16, 1) == 0:
             model.put(files, root)
             rows = rows_in(root / "run") if (root / "run").exists() else []
             assert rows in (rows_after(begun[:returned]), rows_after(begun)), (number, change[:2])
@@ -381,9 +381,9 @@ def kill_after_an_error(scenario, number, quick_path):
 )
 def test_a_disk_error_followed_by_a_kill_loses_no_row(quick_path, scenario):
     """Whichever operation of a drain fails, the next drain continues, and a kill leaves each row once."""
-    number = random.Random(scenario.__name__).randrange(times(90, 1))
+    number = random.Random(scenario.__name__).randrange(times(180, 1))
     while kill_after_an_error(scenario, number, quick_path):
-        number += times(90, 1)
+        number += times(180, 1)
     assert number > 50
 
 
@@ -404,7 +404,7 @@ def test_a_power_loss_at_any_change_loses_at_most_the_last_second(quick_path, sc
         disk.apply(change)
         for fates, folder_fates in model.fates_to_try(source):
             # A thousand changes, ninety fates each.
-            if source.randrange(times(40, 1)):
+            if source.randrange(times(80, 1)):
                 continue
             files = disk.files(fates, folder_fates)
             key = model.digest(files), safe, len(begun)
@@ -422,7 +422,7 @@ def test_a_power_loss_at_any_change_loses_at_most_the_last_second(quick_path, sc
                 assert go_on(root / "run")[: len(rows)] == rows, told
                 check_left(root / "run", begun)
             shutil.rmtree(root)
-    assert len(seen) > times(100, 300)
+    assert len(seen) > times(50, 300)
 
 
 def write_documents(disk, run_dir):

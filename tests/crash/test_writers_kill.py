@@ -24,7 +24,7 @@ from tests.effort import times
 from tests.test_destinations.runs.foreign_runs import command
 from tests.test_destinations.viewer.served import Client
 
-KILLS = times(8, 12)
+KILLS = times(5, 12)
 WRITERS = ("", "eval", "probe")
 # Numbers of a named writer's session, so that an unreturned call belongs to no other session.
 SESSION = 100_000

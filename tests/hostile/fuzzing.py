@@ -1,6 +1,6 @@
 """What the fuzz tests share: the number of examples, their limits, and ways to damage a file.
 
-`make test` always tries the same examples, and `make test-all` tries four times as many. `FUZZ_EXAMPLES=10000`
+`make test` always tries the same examples, and `make test-all` tries eight times as many. `FUZZ_EXAMPLES=10000`
 tries that many per test, different ones each time; `make fuzz` repeats that for `FUZZ_MINUTES`.
 """
 
@@ -27,7 +27,7 @@ EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "0"))
 def fuzz(count):
     """Returns the settings of a test: `count` fixed examples, or the number asked for in the environment."""
     return settings(
-        max_examples=EXAMPLES or times(-(-count // 4), count),
+        max_examples=EXAMPLES or times(-(-count // 8), count),
         derandomize=not EXAMPLES,
         database=None,
         deadline=None,

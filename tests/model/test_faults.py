@@ -161,7 +161,7 @@ def test_a_single_disk_fault_loses_nothing_silently(tmp_path, monkeypatch, caplo
     """After any one call was refused, cut short or found nothing, all is there, or the loss was reported."""
     caplog.set_level(logging.WARNING)
     silent = {}
-    for number in itertools.count(1, times(50, 1)):
+    for number in itertools.count(1, times(100, 1)):
         base = tmp_path / str(number)
         monkeypatch.setenv("XDG_STATE_HOME", str(base / "state"))
         monkeypatch.setenv("XDG_CACHE_HOME", str(base / "cache"))

@@ -501,7 +501,7 @@ def server():
 def test_every_reader_tells_the_history_of_runs_in_a_folder(server, tmp_path, monkeypatch):
     """Whatever sessions did, readers have exactly the records that belong to the run by its checkpoints."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    try_histories(Folder, server, times(10, 5000))
+    try_histories(Folder, server, times(6, 5000))
 
 
 def test_every_reader_tells_the_history_of_runs_in_a_bucket(server, tmp_path, monkeypatch):

@@ -129,15 +129,18 @@ test("a saved view sets all fields of a view, and no field of a page", () => {
   assert.equal(page.viewQuery().sort, "-max.acc");
 });
 
-test("a name that looks like numbers keeps its numbers", () => {
-  page.keepNumbers("zoom", "loss~1~2", [0, null, 2.5, 1e9]);
-  page.keepNumbers("zoom", "loss", [1, 2, 3, 4]);
-  page.readUrl();
+test("each metric has its own zoom, whatever its name looks like", () => {
+  for (const name of ["loss~1~2", "1~2~y", "~loss", "e~z", "50%/#?&=\n"]) {
+    page.keepNumbers("zoom", name, [0, null, -1e-7, 1e9]);
+    page.keepNumbers("zoom", "loss", [1, 2, 3, 4]);
+    page.readUrl();
 
-  assert.deepEqual(page.numbersOf("zoom", "loss~1~2"), [0, null, 2.5, 1e9]);
-  page.keepNumbers("zoom", "loss~1~2", null);
-  assert.equal(page.numbersOf("zoom", "loss~1~2"), null);
-  assert.deepEqual(page.numbersOf("zoom", "loss"), [1, 2, 3, 4]);
+    assert.deepEqual(page.numbersOf("zoom", name), [0, null, -1e-7, 1e9]);
+    assert.equal(page.numbersOf("zoom", "y"), null);
+    page.keepNumbers("zoom", name, null);
+    assert.equal(page.numbersOf("zoom", name), null);
+    assert.deepEqual(page.numbersOf("zoom", "loss"), [1, 2, 3, 4]);
+  }
 });
 
 test("a value is added to a list, and removed", () => {

@@ -4,10 +4,11 @@
 has that name, it ends at once. A connection brings one job and its standard streams, and is told the process id and the
 wait status. If the other side goes away, the program is killed.
 
-A program runs as `python -c PROGRAM ARGUMENTS` does, to the end of its interpreter; only what the server has imported is
-there already. `ForkServer.write_commands` writes `python` and `torchrun` for programs that others start.
+A program runs as `python -c PROGRAM ARGUMENTS` does, including its exit handlers; only what the server has imported is
+there already, and is not taken down at the end, which would copy most of the server's memory. `ForkServer.write_commands` writes `python`, `destinations` and `torchrun` for programs that others start.
 """
 
+import atexit
 import contextlib
 import gc
 import importlib
@@ -20,6 +21,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import types
 import uuid
 import warnings
@@ -126,14 +128,16 @@ class ForkServer:
         return self.run(_TORCHRUN, ranks, restarts, program, *arguments, is_merged=True, **options)
 
     def write_commands(self, folder):
-        """Writes the programs `python` and `torchrun --nproc-per-node N FILE`, whose processes are forks of the server.
+        """Writes programs whose processes are forks of the server: `python`, `destinations`, `torchrun`.
 
-        `python` takes a file, `-c` or `-m`. It passes SIGINT, SIGTERM, SIGUSR1 and its own end on.
+        `python` takes a file, `-c` or `-m`, and `torchrun` takes `--nproc-per-node N FILE`. They pass SIGINT,
+        SIGTERM, SIGUSR1 and their own end on.
         """
-        for command in ("python", "torchrun"):
+        commands = {"python": "python", "destinations": "python -m destinations.cli", "torchrun": "torchrun"}
+        for command, words in commands.items():
             path = folder / command
             path.write_text(
-                f'#!/bin/sh\nexec {sys.executable} -IS {__file__} --client {self._name} {command} "$@"\n'
+                f'#!/bin/sh\nexec {sys.executable} -IS {__file__} --client {self._name} {words} "$@"\n'
             )
             path.chmod(0o755)
 
@@ -225,8 +229,10 @@ def _run_as(command, name, arguments):
             signal.signal(one, lambda number, _: os.kill(running.pid, number))
         status = running.wait()
     if os.WIFSIGNALED(status):
-        signal.signal(os.WTERMSIG(status), signal.SIG_DFL)
-        os.kill(os.getpid(), os.WTERMSIG(status))
+        number = os.WTERMSIG(status)
+        if number != signal.SIGKILL:  # Which has no other handler, and refuses one.
+            signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
     sys.exit(os.WEXITSTATUS(status))
 
 
@@ -328,7 +334,34 @@ def _serve(name, until, modules):
     for module in modules:
         importlib.import_module(module)
     gc.freeze()  # No fork looks through what all of them have.
-    _become(*_next_job(listener, ends))
+    job, streams = _next_job(listener, ends)
+    try:
+        _become(job, streams)
+    except BaseException as error:  # noqa: BLE001  # ends as the interpreter would
+        _end(error)
+    _end()
+
+
+def _end(error=None):
+    """Ends the process as the interpreter does, but for the modules, which stay as they are."""
+    code = 0
+    if isinstance(error, SystemExit):
+        code = error.code
+        if not isinstance(code, int | None):
+            print(code, file=sys.stderr)
+            code = 1
+    elif error is not None:
+        sys.excepthook(type(error), error, error.__traceback__)
+        code = 1
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, OSError, ValueError):  # It may be closed, or None.
+            stream.flush()
+    if isinstance(error, KeyboardInterrupt):
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    os._exit((code or 0) & 0xFF)
 
 
 if __name__ == "__main__":

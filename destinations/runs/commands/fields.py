@@ -7,7 +7,7 @@ import attrs
 
 from destinations.runs import FilterError, MetricNotFoundError, RunRecord, Runs, is_alive
 from destinations.runs.errors import near_names, suggestion
-from destinations.runs.index.filters import parse_field, parse_filter
+from destinations.runs.index.filters import fields_of, parse_field, parse_filter
 from destinations.runs.order import MISSING, Key, key_of, label_of
 from destinations.runs.record import FIELDS, status_of, value_of
 from destinations.text.formatting import one_line
@@ -137,7 +137,7 @@ def check_filter(text: str | None, runs: Runs, session: CommandContext) -> None:
     def names(group: str) -> list[str]:
         return runs.hparam_names() if group == "hparams" else runs.metric_names()
 
-    for field in parse_filter(text, session.clock(), names).fields(with_exists=False):
+    for field in fields_of(parse_filter(text, session.clock(), names), with_exists=False):
         if field.group == "run":
             continue
         found = known.setdefault(field.group, names(field.group))

@@ -117,7 +117,7 @@ class Sender:
         return True
 
 
-@pytest.mark.parametrize("seed", range(times(20, 2000)))
+@pytest.mark.parametrize("seed", range(times(10, 2000)))
 def test_each_value_is_new_once(tmp_path, seed):
     """This holds across drains, closes, resumes and abandoned rows, however calls were joined into rows."""
     program = Program(tmp_path, seed)

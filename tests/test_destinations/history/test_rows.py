@@ -82,7 +82,7 @@ class Run:
 @given(st.lists(st.one_of(calls, calls, calls, blocks, others), max_size=40))
 @settings(
     deadline=None,
-    max_examples=times(60, 2000),
+    max_examples=times(30, 2000),
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 def test_rows_are_the_same_before_and_after_they_are_drained(steps):

@@ -100,7 +100,7 @@ def test_every_number_equals_the_number_in_the_csv(tmp_path_factory):
     """Rows, columns and lines match the CSV bit by bit; integers among floats become floats."""
     folder = tmp_path_factory.mktemp("parts")
 
-    @settings(max_examples=times(100, 400), deadline=None)
+    @settings(max_examples=times(50, 400), deadline=None)
     @given(csv_files())
     def check(file):
         header, lines = file

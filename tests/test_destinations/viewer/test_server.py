@@ -716,7 +716,7 @@ def test_a_file_of_the_wrong_kind_is_a_bad_request(page, digits):
 
 def test_many_requests_at_once_are_answered(page, digits):
     """The server answers all of them, while others wait for changes."""
-    count = times(200, 1000)
+    count = times(100, 1000)
     version = page.get("/api/info")["version"]
 
     def wait():

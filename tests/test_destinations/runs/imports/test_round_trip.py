@@ -99,7 +99,7 @@ def logged(tmp_path_factory):
     folder, runs = tmp_path_factory.mktemp("logged"), []
 
     @settings(
-        max_examples=times(6, 60),
+        max_examples=times(4, 60),
         phases=[Phase.generate],
         derandomize=not IS_EXHAUSTIVE,
         database=None,
