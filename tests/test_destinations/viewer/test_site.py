@@ -242,7 +242,7 @@ def _list_what_is_no_file(site):
 
 def _lose_the_list(site):
     (site / "data/files.json").unlink()
-    return "there is no data/files.json, so that a site of an older version is to be deleted by hand"
+    return "there is no data/files.json"
 
 
 @pytest.mark.parametrize(
