@@ -205,7 +205,7 @@ class InMemory(RecordDestination):
 
         Raises:
             ValueError: there is no such table.
-            ImportError: pandas is not installed.
+            ImportError: pandas is not installed; the table is in `tables` without it.
         """
         tables = [table for table in self.tables.get(name, []) if step is None or table.step == step]
         if not tables:
@@ -214,14 +214,8 @@ class InMemory(RecordDestination):
             )
             at = "" if step is None else f" at step {step}"
             raise ValueError(f"unknown table {name!r}{at}. Kept: {kept or 'none'}.")
-        try:
-            import pandas as pd
-        except ImportError as error:
-            raise ImportError(
-                f"package 'pandas' must be installed for get_table, got: {error}. "
-                "Run: pip install pandas. The table is in .tables without it.",
-                name="pandas",
-            ) from error
+        import pandas as pd
+
         return pd.DataFrame(tables[-1].rows, columns=tables[-1].columns)
 
     def _of_kind(self, kind: str) -> list[Record]:

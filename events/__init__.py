@@ -66,7 +66,6 @@ if TYPE_CHECKING:
         RuntimeEstimator,
         SpeedMonitor,
         StatsMonitor,
-        StragglerDetector,
         SystemMonitor,
         ThresholdStopper,
         TimeLedger,
@@ -77,7 +76,6 @@ if TYPE_CHECKING:
     from .trainer.checkpoint.reading import read_checkpoint
     from .trainer.checkpoint.retention import Retention
     from .trainer.checkpoint.saver import CheckpointSaver
-    from .trainer.checkpoint.schedule import AutoInterval
     from .trainer.checkpoint.writing import CheckpointWriting
     from .trainer.evaluator import Evaluator
     from .trainer.preemption import Preemption
@@ -95,7 +93,6 @@ if TYPE_CHECKING:
 __all__ = [
     "ActivationMonitor",
     "Aggregation",
-    "AutoInterval",
     "BinnedValues",
     "Callback",
     "CallbackInUseError",
@@ -149,7 +146,6 @@ __all__ = [
     "Stat",
     "State",
     "StatsMonitor",
-    "StragglerDetector",
     "SystemMonitor",
     "ThresholdStopper",
     "Time",
@@ -197,7 +193,6 @@ _TORCH_EXPORTS = {
     ".trainer.preemption": ("Preemption",),
     ".trainer.checkpoint.retention": ("Retention",),
     ".trainer.checkpoint.saver": ("CheckpointSaver",),
-    ".trainer.checkpoint.schedule": ("AutoInterval",),
     ".trainer.checkpoint.writing": ("CheckpointWriting",),
     ".trainer.checkpoint.load_callback": ("LoadCheckpoint",),
     ".trainer.checkpoint.export": ("export_weights",),

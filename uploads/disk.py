@@ -145,9 +145,8 @@ Result = TypeVar("Result")
 _fdatasync: Callable[[int], None] = getattr(os, "fdatasync", os.fsync)
 _temporary_numbers = itertools.count()
 _buffers = threading.local()
-# By id of the object and name of the method. The callback of a `WeakMethod` would raise if the object dies
-# while the interpreter exits.
-_fork_handlers: dict[tuple[int, str], tuple[weakref.ref[Any], Callable[[Any], None]]] = {}
+# Objects by their id and the name of the method to call.
+_fork_handlers: weakref.WeakValueDictionary[tuple[int, str], Any] = weakref.WeakValueDictionary()
 _is_fork_registered: list[bool] = []
 
 
@@ -945,25 +944,18 @@ def call_in_forked_children(method: Callable[[], None]) -> None:
         _is_fork_registered.append(True)
         os.register_at_fork(after_in_child=_call_fork_handlers)
     bound: Any = method  # A bound method, which `Callable` does not say.
-    key = (id(bound.__self__), bound.__func__.__name__)
-
-    def forget(_: weakref.ref[Any], handlers: dict[tuple[int, str], Any] = _fork_handlers) -> None:
-        handlers.pop(key, None)
-
-    _fork_handlers.setdefault(key, (weakref.ref(bound.__self__, forget), bound.__func__))
+    _fork_handlers[id(bound.__self__), bound.__name__] = bound.__self__
 
 
 def stop_calling_in_forked_children(method: Callable[[], None]) -> None:
     """Undoes `call_in_forked_children`; does nothing if the method isn't registered."""
-    bound: Any = method  # A bound method, which `Callable` does not say.
-    _fork_handlers.pop((id(bound.__self__), bound.__func__.__name__), None)
+    bound: Any = method  # As above.
+    _fork_handlers.pop((id(bound.__self__), bound.__name__), None)
 
 
 def _call_fork_handlers() -> None:
-    for owner, function in list(_fork_handlers.values()):
-        alive = owner()
-        if alive is not None:
-            function(alive)
+    for (_, name), owner in list(_fork_handlers.items()):
+        getattr(owner, name)()
 
 
 # The machine.

@@ -1,10 +1,9 @@
 """Handles and outcomes of uploads, as returned by `UploadQueue`."""
 
-import contextlib
 import enum
 import re
-import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -217,9 +216,6 @@ class UploadHandle:
     The queue holds only a weak reference, so you need not keep handles.
     """
 
-    _settled: threading.Event | None = None  # Created by the first wait.
-    _callbacks: list[Callable[[], object]] | None = None  # Created by the first callback.
-
     def __init__(
         self,
         identifier: str,
@@ -232,7 +228,7 @@ class UploadHandle:
         self.folder = ""
         self._uri_of = uri_of
         self._look = look
-        self._outcome: Outcome | None = None
+        self._outcome: Future[Outcome] = Future()
 
     def __repr__(self) -> str:
         return f"UploadHandle({self.remote_name!r}, {self.state})"
@@ -251,14 +247,13 @@ class UploadHandle:
     def state(self) -> UploadState:
         """The current state, which is looked up in the spool until the upload has ended."""
         seen = None if self.done() else self._look(self.folder)
-        outcome = self._outcome  # It may have ended meanwhile.
-        if outcome is not None:
-            return outcome.state
+        if self.done():  # It may have ended meanwhile.
+            return self._outcome.result().state
         return UploadState.INFLIGHT if seen is None else seen
 
     def done(self) -> bool:
         """Returns whether the upload has ended, with success or failure."""
-        return self._outcome is not None
+        return self._outcome.done()
 
     def result(self, timeout_seconds: float | None = None) -> Outcome:
         """Waits for the outcome and returns it; `superseded` and `withdrawn` are not errors.
@@ -274,8 +269,7 @@ class UploadHandle:
         error = self.exception(timeout_seconds)
         if error is not None:
             raise error
-        assert self._outcome is not None  # noqa: S101  # exception() returned
-        return self._outcome
+        return self._outcome.result()
 
     def exception(self, timeout_seconds: float | None = None) -> UploadError | None:
         """Waits for the outcome and returns the error, or None after success.
@@ -284,42 +278,24 @@ class UploadHandle:
             UploadTimeoutError: It took longer; the upload continues.
         """
         seconds = None if timeout_seconds is None else check_seconds("timeout_seconds", timeout_seconds)
-        if self._outcome is None and not self._event().wait(seconds):
+        try:
+            outcome = self._outcome.result(seconds)
+        except TimeoutError as error:
             raise UploadTimeoutError(
                 f"{self.remote_name!r} is {self.state} after {timeout_seconds} s; the upload continues"
-            )
-        assert self._outcome is not None  # noqa: S101  # set before the event
-        error = _ERRORS.get(self._outcome.state)
-        return None if error is None else error(self._outcome.reason)
+            ) from error
+        kind = _ERRORS.get(outcome.state)
+        return None if kind is None else kind(outcome.reason)
 
     def add_done_callback(self, callback: Callable[[], object]) -> None:
         """Calls a function once when the upload ends, or at once if it has ended.
 
         It runs in the thread that settles the upload; it must return at once and not raise.
         """
-        callbacks = vars(self).setdefault("_callbacks", [])
-        callbacks.append(callback)
-        if self._outcome is not None:
-            self._call_back()
+        self._outcome.add_done_callback(lambda _: callback())
 
     def _settle(self, outcome: Outcome) -> None:
-        self._outcome = outcome
-        if self._settled is not None:
-            self._settled.set()
-        self._call_back()
-
-    def _call_back(self) -> None:
-        # The thread that takes a function from the list calls it.
-        while self._callbacks:
-            with contextlib.suppress(IndexError):
-                self._callbacks.pop()()
-
-    def _event(self) -> threading.Event:
-        """Returns the event that `_settle` sets. Atomic without a lock, which a fork could leave held."""
-        event: threading.Event = vars(self).setdefault("_settled", threading.Event())
-        if self._outcome is not None:
-            event.set()
-        return event
+        self._outcome.set_result(outcome)
 
 
 @attrs.define(eq=False, slots=False, repr=False)

@@ -91,12 +91,8 @@ class Ledger:
             self._settling.add(folder)
             is_freed = not outcome.state.is_failure
         # Without the lock: a signal handler in a thread that waits for room may need it.
-        try:
-            if is_freed:
-                self._free(outcome.size)
-        except BaseException:
-            self._settling.discard(folder)
-            raise
+        if is_freed:
+            self._free(outcome.size)
         with self._changed:
             self._settling.discard(folder)
             handle = self._handles.get(folder)

@@ -217,35 +217,32 @@ class TransformersCallback(SessionMixin, TrainerCallback, ExportableState):
         if not self._is_evaluating:
             self._is_evaluating = True
             session.evaluation_start()
-            session.eval_start("eval", length_of(kwargs.get("eval_dataloader")))
+            session.stage_start(Phase.EVAL, "eval", length_of(kwargs.get("eval_dataloader")))
         session.state.eval_timestamp = session.state.eval_timestamp.to_next_batch()
         session.run_event(Event.EVAL_BATCH_END)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Fires `EVAL_END`, `EVAL_AFTER_ALL`; outside of `fit`, all events of the evaluation."""
-        session, self._is_evaluating = self._session, False
-        if session.is_fitting:
-            session.eval_end()
-            session.evaluation_end()
-            return
-        session.evaluation_start()
-        session.eval_start("eval")
-        session.state.eval_timestamp = Timestamp.from_state_dict({"batch": self._steps_outside_fit})
-        self._steps_outside_fit = 0
-        session.eval_end()
+        session, has_begun, self._is_evaluating = self._session, self._is_evaluating, False
+        if not has_begun:
+            session.evaluation_start()
+            session.stage_start(Phase.EVAL, "eval")
+            session.state.eval_timestamp = Timestamp.from_state_dict({"batch": self._steps_outside_fit})
+            self._steps_outside_fit = 0
+        session.stage_end()
         session.evaluation_end()
-        session.succeed()
+        if not session.is_fitting:
+            session.succeed()
 
     def on_predict(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
         """Fires `PREDICT_START`, `PREDICT_END`; logs the metrics, which Hugging Face does not."""
         session = self._session
-        session.predict_start()
+        session.stage_start(Phase.PREDICT, "predict")
         session.state.predict_timestamp = Timestamp.from_state_dict({"batch": self._steps_outside_fit})
         self._steps_outside_fit = 0
         if metrics:
             self.on_log(args, state, control, metrics)
-        session.predict_end()
-        session.state.phase = Phase.TRAIN
+        session.stage_end()
         if session.state.status is RunStatus.RUNNING and not session.is_fitting:
             session.succeed()
 

@@ -6,7 +6,7 @@ Everything runs in the training thread.
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from events import Callback, Destination, RunStatus, Time, Timestamp, TimeUnit
+from events import Callback, Destination, Phase, RunStatus, Time, Timestamp, TimeUnit
 
 from .session import Session, SessionMixin, log_metrics_and_traces, missing_package_error
 
@@ -125,40 +125,35 @@ class KerasCallback(SessionMixin, keras.callbacks.Callback):
     def on_test_begin(self, logs: Any = None) -> None:
         """Fires `EVAL_BEFORE_ALL` inside `fit`, else `EVAL_STANDALONE_START`; `EVAL_START`."""
         self._session.evaluation_start()
-        self._session.eval_start()
+        self._session.stage_start(Phase.EVAL, "eval")
 
     def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Fires `EVAL_BATCH_START`, `EVAL_BEFORE_FORWARD`."""
-        self._session.eval_batch_start()
+        """Fires `EVAL_BATCH_START`, `EVAL_BEFORE_FORWARD`, or those of a prediction."""
+        self._session.stage_batch_start()
 
-    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Fires `EVAL_AFTER_FORWARD`, `EVAL_BATCH_END`."""
-        self._session.eval_batch_end()
+    def on_test_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
+        """Fires `EVAL_AFTER_FORWARD`, `EVAL_BATCH_END`, or those of a prediction."""
+        self._session.stage_batch_end(outputs=(logs or {}).get("outputs"))
 
     def on_test_end(self, logs: Mapping[str, Any] | None = None) -> None:
         """Logs metrics; fires `EVAL_END`, then `EVAL_AFTER_ALL` in `fit`, else `EVAL_STANDALONE_END`."""
         session = self._session
         count = int(session.state.timestamp.batch)
         self._log("eval", logs, max(0, count - 1) if session.is_fitting else count)
-        session.eval_end()
+        session.stage_end()
         session.evaluation_end()
         self._succeed_outside_of_fit()
 
     def on_predict_begin(self, logs: Any = None) -> None:
         """Fires `PREDICT_START`."""
-        self._session.predict_start()
+        self._session.stage_start(Phase.PREDICT, "predict")
 
-    def on_predict_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Fires `PREDICT_BATCH_START`, `PREDICT_BEFORE_FORWARD`."""
-        self._session.predict_batch_start()
-
-    def on_predict_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
-        """Fires `PREDICT_AFTER_FORWARD`, `PREDICT_BATCH_END`."""
-        self._session.predict_batch_end(outputs=(logs or {}).get("outputs"))
+    on_predict_batch_begin = on_test_batch_begin
+    on_predict_batch_end = on_test_batch_end
 
     def on_predict_end(self, logs: Any = None) -> None:
         """Fires `PREDICT_END`."""
-        self._session.predict_end()
+        self._session.stage_end()
         self._succeed_outside_of_fit()
 
     def _succeed_outside_of_fit(self) -> None:

@@ -20,7 +20,7 @@ from destinations.base import LoggerDestination
 from destinations.compat.summary_calls import SummaryCalls
 from destinations.compat.wandb.items import Items
 from destinations.run_directory import RunDirectory
-from events import Callback, Destination, Event, Logger, RunStatus, State, Time, Timestamp, TimeUnit
+from events import Callback, Destination, Event, Logger, Phase, RunStatus, State, Time, Timestamp, TimeUnit
 
 from .media import WandbMedia
 from .session import Session, SessionContext, as_tuple, log_values, missing_package_error, samples_in
@@ -232,9 +232,8 @@ class LightningEvents(_CallbackBase):
             ("test", trainer.num_test_batches) if trainer.testing else ("eval", trainer.num_val_batches)
         )
         self._dataloader_index = index
-        self._session.eval_start(
-            f"{label}/dataloader_idx_{index}" if index else label, _length(lengths[index])
-        )
+        label = f"{label}/dataloader_idx_{index}" if index else label
+        self._session.stage_start(Phase.EVAL, label, _length(lengths[index]))
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         """Fires `EVAL_BEFORE_ALL` or `EVAL_STANDALONE_START`, then `EVAL_START`; not in the sanity check."""
@@ -254,19 +253,19 @@ class LightningEvents(_CallbackBase):
         if dataloader_idx != self._dataloader_index:
             self._session.run_event(Event.EVAL_END)
             self._start_dataloader(trainer, dataloader_idx)
-        self._session.eval_batch_start(batch)
+        self._session.stage_batch_start(batch)
 
     def on_validation_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        """Fires `EVAL_AFTER_FORWARD`, `EVAL_BATCH_END`."""
+        """Fires `EVAL_AFTER_FORWARD`, `EVAL_BATCH_END`, or those of a prediction."""
         if not trainer.sanity_checking:
-            self._session.eval_batch_end(samples_in(batch) * self._session.state.world_size, outputs)
+            self._session.stage_batch_end(samples_in(batch) * self._session.state.world_size, outputs)
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         """Fires `EVAL_END`, then `EVAL_AFTER_ALL` inside `fit`, else `EVAL_STANDALONE_END`."""
         if not trainer.sanity_checking:
-            self._session.eval_end()
+            self._session.stage_end()
             self._session.evaluation_end()
 
     on_test_start = on_validation_start
@@ -278,23 +277,19 @@ class LightningEvents(_CallbackBase):
 
     def on_predict_start(self, trainer: Any, pl_module: Any) -> None:
         """Fires `PREDICT_START`."""
-        self._session.predict_start(_length(trainer.num_predict_batches[0]))
+        self._session.stage_start(Phase.PREDICT, "predict", _length(trainer.num_predict_batches[0]))
 
     def on_predict_batch_start(
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         """Fires `PREDICT_BATCH_START`, `PREDICT_BEFORE_FORWARD`."""
-        self._session.predict_batch_start(batch)
+        self._session.stage_batch_start(batch)
 
-    def on_predict_batch_end(
-        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
-    ) -> None:
-        """Fires `PREDICT_AFTER_FORWARD`, `PREDICT_BATCH_END`."""
-        self._session.predict_batch_end(samples_in(batch) * self._session.state.world_size, outputs)
+    on_predict_batch_end = on_validation_batch_end
 
     def on_predict_end(self, trainer: Any, pl_module: Any) -> None:
         """Fires `PREDICT_END`."""
-        self._session.predict_end()
+        self._session.stage_end()
 
 
 def _max_duration(trainer: Any) -> Time | None:

@@ -419,15 +419,6 @@ class Session:
         if self.is_open and self.state.status is RunStatus.COMPLETED:
             self.state.status, self._was_completed = RunStatus.RUNNING, True
 
-    def _end_stage(self, event: Event) -> None:
-        """Fires the end of an evaluation or prediction, and goes back to training."""
-        self.run_event(event)
-        self._set_phase(Phase.TRAIN, "train", None)
-        self._lap()  # Wall-clock times of the run count only training.
-        if self._was_completed and self.state.status is RunStatus.RUNNING and not self.is_fitting:
-            self.state.status = RunStatus.COMPLETED
-        self._was_completed = False
-
     def close(self, exception: BaseException | None = None, status: RunStatus | str | None = None) -> None:
         """Closes the destinations; does nothing if they are not open.
 
@@ -640,45 +631,40 @@ class Session:
         """Fires the event after the last dataloader of an evaluation."""
         self.run_event(Event.EVAL_AFTER_ALL if self.is_fitting else Event.EVAL_STANDALONE_END)
 
-    def eval_start(self, label: str = "eval", length: int | None = None) -> None:
+    def stage_start(self, phase: Phase, label: str, length: int | None = None) -> None:
+        """Starts an evaluation of one dataloader, or a prediction.
+
+        Args:
+            phase: which of the two it is; the three methods below take it from the state.
+            label: label of the dataloader.
+            length: its number of batches, if known.
+        """
         self.begin_stage()
-        self.state.eval_timestamp = Timestamp()
-        self._set_phase(Phase.EVAL, label, length)
-        self.run_event(Event.EVAL_START)
+        setattr(self.state, f"{phase}_timestamp", Timestamp())
+        self._set_phase(phase, label, length)
+        self.run_event(Event(f"{phase}_start"))
 
-    def eval_batch_start(self, batch: Any = None) -> None:
+    def stage_batch_start(self, batch: Any = None) -> None:
         self.state.batch = batch
-        self.run_event(Event.EVAL_BATCH_START)
-        self.run_event(Event.EVAL_BEFORE_FORWARD)
+        self.run_event(Event(f"{self.state.phase}_batch_start"))
+        self.run_event(Event(f"{self.state.phase}_before_forward"))
 
-    def eval_batch_end(self, samples: int = 0, outputs: Any = None) -> None:
-        self.state.outputs = outputs
-        self.run_event(Event.EVAL_AFTER_FORWARD)
-        self.state.eval_timestamp = self.state.eval_timestamp.to_next_batch(samples)
-        self.run_event(Event.EVAL_BATCH_END)
+    def stage_batch_end(self, samples: int = 0, outputs: Any = None) -> None:
+        """Counts a batch of the stage; `samples` are those of all ranks."""
+        state, clock = self.state, f"{self.state.phase}_timestamp"
+        state.outputs = outputs
+        self.run_event(Event(f"{state.phase}_after_forward"))
+        setattr(state, clock, getattr(state, clock).to_next_batch(samples))
+        self.run_event(Event(f"{state.phase}_batch_end"))
 
-    def eval_end(self) -> None:
-        self._end_stage(Event.EVAL_END)
-
-    def predict_start(self, length: int | None = None) -> None:
-        self.begin_stage()
-        self.state.predict_timestamp = Timestamp()
-        self._set_phase(Phase.PREDICT, "predict", length)
-        self.run_event(Event.PREDICT_START)
-
-    def predict_batch_start(self, batch: Any = None) -> None:
-        self.state.batch = batch
-        self.run_event(Event.PREDICT_BATCH_START)
-        self.run_event(Event.PREDICT_BEFORE_FORWARD)
-
-    def predict_batch_end(self, samples: int = 0, outputs: Any = None) -> None:
-        self.state.outputs = outputs
-        self.run_event(Event.PREDICT_AFTER_FORWARD)
-        self.state.predict_timestamp = self.state.predict_timestamp.to_next_batch(samples)
-        self.run_event(Event.PREDICT_BATCH_END)
-
-    def predict_end(self) -> None:
-        self._end_stage(Event.PREDICT_END)
+    def stage_end(self) -> None:
+        """Ends an evaluation or prediction, and goes back to training."""
+        self.run_event(Event(f"{self.state.phase}_end"))
+        self._set_phase(Phase.TRAIN, "train", None)
+        self._lap()  # Wall-clock times of the run count only training.
+        if self._was_completed and self.state.status is RunStatus.RUNNING and not self.is_fitting:
+            self.state.status = RunStatus.COMPLETED
+        self._was_completed = False
 
     def advance_to(self, step: Any, epoch: Any = None) -> None:
         """Advances the timestamp to a record's, for trainers without loop events; never goes back.

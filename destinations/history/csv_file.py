@@ -4,7 +4,7 @@ import errno
 import itertools
 import os
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Self
 
@@ -191,14 +191,9 @@ class CsvSnapshot:
         start = max(0, size - MARKED_TAIL_BYTES)
         return csv_mark(self.header, self.raw(start, size - start), size, closed)
 
-    def to_parquet(self, between: Callable[[], None] = lambda: None) -> bytes:
-        """Returns the rows as the bytes of a closed part; calls `between` after each chunk."""
+    def to_parquet(self) -> bytes:
+        """Returns the rows as the bytes of a closed part."""
         from destinations.run_directory.parquet import pack  # imports numpy, and pyarrow
-
-        def chunks() -> Iterator[bytes]:
-            for chunk in self.chunks(chunk_bytes=_PACKED_BYTES):
-                between()
-                yield chunk
 
         def cells() -> Iterator[dict[str, float]]:
             for row in self.rows():
@@ -206,7 +201,7 @@ class CsvSnapshot:
                 cells = itertools.chain(own, row.metrics.items())
                 yield {name: cell for name, cell in cells if cell is not None}
 
-        return pack(self.header, chunks(), cells, csv_bytes=self.end)
+        return pack(self.header, self.chunks(chunk_bytes=_PACKED_BYTES), cells, csv_bytes=self.end)
 
     def close(self) -> None:
         """Closes the file."""

@@ -44,17 +44,11 @@ class Call(NamedTuple):
     values: Any
     """A tuple of numbers, or float64 `(metrics,)`."""
 
-    def names_with(
-        self, names: tuple[str, ...], step: int | None, epoch: int | None
-    ) -> tuple[str, ...] | None:
-        """Returns the names of the row that a later call shares; None if the call gets its own row."""
-        if self.step != step or self.epoch != epoch or self.names is names:
-            return None
-        return _joined(self.names, names)
-
     def joined(self, later: Call) -> Call | None:
         """Returns the row of both calls, with the time of the later one; None if they share no row."""
-        names = self.names_with(later.names, later.step, later.epoch)
+        if self.step != later.step or self.epoch != later.epoch or self.names is later.names:
+            return None
+        names = _joined(self.names, later.names)
         if names is None:
             return None
         # numpy's numbers are formatted differently.

@@ -1,7 +1,6 @@
 """Closed parts: Parquet files that never change, read like the CSV that they were made from."""
 
 import contextlib
-import errno
 import functools
 import logging
 import os
@@ -75,14 +74,12 @@ class Part:
     Attributes:
         folder: the folder of the rank's parts.
         number: the number of the part, from 1 on.
-        is_csv: whether it is a CSV, until `runs pack` makes it Parquet.
         keep: which of its rows count.
         sealed: its line in the history, with size and checksum; None in format 2.
     """
 
     folder: Path
     number: int
-    is_csv: bool = False
     keep: Keep = ALL
     sealed: SealedPart | None = None
 
@@ -91,8 +88,8 @@ class Part:
         cls, folder: Path, number: int, keep: Keep = ALL, sealed: SealedPart | None = None
     ) -> Self | None:
         """Returns the part if it exists, else None."""
-        found = (cls(folder, number, is_csv, keep, sealed) for is_csv in (True, False))
-        return next((part for part in found if os.path.lexists(part.path)), None)
+        found = cls(folder, number, keep, sealed)
+        return found if os.path.lexists(found.path) else None
 
     def open(self) -> "ParquetSnapshot":
         """Opens the part, which the caller closes. If its footer is damaged, it has no rows, see `damage`.
@@ -105,24 +102,27 @@ class Part:
             ParquetRows,
         )  # imports numpy, and pyarrow
 
-        fd = open_existing(self.path)
-        if fd < 0:
-            if self.is_csv:
-                return attrs.evolve(self, is_csv=False).open()
-            raise FileNotFoundError(errno.ENOENT, "it is not there", str(self.path))
+        path = self.path
+        if (fd := open_existing(path)) < 0:
+            # `runs pack` may have converted it meanwhile.
+            path = self.path
+            fd = open_regular(path)
         try:
-            found = CsvSnapshot.of(fd) if self.is_csv else ParquetSnapshot(ParquetRows(fd, str(self.path)))
+            if path.suffix == ".csv":
+                found: CsvSnapshot = CsvSnapshot.of(fd)
+            else:
+                found = ParquetSnapshot(ParquetRows(fd, str(path)))
         except DamagedParquetError:
             header = header_line(OWN_COLUMNS)
             nothing = CsvSnapshot(-1, header, len(header))
             return ParquetSnapshot(ParquetRows(nothing.to_parquet()), is_damaged=True)
         except OSError as error:
-            error.filename = error.filename or str(self.path)
+            error.filename = error.filename or str(path)
             raise
         if not isinstance(found, ParquetSnapshot) or found.packed.version == 1:
             # Parts of earlier versions are converted in memory.
             with contextlib.closing(found):
-                found = ParquetSnapshot(ParquetRows(found.to_parquet(), str(self.path)))
+                found = ParquetSnapshot(ParquetRows(found.to_parquet(), str(path)))
         if self.keep != ALL:
             found.packed.keep(self.keep)
         return found
@@ -143,12 +143,7 @@ class Part:
         Raises:
             OSError: see `open`.
         """
-        try:
-            state = self.path.lstat()
-        except FileNotFoundError:
-            if self.is_csv:
-                return attrs.evolve(self, is_csv=False).about()
-            raise
+        state = self.path.lstat()
         version = state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns
         return _about(attrs.evolve(self, keep=ALL), version)
 
@@ -159,8 +154,9 @@ class Part:
 
     @property
     def path(self) -> Path:
-        """The path of the file."""
-        return part_path(self.folder, self.number, ".csv" if self.is_csv else ".parquet")
+        """The path of the file: a CSV until `runs pack` makes it Parquet."""
+        csv = part_path(self.folder, self.number, ".csv")
+        return csv if os.path.lexists(csv) else part_path(self.folder, self.number)
 
     @property
     def absence(self) -> str:
@@ -193,7 +189,7 @@ class Part:
         Raises:
             OSError: see `open`.
         """
-        if self.sealed is not None and self.sealed.crc32 and not self.is_csv:
+        if self.sealed is not None and self.sealed.crc32 and self.path.suffix != ".csv":
             with closing(open_regular(self.path)) as fd:
                 size = os.fstat(fd).st_size
                 if size == self.sealed.size and (not is_whole or crc32_of(fd) == self.sealed.crc32):

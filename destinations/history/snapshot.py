@@ -63,7 +63,6 @@ __all__ = [
 
 _TRIES = 100
 _MOST_MISSING = 100
-_SUFFIXES = (".csv", ".parquet")
 _MAX_CACHED_BYTES = 64 << 20
 # So many of the last parts are read to find damage; `verify` reads all.
 _MOST_VERIFIED = 16
@@ -422,8 +421,8 @@ def _snapshot(
     found = settled(history, csv, records, to)
     folder = parts_path(path)
     sealed = [] if found.has_view else [*history.parts_of(found.chain)]
-    there, csvs = ({*part_numbers(folder, one)} if sealed else set() for one in (_SUFFIXES, (".csv",)))
-    parts = [Part(folder, one.number, one.number in csvs, keep, one) for one, keep in sealed]
+    there = {*part_numbers(folder)} if sealed else set()
+    parts = [Part(folder, one.number, keep, one) for one, keep in sealed]
     return MetricsSnapshot(
         found.chain,
         found.csv,

@@ -7,7 +7,7 @@ import contextlib
 import errno
 import os
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from destinations.history.csv_file import CsvSnapshot
@@ -72,13 +72,12 @@ class ClosedParts:
         found = (Part.find(self.folder, part.number, keep, part) for part, keep in self.chain.preceding())
         return [part for part in found if part is not None]
 
-    def close(self, rows: CsvSnapshot, count: int, between: Callable[[], None]) -> SealedPart:
+    def close(self, rows: CsvSnapshot, count: int) -> SealedPart:
         """Writes rows of the newest session as a part, which counts once the history lists it.
 
         Args:
             rows: the rows.
             count: how many there are.
-            between: called meanwhile.
 
         Raises:
             OSError: the disk is full.
@@ -86,7 +85,7 @@ class ClosedParts:
         for folder in (self.folder.parent, self.folder):
             self._disk.make_folder(folder)
             self._disk.sync_folder(folder.parent)
-        content = rows.to_parquet(between)
+        content = rows.to_parquet()
         number = max(*part_numbers(self.folder), self._first - 1, 0) + 1
         with replacement(part_path(self.folder, number), durable=True, disk=self._disk) as fd:
             self._disk.write(fd, content, 0)

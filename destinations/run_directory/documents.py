@@ -180,11 +180,6 @@ class Documents:
         # Set last, because readers of `end` rely on status and exception.
         session["end"] = at
 
-    def add_tag(self, tag: str) -> None:
-        """Adds a tag unless the run has it."""
-        if tag not in self._tags:
-            self._tags = [*self._tags, tag]
-
     def note_checkpoint(self, place: Mapping[str, Any]) -> None:
         """Records how much the session had logged at a checkpoint; later hyperparameters aren't part of it.
 

@@ -219,7 +219,6 @@ class JournalDrain:
             self._folder / POSITION,
             self._committed,
             self._on_rollback,
-            self._between,
             self._disk,
             self._part_bytes,
         )

@@ -7,13 +7,20 @@ import contextlib
 import os
 from collections.abc import Generator, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
-from uploads.disk import Disk, look_twice, read_at
+from uploads.disk import Disk, closing, read_at
 
-from .frames import MAGIC, Keys, RowBlock, count_rows, iter_frames, read_row_block
+from .frames import MAGIC, RowBlock, count_rows, read_row_block
 from .layout import segment_number, segment_paths
-from .segments import FIRST_BYTES, JournalRecord, continues_from, iter_records, names_before
+from .segments import (
+    JournalRecord,
+    continues_from,
+    iter_keys,
+    iter_records,
+    names_before,
+    segment_bytes,
+)
 
 if TYPE_CHECKING:
     from .journal_files import JournalFiles
@@ -30,47 +37,8 @@ take more time in total, because each has an overhead of a few hundred microseco
 Found = JournalRecord | tuple[tuple[str, ...], RowBlock]
 """A call, a block of calls with their names, or a mark between calls."""
 
-_READ_BYTES = 256 << 10
 # How many new names to look for in advance.
 _MOST_COMING = 64
-
-
-class _SegmentFile:
-    """An open segment, which is empty if the file is gone.
-
-    Args:
-        path: the path of the segment.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._fd = -1
-        with contextlib.suppress(FileNotFoundError):
-            self._fd = look_twice(path, lambda: os.open(path, os.O_RDONLY))
-
-    @property
-    def is_segment(self) -> bool:
-        """Whether it begins with the magic bytes. After a power loss it may not, and is then ignored."""
-        return self.read(0, len(MAGIC)) == MAGIC
-
-    def read(self, offset: int, length: int) -> bytes:
-        """Returns up to `length` bytes from an offset."""
-        return read_at(self._fd, length, offset) if self._fd >= 0 else b""
-
-    def content(self) -> bytes:
-        """Returns all bytes of the file."""
-        return self.read(0, os.fstat(self._fd).st_size) if self._fd >= 0 else b""
-
-    def sync(self, disk: Disk) -> None:
-        """Syncs the segment."""
-        if self._fd >= 0:
-            disk.sync(self._fd)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
 
 
 class JournalSource:
@@ -98,7 +66,7 @@ class JournalSource:
         self._names: dict[int, tuple[str, ...]] = {}
         self._names_of_segment = 0
         self._skipped: set[int] = set()
-        # The data read last, and how much of it was yielded.
+        # The segment as it was read last, and the offset up to which it was yielded.
         self._data = b""
         self._taken = 0
 
@@ -115,26 +83,19 @@ class JournalSource:
 
     def frames(self) -> Generator[tuple[int, int, Found], None, None]:
         """Yields each item of the current segment with its start and end offsets."""
-        at, length = self.offset, _READ_BYTES
-        with self._reader(self.segment) as reader:
-            if not reader.is_segment:
-                return
-            if self._names_of_segment != self.segment:
-                self._names_of_segment = self.segment
-                self._names = names_before(reader.read(0, at), at)
-            while True:
-                self._data, self._taken = reader.read(at, length), 0
-                while (item := self._next_item()) is not None:
-                    start, self._taken, found = item
-                    if found is not None:
-                        yield at + start, at + self._taken, found
-                if not self._taken:
-                    if len(self._data) < length or not any(self._data[:8]):
-                        break
-                    length *= 2  # The frame is longer.
-                at = self.end = at + self._taken
+        self._data, self._taken = self._content(self.segment), self.offset
+        if not self._data.startswith(MAGIC):
+            return
+        if self._names_of_segment != self.segment:
+            self._names_of_segment = self.segment
+            self._names = names_before(self._data, self.offset)
+        while (item := self._next_item()) is not None:
+            start, self._taken, found = item
+            if found is not None:
+                yield start, self._taken, found
+        self.end = self._taken
         if self.segment not in self._own():
-            self.damaged_bytes += len(self._data.rstrip(b"\0"))
+            self.damaged_bytes += len(self._data[self._taken :].rstrip(b"\0"))
 
     def _next_item(self) -> tuple[int, int, Found | None] | None:
         """Returns the next item of the data, or None if it is incomplete or its names were lost."""
@@ -146,15 +107,14 @@ class JournalSource:
 
     def coming_names(self) -> list[tuple[str, ...]]:
         """Returns the new names that upcoming rows have."""
-        records = (record for _, record in iter_frames(self._data, self._taken))
-        return [record.names for record in records if isinstance(record, Keys)][:_MOST_COMING]
+        return [record.names for record in iter_keys(self._data, self._taken)][:_MOST_COMING]
 
     def sync(self) -> None:
         """Syncs the segments that aren't drained."""
-        for number in self._listed():
+        for number, path in self._listed().items():
             if number >= self.segment:
-                with self._reader(number) as reader:
-                    reader.sync(self._disk)
+                with contextlib.suppress(FileNotFoundError), closing(os.open(path, os.O_RDONLY)) as fd:
+                    self._disk.sync(fd)
         self._disk.sync_folder(self._folder)
 
     def remove_drained(self) -> None:
@@ -187,8 +147,8 @@ class JournalSource:
         return sum(count_rows(data, self._start_in(number)) for number, data in contents)
 
     def _rows_left(self, number: int) -> int:
-        with self._reader(number) as reader:
-            return count_rows(reader.content() if reader.is_segment else b"", self._start_in(number))
+        data = self._content(number)
+        return count_rows(data, self._start_in(number)) if data.startswith(MAGIC) else 0
 
     def _start_in(self, number: int) -> int:
         return self.offset if number == self.segment else len(MAGIC)
@@ -203,8 +163,10 @@ class JournalSource:
         """Returns the paths of the segments, by their numbers, ascending."""
         return {segment_number(path): path for path in segment_paths(self._folder)}
 
-    def _reader(self, number: int) -> _SegmentFile:
-        return _SegmentFile(self._listed().get(number, self._folder / "none"))
+    def _content(self, number: int) -> bytes:
+        """Returns the bytes of a segment, which may be damaged; empty if the file is gone."""
+        path = self._listed().get(number)
+        return b"" if path is None else segment_bytes(path) or b""
 
     def _next(self, listed: dict[int, Path], least: int) -> int | None:
         """Returns the segment to continue in: the current one, or the first one that follows its end.
@@ -217,12 +179,12 @@ class JournalSource:
                 continue
             if number == self.segment or number in own:
                 return number
-            with _SegmentFile(path) as reader:
-                if continues_from(reader.read(0, FIRST_BYTES), (self.segment, self.offset)):
-                    return number
-                if number not in self._skipped:
-                    self._skipped.add(number)
-                    self.damaged_bytes += len(reader.content().rstrip(b"\0"))
+            data = segment_bytes(path) or b""
+            if continues_from(data, (self.segment, self.offset)):
+                return number
+            if number not in self._skipped:
+                self._skipped.add(number)
+                self.damaged_bytes += len(data.rstrip(b"\0"))
         return None
 
     def _enter(self, number: int | None) -> bool:

@@ -25,7 +25,7 @@ from destinations.history.sums import Block
 from uploads.disk import append_line, is_locked, look_twice, read_at, read_json, read_regular
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
     import numpy as np
@@ -147,7 +147,7 @@ _MAX_NAME_BYTES = 120
 _DEEPEST = 100
 _BEYOND_INT = 1 << 63
 _SEGMENT = re.compile(rf"[0-9]+{re.escape(SEGMENT_SUFFIX)}")
-_PART = re.compile(r"([0-9]{8}|[1-9][0-9]{8,17})(\.csv|\.npy|\.parquet)")
+_PART = re.compile(r"([0-9]{8}|[1-9][0-9]{8,17})\.(?:csv|parquet)")
 _FORMAT = re.compile(rb'"format_version":\s*(\d{1,9})')
 _RELEASE = re.compile(r"[\w.+!-]{1,40}")
 _UNSAFE = re.compile(r"[^\w .,=+@()\[\]-]")
@@ -200,8 +200,8 @@ def part_path(parts: Path, number: int, suffix: str = ".parquet") -> Path:
     return parts / f"{number:08d}{suffix}"
 
 
-def part_numbers(parts: Path, suffixes: Collection[str] = (".csv", ".parquet")) -> list[int]:
-    """Returns the numbers of the closed parts, or of files beside them, ascending; ignores folders.
+def part_numbers(parts: Path) -> list[int]:
+    """Returns the numbers of the closed parts, ascending; ignores folders.
 
     Opening a part that isn't a regular file is an error, and so is reading the rows.
     """
@@ -209,11 +209,7 @@ def part_numbers(parts: Path, suffixes: Collection[str] = (".csv", ".parquet")) 
         with look_twice(parts, lambda: os.scandir(parts)) as entries:
             found = [(match, entry) for entry in entries if (match := _PART.fullmatch(entry.name))]
             return sorted(
-                {
-                    int(match[1])
-                    for match, entry in found
-                    if match[2] in suffixes and not entry.is_dir(follow_symlinks=False)
-                }
+                {int(match[1]) for match, entry in found if not entry.is_dir(follow_symlinks=False)}
             )
     except (FileNotFoundError, NotADirectoryError):
         return []

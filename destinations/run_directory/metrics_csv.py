@@ -6,7 +6,7 @@ Runs in the writer thread. Appended rows count once `drain` has written a positi
 import contextlib
 import errno
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import attrs
@@ -258,8 +258,10 @@ class MetricsCsv:
         """Writes a copy with additional columns."""
         wanted = dict.fromkeys((*self.columns, *OWN_COLUMNS, *columns))
         added = len(wanted) - len(self.columns)
-        header = header_line(wanted)
-        return self._prepare(header, self._padded(b"," * added))
+        # Each line feed ends a row, since cells are numbers.
+        end = b"," * added + b"\n"
+        body = (chunk.replace(b"\n", end) for chunk in self.snapshot().chunks(chunk_bytes=_COPY_BYTES))
+        return self._prepare(header_line(wanted), body)
 
     def snapshot(self) -> CsvSnapshot:
         """Returns the rows of the file, valid until this object replaces it."""
@@ -304,7 +306,7 @@ class MetricsCsv:
         """Returns the offset of the first row of the newest session."""
         return self.snapshot().offset_of(self.parts.chain.view or 0)
 
-    def seal(self, between: Callable[[], None] = lambda: None) -> SealedPart | None:
+    def seal(self) -> SealedPart | None:
         """Writes the rows of the newest session as a closed part; returns None if there are none.
 
         Raises:
@@ -314,7 +316,7 @@ class MetricsCsv:
         if self.own_rows <= 0:
             return None
         own = attrs.evolve(self.snapshot(), begin=self.own_start())
-        part = self.parts.close(own, self.own_rows, between)
+        part = self.parts.close(own, self.own_rows)
         if not self.is_as_left():
             raise ChangedError
         return part
@@ -390,7 +392,7 @@ class MetricsCsv:
 
     def restore(self) -> None:
         """Rewrites a deleted file at its path, from the open descriptor."""
-        self.accept(self._prepare(self._header, self._chunks(len(self._header))))
+        self.accept(self._prepare(self._header, self.snapshot().chunks()))
 
     def close(self) -> None:
         """Closes the file."""
@@ -405,19 +407,6 @@ class MetricsCsv:
         self.columns = {name: index for index, name in enumerate(parse_header(header))}
         self._formatters.clear()
         self._names = None
-
-    def _chunks(self, start: int) -> Iterator[bytes]:
-        while start < self.size:
-            chunk = os.pread(self._fd, min(_COPY_BYTES, self.size - start), start)
-            if not chunk:
-                return
-            start += len(chunk)
-            yield chunk
-
-    def _padded(self, commas: bytes) -> Iterator[bytes]:
-        """Yields the rows with empty cells appended. Each line feed ends a row, since cells are numbers."""
-        for chunk in self._chunks(len(self._header)):
-            yield chunk.replace(b"\n", commas + b"\n")
 
     def _prepare(self, header: bytes, body: Iterable[bytes]) -> "Replacement":
         return Replacement(self.path, header, body, self._disk)

@@ -139,11 +139,6 @@ class Mirror:
         self._is_whole_due = True
 
     @property
-    def queue(self) -> UploadQueue:
-        """The upload queue, also for logged files."""
-        return self._queue
-
-    @property
     def first_part(self) -> int:
         """The lowest number of a part that this session closes."""
         return self._claim.session * PARTS_OF_A_SESSION + 1

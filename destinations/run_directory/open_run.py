@@ -169,10 +169,11 @@ class OpenRun:
             fork = None
             if options.fork_from is not None and not holds_run(self.run_dir, 0):
                 fork = fork_place(options.fork_from, self.run_dir, loads=bool(self.state.continues_run))
+            array_job = os.environ.get("SLURM_ARRAY_JOB_ID")
             self.documents = documents = Documents(
                 folder.path,
                 options.run_id or uuid.uuid4().hex[:12],
-                options.tags,
+                (*options.tags, *([f"sweep:{array_job}"] if array_job else ())),
                 options.notes,
                 options.clock(),
                 "" if options.is_trainer else self.run_dir.name,
@@ -180,8 +181,6 @@ class OpenRun:
             )
             session = documents.sessions.current["session"]
             note_session(session)
-            if array_job := os.environ.get("SLURM_ARRAY_JOB_ID"):
-                documents.add_tag(f"sweep:{array_job}")
             self._lane = Lane(f"run-directory-{self.run_dir.name}-media")
             there = frozenset() if claim is None else frozenset(claim.there)
             self.media = MediaWriter(folder, self._lane, options.clock, there)

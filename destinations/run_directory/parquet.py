@@ -245,23 +245,24 @@ def _index(names: list[str], table: Any) -> dict[str, str]:
         columns[name] = np.where(there, values, np.nan), there
     nothing = np.full(len(table), np.nan), np.zeros(len(table), np.bool_)
     (step, _), (time, _) = columns.pop("step", nothing), columns.pop("time", nothing)
-    names = list(columns)
-    array = np.empty((len(OF_ROWS) + len(OF_COLUMN) * len(columns), -(-len(table) // ENTRY_ROWS)), "<f8")
-    for entry, start in enumerate(range(0, len(table), ENTRY_ROWS)):
+    entries = []
+    for start in range(0, len(table), ENTRY_ROWS):
         rows = slice(start, start + ENTRY_ROWS)
-        of_entry = [(values[rows], there[rows]) for values, there in columns.values()]
-        array[: len(OF_ROWS), entry] = rows_entry(step[rows], time[rows])
-        statistics = Aggregate()
-        statistics.add_columns(names, step[rows], of_entry)
-        array[len(OF_ROWS) :, entry] = statistics.fields(names).T.ravel()
-    fields = len(OF_ROWS)
-    blocks = [
-        array[:fields],
-        *(array[at : at + len(OF_COLUMN)] for at in range(fields, len(array), len(OF_COLUMN))),
-    ]
+        of_entry = {name: (values[rows], there[rows]) for name, (values, there) in columns.items()}
+        entries.append(_entry(step[rows], time[rows], of_entry))
+    fields, of_column = len(OF_ROWS), len(OF_COLUMN)
+    array = np.array(entries, "<f8").reshape(len(entries), fields + of_column * len(columns)).T
+    blocks = [array[:fields], *(array[at : at + of_column] for at in range(fields, len(array), of_column))]
     return {
         f"{_METADATA}.{at}": base64.b64encode(block.tobytes()).decode() for at, block in enumerate(blocks)
     }
+
+
+def _entry(step: Floats, time: Floats, columns: Mapping[str, tuple[Floats, Bools]]) -> Floats:
+    """Returns the entry of an index for some rows."""
+    statistics = Aggregate()
+    statistics.add_columns(list(columns), step, columns.values())
+    return np.concatenate([rows_entry(step, time), statistics.fields(list(columns)).T.ravel()])
 
 
 def rows_entry(step: Floats, time: Floats) -> Floats:
@@ -384,7 +385,7 @@ class ParquetRows:
         if self.count < self._starts[-1]:
             same = 0 if self._places is not None else self.count // ENTRY_ROWS
             starts = range(same * ENTRY_ROWS, self.count, ENTRY_ROWS)
-            array = np.column_stack([array[:, :same], *(self._entry(names, start) for start in starts)])
+            array = np.column_stack([array[:, :same], *(self._entry_at(names, start) for start in starts)])
         return PartIndex(names, array)
 
     def keep(self, keep: Keep) -> None:
@@ -414,7 +415,7 @@ class ParquetRows:
         self._places = np.setdiff1d(np.arange(self._starts[-1]), kept)
         self.count = len(self._places)
 
-    def _entry(self, names: list[str], start: int) -> Floats:
+    def _entry_at(self, names: list[str], start: int) -> Floats:
         """Computes the entry of an index for rows if some of them don't count."""
         places = {name: place for place, name in enumerate(self._columns)}
         end = min(start + ENTRY_ROWS, self.count)
@@ -425,10 +426,8 @@ class ParquetRows:
         for at, name in enumerate(wanted):
             values, present = (np.concatenate([piece[at][part] for piece in pieces]) for part in (0, 1))
             columns[name] = np.where(present, values, np.nan), present
-        statistics = Aggregate()
-        statistics.add_columns(names, columns["step"][0], [columns[name] for name in names])
-        of_columns = statistics.fields(names).T.ravel()
-        return np.concatenate([rows_entry(columns["step"][0], columns["time"][0]), of_columns])
+        step, time = (columns.pop(name)[0] for name in ("step", "time"))
+        return _entry(step, time, columns)
 
     def place_of(self, row: int) -> int:
         """Returns how many rows before a row of the file count, see `keep`."""

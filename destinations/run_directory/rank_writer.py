@@ -32,8 +32,6 @@ from .folder import HeldFolder, RunInUseError, RunPathError, WriterLock, remove_
 from .journal import Journal
 from .journal_files import MakeSegment, make_journal, remove_journal, sync_journal
 from .layout import (
-    MARKED_TAIL_BYTES,
-    csv_mark,
     journal_path,
     metrics_name,
     parse_header,
@@ -148,10 +146,8 @@ class WriteFailures:
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
         self._lock = threading.Lock()
-        self.count = 0
-        """How many errors there were."""
         self.errors: Counter[str] = Counter()
-        """How many of each class."""
+        """How many errors of each class there were."""
         self.last_error = ""
         """The last one, as text."""
         self.is_failing = False
@@ -164,7 +160,6 @@ class WriteFailures:
         text = f"{type(error).__name__}: {redact_text(str(with_user_paths(error, self._run_dir)))}"
         kind = (type(error).__name__, getattr(error, "errno", None))
         with self._lock:
-            self.count += 1
             self.errors[type(error).__name__] += 1
             self.last_error = text
             self.is_failing = True
@@ -188,11 +183,11 @@ class WriteFailures:
         """Reports the recovery once everything pending is written.
 
         Args:
-            before: the count at the start of the turn that wrote it. An error of another thread since then
+            before: the number of errors at the start of the turn that wrote it. An error of another thread since then
                 may concern work that this turn had already done; the next turn decides.
         """
         with self._lock:
-            if not self.is_failing or before != self.count:
+            if not self.is_failing or before != self.errors.total():
                 return
             self.is_failing = False
             self._reported.clear()
@@ -389,7 +384,7 @@ class RankWriter:
                 self._report_loss()
             return
         self._papers.touch()
-        failures = self._failures.count
+        failures = self._failures.errors.total()
         self._is_well, is_well = False, True
         try:
             self._drain_journal(is_last)
@@ -452,12 +447,10 @@ class RankWriter:
     def _summary(self) -> tuple[Aggregate, dict[str, int]]:
         """Returns the statistics of the rows, and the mark of the CSV that they cover."""
         # A summary without a mark covers no rows; readers compute their own.
-        mark: dict[str, int] = {}
-        if self._csv.exists and not self._are_statistics_due:
-            size = self._csv.size
-            tail = self._csv.read(max(0, size - MARKED_TAIL_BYTES), min(size, MARKED_TAIL_BYTES))
-            mark = {**csv_mark(self._csv.header, tail, size, self._csv.parts.last), "rows": self._csv.rows}
-        return self._drain.statistics, mark
+        csv, mark = self._csv, None
+        if csv.exists and not self._are_statistics_due:
+            mark = csv.snapshot().mark(csv.size, csv.parts.last)
+        return self._drain.statistics, {} if mark is None else {**mark, "rows": csv.rows}
 
     def counts(self) -> dict[str, int]:
         """Returns counts of waiting rows, dropped rows, refused values, and the sum of all losses."""

@@ -32,7 +32,6 @@ class RowFile:
         call.
         on_rollback: called when a session follows an earlier place, with the number of rows that no longer
             count.
-        between: called after each piece of rows that is read or written.
         disk: the disk operations.
         part_bytes: the size at which the CSV is closed as a part.
 
@@ -47,7 +46,6 @@ class RowFile:
     path: Path
     on_commit: Callable[[], int | None]
     on_rollback: Callable[[int], None]
-    between: Callable[[], None]
     disk: Disk = DISK
     part_bytes: int = 0
     has_position: bool = attrs.field(default=False, init=False)
@@ -154,7 +152,7 @@ class RowFile:
         self.replace(self.csv.prepare_history(columns, (), with_own=False), *lines)
 
     def _seal(self) -> list[bytes]:
-        sealed = self.csv.seal(self.between)
+        sealed = self.csv.seal()
         return [] if sealed is None else [self.csv.parts.chain.part(sealed)]
 
     def mend(self) -> int:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from destinations.history.rows import Call
-from uploads.disk import DISK, Disk, open_regular, read_at, read_regular
+from uploads.disk import DISK, Disk, read_at, read_regular
 
 from .frames import (
     HEADER,
@@ -29,7 +29,6 @@ from .frames import (
 from .layout import POSITION, Position, segment_number, segment_paths
 
 __all__ = [
-    "FIRST_BYTES",
     "AppendedSegment",
     "JournalPlace",
     "JournalRecord",
@@ -38,10 +37,12 @@ __all__ = [
     "allocate",
     "continues_from",
     "end_of_journal",
+    "iter_keys",
     "iter_records",
     "journal_extent",
     "journal_records",
     "names_before",
+    "segment_bytes",
 ]
 
 _POPULATE_STEP_BYTES = 64 << 10
@@ -233,9 +234,6 @@ JournalPlace = tuple[int, int]
 JournalRecord = Call | Begin | Rewind | Resume | Boundary
 """A call, or a mark between calls."""
 
-FIRST_BYTES = 128
-"""An upper bound on the size of the magic bytes plus a `Follows` frame."""
-
 # A segment is as large as its largest row needs.
 _MAX_SEGMENT_BYTES = 1 << 30
 # The first bytes of the payload of each frame of names.
@@ -269,12 +267,7 @@ def iter_records(
 
 
 def continues_from(data: bytes, place: JournalPlace) -> bool:
-    """Returns whether a segment continues the journal at a place.
-
-    Args:
-        data: the segment, or its first `FIRST_BYTES`.
-        place: where reading ended before.
-    """
+    """Returns whether a segment continues the journal at a place, where reading ended before."""
     if not data.startswith(MAGIC):
         return False
     _, first = next(iter_frames(data, len(MAGIC)), (0, None))
@@ -309,11 +302,11 @@ def journal_records(folder: Path, place: JournalPlace) -> tuple[list[JournalReco
         # Checked before reading: a segment with a successor doesn't grow any more.
         has_successor = len(paths) > 1
         number = segment_number(paths[0])
-        data = _segment_data(paths[0])
+        data = segment_bytes(paths[0])
         is_whole = is_whole and number == least and data is not None
         # If it doesn't follow, rows before it are missing, either because of a power loss, or because they
         # were drained meanwhile. The caller finds out which.
-        if data and (number == place[0] or continues_from(data, place)):
+        if data and data.startswith(MAGIC) and (number == place[0] or continues_from(data, place)):
             end = place[1] if number == place[0] else len(MAGIC)
             found: list[JournalRecord] = []
             for after, record in iter_records(data, end, names_before(data, end)):
@@ -328,13 +321,12 @@ def journal_records(folder: Path, place: JournalPlace) -> tuple[list[JournalReco
         least = number + 1
 
 
-def _segment_data(path: Path) -> bytes | None:
-    """Returns the content of a segment, b"" if it isn't a segment, or None if it was removed."""
+def segment_bytes(path: Path) -> bytes | None:
+    """Returns the content of a segment, which doesn't begin with `MAGIC` if it is damaged; None if it is gone."""
     try:
-        data = read_regular(path, _MAX_SEGMENT_BYTES)
+        return read_regular(path, _MAX_SEGMENT_BYTES)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    return data if data.startswith(MAGIC) else b""
 
 
 def journal_extent(folder: Path, place: JournalPlace | None) -> JournalPlace:
@@ -348,19 +340,12 @@ def journal_extent(folder: Path, place: JournalPlace | None) -> JournalPlace:
     if not paths:
         return 0, 0
     number = segment_number(paths[-1])
-    offset = place[1] if place is not None and place[0] == number else len(MAGIC)
-    try:
-        fd = open_regular(paths[-1])
-    except (FileNotFoundError, NotADirectoryError):
+    if (data := segment_bytes(paths[-1])) is None:
         return number, 0
-    try:
-        data = read_at(fd, max(0, min(os.fstat(fd).st_size, _MAX_SEGMENT_BYTES) - offset), offset)
-    finally:
-        os.close(fd)
-    at, head, end = 0, HEADER.size, len(data)
-    while at + head <= end and (length := HEADER.unpack_from(data, at)[0]):
-        at += head + length
-    return number, offset + at
+    at = place[1] if place is not None and place[0] == number else len(MAGIC)
+    while at + HEADER.size <= len(data) and (length := HEADER.unpack_from(data, at)[0]):
+        at += HEADER.size + length
+    return number, at
 
 
 def names_before(data: bytes, start: int) -> dict[int, tuple[str, ...]]:
@@ -368,12 +353,15 @@ def names_before(data: bytes, start: int) -> dict[int, tuple[str, ...]]:
 
     A power loss may have damaged frames before them, whose rows are in the CSV.
     """
-    names = {}
-    at = data.find(_KEYS_START, len(MAGIC), start)
+    return {record.schema: record.names for record in iter_keys(data[:start], len(MAGIC))}
+
+
+def iter_keys(data: bytes, offset: int) -> Iterator[Keys]:
+    """Yields the frames with names from an offset on, without decoding others; some may be damaged."""
+    at = data.find(_KEYS_START, offset)
     while at >= 0:
         # The same bytes inside a row have no matching header before them.
-        end, record = next(iter_frames(data, at - HEADER.size), (0, None))
-        if isinstance(record, Keys) and end <= start:
-            names[record.schema] = record.names
-        at = data.find(_KEYS_START, at + 1, start)
-    return names
+        _, record = next(iter_frames(data, at - HEADER.size), (0, None))
+        if isinstance(record, Keys):
+            yield record
+        at = data.find(_KEYS_START, at + 1)

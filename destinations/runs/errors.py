@@ -18,7 +18,7 @@ RunsError
 """
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 __all__ = [
     "AmbiguousRunError",
@@ -33,6 +33,7 @@ __all__ = [
     "RunsError",
     "WriterNotFoundError",
     "near_names",
+    "suggestion",
 ]
 
 
@@ -63,7 +64,7 @@ class RunNotFoundError(RunsError, KeyError):
     def __init__(self, wanted: str, known: Iterable[str] = ()) -> None:
         self.wanted = wanted
         self.near = near_names(wanted, known)
-        super().__init__(f"no run has the id, name or path {wanted!r}.{_suggestion(self.near)}")
+        super().__init__(f"no run has the id, name or path {wanted!r}.{suggestion(self.near)}")
 
 
 class CheckpointNotFoundError(RunsError, LookupError):
@@ -99,7 +100,7 @@ class MetricNotFoundError(RunsError, KeyError):
         self.wanted = wanted
         self.near = near_names(wanted, known)
         kind = "hyperparameter" if wanted.startswith("hparams.") else "metric"
-        text = f"unknown {kind} {wanted!r}{_suggestion(self.near, '; did you mean')}"
+        text = f"unknown {kind} {wanted!r}{suggestion(self.near, '; did you mean')}"
         super().__init__(f"{text}. {hint}" if hint else text)
 
 
@@ -114,7 +115,7 @@ class WriterNotFoundError(RunsError, KeyError):
     def __init__(self, wanted: str, known: Iterable[str] = ()) -> None:
         self.wanted = wanted
         self.near = near_names(wanted, known)
-        super().__init__(f"this run has no writer {wanted!r}.{_suggestion(self.near)}")
+        super().__init__(f"this run has no writer {wanted!r}.{suggestion(self.near)}")
 
 
 class FilterError(RunsError, ValueError):
@@ -151,5 +152,6 @@ def near_names(wanted: str, known: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*ending, *close)))[:3]
 
 
-def _suggestion(near: tuple[str, ...], start: str = " Did you mean") -> str:
+def suggestion(near: Sequence[str], start: str = " Did you mean") -> str:
+    """Returns a question with the names that the user may have meant; "" if there are none."""
     return f"{start} {' or '.join(repr(name) for name in near)}?" if near else ""

@@ -70,7 +70,7 @@ def matches(record: RunRecord, where: str, now: float) -> bool:
     Raises:
         FilterError: the filter does not parse.
     """
-    parsed = parse_filter(where, now)
+    node = parse_filter(where, now)
     flags = 0 if is_terminal(record.status) else RUNNING
     path = str(record.path).lstrip("/")
     index = Index("/", None)
@@ -78,7 +78,7 @@ def matches(record: RunRecord, where: str, now: float) -> bool:
     try:
         index.write([ScanChange(path, fields, record.problem, record.heartbeat_at, 0, 0, "", flags)])
         order = Order(Field("run", "run_id"), descending=False)
-        return bool(index.select(index.compile(parsed.node, order, now=now, archived=None), 1))
+        return bool(index.select(index.compile(node, order, now=now, archived=None), 1))
     finally:
         index.close()
 
@@ -173,10 +173,10 @@ class Runs:
             started = time.perf_counter()
             reports = [root.scan(self._clock(), full=full) for root in self._roots]
             total = ScanReport.total(reports)
-            self.report = ScanReport.total(
-                [total],
+            self.report = attrs.evolve(
+                total,
                 warnings=(*self._warnings, *total.warnings),
-                duplicates=self._duplicates(total),
+                duplicates=self._duplicates(),
                 is_full=full,
                 seconds=time.perf_counter() - started,
             )
@@ -389,7 +389,7 @@ class Runs:
     ) -> list[tuple[Root, Query]]:
         """Returns the query of each root."""
         now = self._clock()
-        nodes = (*(() if where is None else (parse_filter(where, now, self._names).node,)), *tests)
+        nodes = (*(() if where is None else (parse_filter(where, now, self._names),)), *tests)
         node = Chain("and", nodes) if nodes else None
         field = order.field
         is_known = field.group == "run" or any(root.index.numbers([field]) for root in self._roots)
@@ -756,15 +756,14 @@ class Runs:
             raise MetricNotFoundError(sort_by)
         return field
 
-    def _duplicates(self, total: ScanReport) -> Mapping[str, tuple[Path, ...]]:
+    def _duplicates(self) -> Mapping[str, tuple[Path, ...]]:
         """Returns the paths of ids that occur more than once, in one root or in several."""
-        if len(self._roots) == 1:
-            return total.duplicates
-        paths: dict[str, list[Path]] = {}
-        for root in self._roots:
-            for run_id, path in root.index.all_ids():
-                paths.setdefault(run_id, []).append(path)
-        return {run_id: tuple(found) for run_id, found in paths.items() if len(found) > 1}
+        counts = Counter(run_id for root in self._roots for run_id in root.index.ids_of_runs())
+        return {
+            run_id: tuple(path for root in self._roots for path in root.index.paths_of(run_id))
+            for run_id, count in counts.items()
+            if count > 1
+        }
 
 
 def _without_gone(records: Iterable[RunRecord | None]) -> list[RunRecord]:

@@ -137,7 +137,7 @@ def _damage_of(part: Any, sealed: SealedPart) -> str | None:
         return f"is missing: its {sealed.rows:,} rows are lost"
     with closing(open_regular(part.path)) as fd:
         size, crc32 = os.fstat(fd).st_size, crc32_of(fd) if sealed.crc32 else 0
-    if part.is_csv or (crc32 == sealed.crc32 and size == (sealed.size or size)):
+    if part.path.suffix == ".csv" or (crc32 == sealed.crc32 and size == (sealed.size or size)):
         return None
     with contextlib.closing(part.open()) as file:
         lost = sealed.rows if file.is_damaged else file.packed.verify() + sealed.rows - file.packed.count

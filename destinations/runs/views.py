@@ -23,9 +23,8 @@ __all__ = ["VIEWS", "RunView", "read_views", "save_view"]
 
 VIEWS = "views.json"
 _FORMAT_VERSION = 1
-_MOST_VIEWS = 200
 _MOST_NAME = 100
-_MOST_BYTES = 64 << 10
+_MOST_BYTES = 8 << 20
 _MAX_QUERY = 1000
 _SEARCHED = ("name", "run_id", "tags", "notes")
 
@@ -152,15 +151,16 @@ def save_view(root: Path, name: str, fields: Mapping[str, Any] | None) -> dict[s
     """
     if not name.strip() or len(name) > _MOST_NAME or not name.isprintable():
         raise ValueError(f"the name of a view must have 1 to {_MOST_NAME} characters, got {name!r:.200}.")
+    for key, value in (fields or {}).items():
+        if not all(isinstance(one, str) for one in (value if isinstance(value, list) else [value])):
+            raise ValueError(f"{key} of a view must be a text or a list of texts, got {value!r:.100}.")
     try:
         views = read_views(root)
         views.pop(name, None)
         if fields is not None:
-            views[name] = {key: _checked(key, value) for key, value in fields.items()}
-        if len(views) > _MOST_VIEWS:
-            raise ValueError(f"at most {_MOST_VIEWS} views can be saved. Remove one first.")
+            views[name] = dict(fields)
         content = strict_json({"format_version": _FORMAT_VERSION, "views": views}, indent=2)
-        if len(content) > _MOST_VIEWS * _MOST_BYTES:
+        if len(content) > _MOST_BYTES:
             raise ValueError("the views are too long to be saved. Remove one first.")
         replace_file(root / VIEWS, f"{content}\n".encode())
     except OSError as error:
@@ -168,11 +168,3 @@ def save_view(root: Path, name: str, fields: Mapping[str, Any] | None) -> dict[s
             f"could not save the view in {os.fspath(root)!r}: {error.strerror or error}."
         ) from error
     return views
-
-
-def _checked(key: str, value: Any) -> Any:
-    is_text = isinstance(value, str)
-    is_list = isinstance(value, list) and all(isinstance(one, str) for one in value)
-    if not (is_text or is_list) or len(str(value)) > _MOST_BYTES:
-        raise ValueError(f"{key} of a view must be a text or a list of texts, got {value!r:.100}.")
-    return value

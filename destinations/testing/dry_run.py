@@ -1,6 +1,7 @@
 """`DryRun`: a training run without a model, with the events of the loop and your records."""
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -117,14 +118,14 @@ class DryRun:
 
     def evaluate(self, batches: int | None = None, label: str = "eval") -> None:
         """Plays an evaluation inside `fit`, of `eval_batches` unless given otherwise."""
-        with _Restored(self.state, Phase.EVAL):
+        with _restored(self.state, Phase.EVAL):
             self.fire("eval_before_all")
             self._evaluate_one(self._eval_batches if batches is None else batches, label)
             self.fire("eval_after_all")
 
     def evaluate_standalone(self, batches: int = 2, label: str = "eval") -> None:
         """Plays `Trainer.eval`."""
-        with _Restored(self.state, Phase.EVAL):
+        with _restored(self.state, Phase.EVAL):
             self.fire("eval_standalone_start")
             self._evaluate_one(batches, label)
             self.fire("eval_standalone_end")
@@ -132,7 +133,7 @@ class DryRun:
     def predict(self, batches: int = 2) -> None:
         """Plays `Trainer.predict`."""
         state = self.state
-        with _Restored(state, Phase.PREDICT):
+        with _restored(state, Phase.PREDICT):
             self._read("predict", batches)
             state.predict_timestamp = type(state.timestamp)()
             self.fire("predict_start")
@@ -163,18 +164,12 @@ class DryRun:
         self.state.dataloader_len = batches if self._knows_length else None
 
 
-class _Restored:
-    """Puts phase, label and length back when an evaluation or prediction is over."""
-
-    def __init__(self, state: State, phase: Phase) -> None:
-        self._state = state
-        self._phase = phase
-
-    def __enter__(self) -> None:
-        state = self._state
-        self._before = (state.phase, state.dataloader_label, state.dataloader_len)
-        state.phase = self._phase
-
-    def __exit__(self, *_: object) -> None:
-        state = self._state
-        state.phase, state.dataloader_label, state.dataloader_len = self._before
+@contextlib.contextmanager
+def _restored(state: State, phase: Phase) -> Iterator[None]:
+    """Sets the phase, and puts phase, label and length back when an evaluation or prediction is over."""
+    before = (state.phase, state.dataloader_label, state.dataloader_len)
+    state.phase = phase
+    try:
+        yield
+    finally:
+        state.phase, state.dataloader_label, state.dataloader_len = before

@@ -4,6 +4,7 @@ A call in the training thread puts a record into a queue; one background thread 
 "Destinations" describes the format of the lines.
 """
 
+import contextlib
 import itertools
 import json
 import logging
@@ -186,7 +187,7 @@ class LineWriter:
         self._reported: set[str] = set()
         self.written_bytes = 0
         self._timer = PeriodicThread(
-            self._write, self._flush_seconds, self._retry, name="destinations-line-writer"
+            self._write, self._flush_seconds, self._report, name="destinations-line-writer"
         )
         self._timer.start()
 
@@ -201,25 +202,29 @@ class LineWriter:
             OSError: the file cannot be written; the rest is kept and retried.
             TimeoutError: the thread has been blocked in a write for `timeout_seconds`.
         """
-        if os.getpid() == self._owner_pid:
-            self.run_exclusively(lambda: None, timeout_seconds)
+        if os.getpid() == self._owner_pid and not self.is_interrupted:
+            with self.whole(timeout_seconds):
+                pass
 
-    def run_exclusively(self, action: Callable[[], None], timeout_seconds: float = _CLOSE_SECONDS) -> None:
-        """Writes everything, then calls `action` while no other thread writes.
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether this is a signal handler in the midst of a write of this thread, which writes the rest."""
+        return self._holder == threading.get_ident()
+
+    @contextlib.contextmanager
+    def whole(self, timeout_seconds: float = _CLOSE_SECONDS) -> Iterator[None]:
+        """Writes everything; no other thread writes within this context.
 
         Raises:
             OSError: as for `flush`.
             TimeoutError: as for `flush`.
         """
-        if self._holder == threading.get_ident():
-            # This is a signal handler, and this thread writes: it writes the rest when the handler returns.
-            return
         if not self._lock.acquire(timeout=timeout_seconds):
             raise TimeoutError(f"could not write the text file within {timeout_seconds:.0f} s.")
         try:
             self._holder = threading.get_ident()
             self._drain()
-            action()
+            yield
         finally:
             self._holder = 0
             self._lock.release()
@@ -250,14 +255,11 @@ class LineWriter:
         with self._lock:
             self._drain()
 
-    def _retry(self, error: Exception) -> None:
-        self._report("cannot write the text file, retrying", error)
-
     def _drain(self) -> None:
         while self._unwritten or self._queue:
             if not self._unwritten:
                 count = min(len(self._queue), _RECORDS_PER_WRITE)
-                lines = "".join(self._rendered(self._queue.popleft()) for _ in range(count))
+                lines = "".join(self._render(self._queue.popleft()) for _ in range(count))
                 # UTF-8 cannot encode a lone surrogate; the escape is also valid in JSON.
                 self._unwritten = lines.encode("utf-8", "backslashreplace")
             while self._unwritten:
@@ -265,15 +267,9 @@ class LineWriter:
                 self._unwritten = self._unwritten[written:]
                 self.written_bytes += written
 
-    def _rendered(self, record: Any) -> str:
-        try:
-            return self._render(record)
-        except Exception as error:  # noqa: BLE001  # one bad record must not block the others
-            self._report("could not format a record, skipped it", error)
-            return ""
-
-    def _report(self, what: str, error: Exception) -> None:
-        line = f"{what}: {type(error).__name__}: {error}"
+    def _report(self, error: Exception) -> None:
+        """Logs an error of the thread, which tries again; each text once."""
+        line = f"cannot write the text file, retrying: {type(error).__name__}: {error}"
         if line not in self._reported:
             self._reported.add(line)
             _log.error("%s.", line)
@@ -603,15 +599,13 @@ class TextFile(RecordDestination):
     def _upload(self, logger: Logger) -> None:
         if self._remote_file_name is None or self._writer is None or self._path is None:
             return
-        remote_file_name, path, writer = self._remote_file_name, self._path, self._writer
-
-        def upload() -> None:
-            if writer.written_bytes != self._uploaded_bytes:
-                logger.upload_file(remote_file_name, path, overwrite=True)
-                self._uploaded_bytes = writer.written_bytes
-
-        # Exclusive, so that the copy contains only whole lines.
-        writer.run_exclusively(upload)
+        if self._writer.is_interrupted:
+            return
+        # No other thread writes meanwhile, so that the copy contains only whole lines.
+        with self._writer.whole():
+            if self._writer.written_bytes != self._uploaded_bytes:
+                logger.upload_file(self._remote_file_name, self._path, overwrite=True)
+                self._uploaded_bytes = self._writer.written_bytes
 
 
 class _CapturedStream(StreamWrapper):

@@ -72,18 +72,18 @@ def entity_key(name: str) -> str:
     A valid name has at most 250 letters, digits, "_", "-", ".", ":", " " and "/", and is a normal path,
     unlike "a//b" or "../a". Other characters become "_".
     """
-    key = "/".join(_parts(re.sub(r"[^/\w.\- :]", "_", name)))
-    if len(key) > _MAX_KEY:
-        key = f"{key[: _MAX_KEY - 7]}-{short_hash(name)}"
-    return key or "unnamed"
+    return _key(name, r"[^/\w.\- :]", _MAX_KEY) or "unnamed"
 
 
 def artifact_key(name: str) -> str:
     """Returns a name as a relative path of at most 80 ASCII letters, digits, "_", "-", ".", " " and "/"."""
-    key = "/".join(_parts(re.sub(r"[^/A-Za-z0-9_.\- ]", "_", name)))
-    if len(key) > _MAX_ARTIFACT_KEY:
-        key = f"{key[: _MAX_ARTIFACT_KEY - 7]}-{short_hash(name)}"
+    key = _key(name, r"[^/A-Za-z0-9_.\- ]", _MAX_ARTIFACT_KEY)
     return key if key.strip() else "unnamed"
+
+
+def _key(name: str, forbidden: str, longest: int) -> str:
+    key = "/".join(_parts(re.sub(forbidden, "_", name)))
+    return key if len(key) <= longest else f"{key[: longest - 7]}-{short_hash(name)}"
 
 
 def _parts(path: str) -> Iterator[str]:
@@ -95,11 +95,6 @@ def _parts(path: str) -> Iterator[str]:
 def artifact_path(name: str) -> str:
     """Returns the name of a file as a relative artifact path, without characters that servers reject."""
     return "/".join(_parts(re.sub(r"[\x00-\x1f\x7f\"':#%?*<>|\\]", "_", without_surrogates(name)))) or "file"
-
-
-def tag_key(prefix: str, key: str) -> str:
-    """Returns the key of a tag that describes another key."""
-    return entity_key(prefix + key)
 
 
 # Values.
@@ -329,7 +324,7 @@ class MLflowSink(Sink):
         run = self._client.get_run(run_id)
         self._client.update_run(run_id, status="RUNNING")
         for key in run.data.metrics:
-            name = run.data.tags.get(tag_key(_NAME_TAG, key), key)
+            name = run.data.tags.get(entity_key(_NAME_TAG + key), key)
             self._metric_names.take(name, key)
         self._params = dict(run.data.params)
         self._tables = json_list(run.data.tags.get("mlflow.loggedArtifacts"))
@@ -362,7 +357,7 @@ class MLflowSink(Sink):
             # The original name of a renamed metric is a tag.
             key = self._metric_names.key(name)
             if key != name and key not in self._tagged_keys:
-                self._set_tag(tag_key(_NAME_TAG, key), name)
+                self._set_tag(entity_key(_NAME_TAG + key), name)
                 self._tagged_keys.add(key)
         try:
             self._log_rows(*rows)
@@ -419,7 +414,7 @@ class MLflowSink(Sink):
                     self._log_param(key, value)
             self._params.update(some)
         for key, value in changed.items():
-            self._set_tag(tag_key(_CHANGED_TAG, key), value)
+            self._set_tag(entity_key(_CHANGED_TAG + key), value)
 
     def _log_param(self, key: str, value: str) -> None:
         from mlflow.entities import Param
@@ -429,7 +424,7 @@ class MLflowSink(Sink):
         except RetryLaterError:
             raise
         except Exception:  # noqa: BLE001  # too long for an older server, or has another value
-            self._set_tag(tag_key(_CHANGED_TAG, key), value)
+            self._set_tag(entity_key(_CHANGED_TAG + key), value)
 
     def log_table(self, stamp: Stamp, columns: list[str], rows: list[list[Any]]) -> None:
         # The format of MLflow's log_table and load_table.

@@ -3,6 +3,7 @@
 Its methods run in the training thread and queue records; a background thread encodes and writes.
 """
 
+import functools
 import itertools
 import logging
 import os
@@ -27,7 +28,6 @@ __all__ = ["TensorBoard"]
 
 _MAX_WAITING_BYTES = 8 << 20
 _MAX_TEMPLATES = 256
-_MAX_TEMPLATE_NAMES = 100_000
 _ADDED_LATER = "hyperparameters"
 
 
@@ -63,9 +63,8 @@ class TensorBoardSink(Sink):
         self._event_pb2: Any = None
         self._summary_pb2: Any = None
         self._summaries: Any = None
-        # A reusable event for each set of names; the oldest is evicted first.
-        self._templates: dict[tuple[str, ...], tuple[Any, list[Any]]] = {}
-        self._template_names = 0
+        # A reusable event for each set of names.
+        self._template = functools.lru_cache(_MAX_TEMPLATES)(self._new_template)
         # TensorBoard derives the kind of a tag from its first value, so each kind of record needs its own
         # tag.
         self._kinds: dict[str, str] = {}
@@ -239,11 +238,7 @@ class TensorBoardSink(Sink):
         log_each_row(rows, lambda row: self._append(self._row(*row)) if row[0] else None)
 
     def _row(self, metrics: dict[str, float], step: int, seconds: float) -> bytes:
-        names = tuple(metrics)
-        template = self._templates.get(names)
-        if template is None:
-            template = self._new_template(names)
-        event, values = template
+        event, values = self._template(tuple(metrics))
         event.wall_time = seconds
         event.step = step
         try:
@@ -260,15 +255,7 @@ class TensorBoardSink(Sink):
         event = self._event_pb2.Event()
         for name in names:
             event.summary.value.add(tag=self._tag(name, "metric"))
-        self._template_names += len(names)
-        while self._templates and (
-            len(self._templates) >= _MAX_TEMPLATES or self._template_names > _MAX_TEMPLATE_NAMES
-        ):
-            oldest = next(iter(self._templates))
-            self._template_names -= len(oldest)
-            del self._templates[oldest]
-        template = self._templates[names] = (event, list(event.summary.value))
-        return template
+        return event, list(event.summary.value)
 
     # Everything else.
 

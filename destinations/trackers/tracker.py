@@ -484,6 +484,10 @@ class Feed(Lane):
             self._values -= _weight(item)
             self.row_counts.dropped += len(item)
 
+    def _wait_for(self, has_room: Callable[[], bool]) -> bool:
+        # Nothing makes room before `begin`.
+        return self.sink is not None and super()._wait_for(has_room)
+
     def _ensure_thread(self) -> None:
         if self.sink is not None:
             super()._ensure_thread()

@@ -22,7 +22,7 @@ from typing import Any
 import attrs
 
 from destinations.background import Lane, LaneCounts, PeriodicThread
-from destinations.base import LoggerDestination
+from destinations.base import LoggerDestination, closed_state
 from destinations.text.formatting import one_line, plain, short
 from events import Event, Logger, RunStatus, State, redact_text
 from uploads import parse_retry_after
@@ -226,7 +226,6 @@ FAILURE = "failure"
 """Name of the notice sent at close if the run did not complete."""
 
 _MAX_WAITING = 100
-_MAX_METRICS = 1000
 _MAX_EXCEPTION_CHARACTERS = 4000
 
 
@@ -244,7 +243,7 @@ class Notice:
         duration_seconds: time since `init`.
         epoch: completed epochs.
         batch: completed batches.
-        metrics: last value of each metric, at most 1000 metrics.
+        metrics: last value of each metric.
         exception: the exception that ended the run, "ValueError: …", with secrets redacted, or None.
         traceback: last 4000 characters of its traceback, with secrets redacted, or None.
         message: the finding of an alert, or None.
@@ -369,13 +368,16 @@ class Webhook(LoggerDestination):
         self._all_ranks = all_ranks
         self._alerts = alerts
         self._clock = clock
-        self._reset()
-        self._add_hooks()
+        self._forget()
+        # An engine calls only existing hooks.
+        for event in self._events - {Event.INIT}:
+            setattr(self, event.value, functools.partial(self._notify, event.value))
 
-    def _reset(self) -> None:
+    def _forget(self) -> None:
+        """Resets to the closed state."""
         self._lane: Lane | None = None
         self._post: JsonPost | None = None
-        self._abandoned = threading.Event()
+        self._abandoned: threading.Event | None = None
         self._metrics: dict[str, float] = {}
         self._watch: PeriodicThread | None = None
         # Reported problems that haven't ended, and the time at which the last batch ended.
@@ -383,11 +385,6 @@ class Webhook(LoggerDestination):
         self._batch, self._batch_seen = -1, 0.0
         self._started = 0.0
         self._counts = LaneCounts()
-
-    def _add_hooks(self) -> None:
-        """Adds a hook method for each chosen event; an engine calls only existing hooks."""
-        for event in self._events - {Event.INIT}:
-            setattr(self, event.value, functools.partial(self._notify, event.value))
 
     @property
     def counts(self) -> LaneCounts:
@@ -402,7 +399,7 @@ class Webhook(LoggerDestination):
         if state.rank and not self._all_ranks:
             return
         self._started = self._clock()
-        self._abandoned.clear()
+        self._abandoned = threading.Event()
         self._lane = Lane(type(self).__name__, limit=_MAX_WAITING, when_full="drop_oldest")
         self._counts = self._lane.counts
         self._post = JsonPost(self._url, self._headers, self._retry, self._abandoned.wait)
@@ -414,15 +411,11 @@ class Webhook(LoggerDestination):
             self._watch.start()
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        latest = self._metrics
-        if len(latest) < _MAX_METRICS:
-            latest.update(metrics)
-        else:
-            latest.update((name, value) for name, value in metrics.items() if name in latest)
+        self._metrics.update(metrics)
 
     def close(self, state: State, logger: Logger) -> None:
-        lane = self._lane
-        if lane is None:
+        lane, abandoned = self._lane, self._abandoned
+        if lane is None or abandoned is None:
             return
         if self._watch is not None:
             self._watch.stop(self._close_seconds)
@@ -445,23 +438,12 @@ class Webhook(LoggerDestination):
                 )
         finally:
             # Ends a wait between two attempts; a hanging request ends by its own timeout.
-            self._abandoned.set()
+            abandoned.set()
             counts = lane.counts
-            self._reset()
+            self._forget()
             self._counts = counts
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Returns the constructor arguments only: a copy is closed."""
-        own = {"_lane", "_post", "_abandoned", "_metrics", "_started", "_counts"}
-        own |= {"_watch", "_troubles", "_batch", "_batch_seen"}
-        hooks = {event.value for event in self._events}
-        return {name: value for name, value in self.__dict__.items() if name not in own | hooks}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restores a closed webhook."""
-        self.__dict__.update(state)
-        self._reset()
-        self._add_hooks()
+    __getstate__ = closed_state
 
     def _look(self, alerts: Alerts, state: State, logger: Logger, _is_last: bool) -> None:
         """Reports new problems and ended ones. Called by the thread of alerts."""

@@ -4,6 +4,7 @@ import contextvars
 import functools
 import itertools
 import os
+import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -29,8 +30,6 @@ __all__ = ["AXES", "Axis", "ChartReader", "Rows", "rows_of", "rows_of_writers", 
 
 AXES = ("step", "epoch", "time", "relative")
 _METRIC_AXIS = "metric:"
-# The prefix of a cursor of a metric's second writer and later ones.
-_FURTHER = "&"
 _MAX_BRANCHES = 100
 # The most runs of one answer in the pool; the rest waits outside, so that a large answer doesn't delay a
 # small one.
@@ -159,8 +158,7 @@ class ChartReader:
             axis: the x axis.
             points: the maximum number of points of a series.
             rank: the rank that wrote the rows.
-            cursors: the cursors of an earlier answer, in the order of its series without branches; may be
-                fewer. The cursor of a metric's second writer, and of later ones, begins with "&".
+            cursors: the cursors of earlier answers; a series with one of them gets its new values only.
             branches: whether to return abandoned branches too, each after its series; only without cursors.
 
         Raises:
@@ -170,9 +168,7 @@ class ChartReader:
         streams = {run_id: _streams_of(run) for run_id, run in runs}
         for stream in itertools.chain.from_iterable(streams.values()):
             self.cache.announce(stream.run_dir, rank, [*metrics, *axis.columns], stream.writer)
-        after = dict(
-            zip(itertools.product([one for one, _ in runs], metrics), _grouped(cursors), strict=False)
-        )
+        after = {one.rpartition(":")[0]: one for one in cursors}
 
         def of_run(item: tuple[str, RecordedRun | None]) -> list[dict[str, Any]]:
             run_id, run = item
@@ -180,13 +176,13 @@ class ChartReader:
             try:
                 every = rows_of_writers(self.cache, run, metrics, axis, rank, streams[run_id])
                 for metric, of_metric in zip(metrics, every, strict=True):
-                    known = after.get((run_id, metric), ())
-                    for place, (writer, rows) in enumerate(of_metric):
+                    for writer, found in of_metric:
                         spend()
                         named = {"run": run_id, "metric": metric, "rank": rank, "writer": writer}
-                        cursor = next((one for one in known if one.rpartition(":")[0] == rows.token), "")
-                        answer = series_answer(rows, axis, points, cursor)
-                        answer["cursor"] = f"{_FURTHER if place else ''}{answer['cursor']}"
+                        # A cursor belongs to one series, so that cursors can be given in any order.
+                        series = zlib.crc32(repr(list(named.values())).encode("utf-8", "backslashreplace"))
+                        rows = attrs.evolve(found, token=f"{series:x}-{found.token}")
+                        answer = series_answer(rows, axis, points, after.get(rows.token, ""))
                         answers.append({**named, "branch": None, **answer})
                         if branches and run is not None and not cursors:
                             answers += [
@@ -335,18 +331,6 @@ def _in_order(rows: Rows, axis: Axis) -> Rows:
     order = np.argsort(rows.x, kind="stable")
     # Values in order are appended at the end. A late value moves others, so it changes the token.
     return attrs.evolve(rows, x=rows.x[order], y=rows.y[order], token=f"{rows.token}+{late}", late=late)
-
-
-def _grouped(cursors: Sequence[str]) -> Iterator[list[str]]:
-    """Yields the cursors of each metric of each run."""
-    group: list[str] = []
-    for cursor in cursors:
-        if group and not cursor.startswith(_FURTHER):
-            yield group
-            group = []
-        group.append(cursor.removeprefix(_FURTHER))
-    if group:
-        yield group
 
 
 def _branch_rows(

@@ -83,13 +83,18 @@ def downsample(x: Array, y: Array, points: int, spans: Spans | None = None) -> C
     # `fmin` and `fmax` ignore NaN unless all are.
     low, high = np.fmin.reduceat(finite, starts), np.fmax.reduceat(finite, starts)
     present = np.isfinite(finite)
-    counts = np.add.reduceat(present, starts, dtype=np.int64)
+    mean = _mean(finite, present, starts, low, high)
+    return Curve(x[starts], mean, low, high, merged, nan, inf)
+
+
+def _mean(y: Array, counts: Array, starts: Array, low: Array, high: Array) -> Array:
+    """Returns the means of `y`, each the mean of so many values, from each start to the next."""
     # The sum of huge values overflows: their mean is then taken as the middle between the extremes.
     with np.errstate(over="ignore", invalid="ignore"):
-        sums = np.add.reduceat(np.where(present, finite, 0.0), starts)
-        mean = np.divide(sums, counts, out=np.full(len(starts), np.nan), where=counts > 0)
-    mean = np.where(np.isfinite(mean) | np.isnan(low), mean, low / 2 + high / 2)
-    return Curve(x[starts], np.clip(mean, low, high), low, high, merged, nan, inf)
+        sums = np.add.reduceat(np.where(counts > 0, y * counts, 0.0), starts)
+        total = np.add.reduceat(counts, starts, dtype=np.int64)
+        mean = np.divide(sums, total, out=np.full(len(starts), np.nan), where=total > 0)
+    return np.clip(np.where(np.isfinite(mean) | np.isnan(low), mean, low / 2 + high / 2), low, high)
 
 
 def _downsampled_spans(x: Array, y: Array, points: int, spans: Spans) -> Curve:
@@ -101,12 +106,8 @@ def _downsampled_spans(x: Array, y: Array, points: int, spans: Spans) -> Curve:
     if not len(x):
         return Curve(x, y, None, None, 1, nan, nan)
     low, high = np.fmin.reduceat(spans.low, starts), np.fmax.reduceat(spans.high, starts)
-    counts = np.add.reduceat(spans.finite, starts)
-    with np.errstate(over="ignore", invalid="ignore"):
-        sums = np.add.reduceat(np.where(spans.finite > 0, y * spans.finite, 0.0), starts)
-        mean = np.divide(sums, counts, out=np.full(len(starts), np.nan), where=counts > 0)
-    mean = np.where(np.isfinite(mean) | np.isnan(low), mean, low / 2 + high / 2)
-    return Curve(x[starts], np.clip(mean, low, high), low, high, merged, nan, nan[:0])
+    mean = _mean(y, spans.finite, starts, low, high)
+    return Curve(x[starts], mean, low, high, merged, nan, nan[:0])
 
 
 def window(x: Array, start: float | None, end: float | None, until: Array | None = None) -> tuple[Array, int]:

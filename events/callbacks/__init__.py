@@ -6,7 +6,7 @@ Nothing here imports torch before a callback is used.
 from .code_snapshot import CodeSnapshot
 from .export import ExportForInferenceCallback
 from .flight_recorder import FlightRecorder
-from .health import HealthChecker, StragglerDetector
+from .health import HealthChecker
 from .learning_rate import LRMonitor
 from .memory import MemoryMonitor, MemorySnapshot, OOMObserver
 from .norms import ActivationMonitor, OptimizerMonitor
@@ -37,7 +37,6 @@ __all__ = [
     "RuntimeEstimator",
     "SpeedMonitor",
     "StatsMonitor",
-    "StragglerDetector",
     "SystemMonitor",
     "ThresholdStopper",
     "TimeLedger",

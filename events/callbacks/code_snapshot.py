@@ -132,21 +132,13 @@ class CodeSnapshot(Callback):
             for name in sorted(set(_files(root, self._git_seconds, self._is_wanted, report))):
                 if not self._is_wanted(name):
                     continue
-                if _is_named_like_a_secret(name):
-                    report["left out files that are named like secrets"].append(name)
-                    continue
                 try:
-                    entry, content = _read(root, name, self._max_file_bytes)
+                    entry, content = _read(root, name, min(self._max_file_bytes, self._max_bytes - total))
                 except FileNotFoundError:
                     continue  # Tracked, but deleted.
-                except _TooLargeError:
-                    report["left out files that are too large"].append(name)
-                    continue
-                except OSError:
-                    report["left out files that cannot be read"].append(name)
-                    continue
-                if total + len(content) > self._max_bytes:
-                    report["left out files that are too large"].append(name)
+                except OSError as error:
+                    reason = str(error) if isinstance(error, _LeftOutError) else "that cannot be read"
+                    report[f"left out files {reason}"].append(name)
                     continue
                 total += len(content)
                 kept = _without_secrets(name, content)
@@ -159,16 +151,19 @@ class CodeSnapshot(Callback):
         return any(PurePosixPath(name).match(pattern) for pattern in self._patterns)
 
 
-class _TooLargeError(OSError):
-    """A file exceeds the size limit."""
+class _LeftOutError(OSError):
+    """A file that is not archived, with the reason."""
 
 
 def _read(root: Path, name: str, max_bytes: int) -> tuple[zipfile.ZipInfo, bytes]:
     """Returns a ZIP entry and its content; for a symbolic link, its target.
 
     Raises:
-        OSError: not a regular file or link, too large, or outside the root by way of a link.
+        OSError: named like a secret, not a regular file or link, too large, or outside the root by way of a
+            link.
     """
+    if _is_named_like_a_secret(name):
+        raise _LeftOutError("that are named like secrets")
     path = root / name
     entry = zipfile.ZipInfo(_escaped(name), _ZIP_EPOCH)
     if not Path(os.path.realpath(path.parent)).is_relative_to(os.path.realpath(root)):
@@ -184,7 +179,7 @@ def _read(root: Path, name: str, max_bytes: int) -> tuple[zipfile.ZipInfo, bytes
             raise OSError("not a regular file")
         content = file.read(max_bytes + 1)
     if len(content) > max_bytes:
-        raise _TooLargeError
+        raise _LeftOutError("that are too large")
     return entry, content
 
 

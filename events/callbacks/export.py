@@ -2,7 +2,6 @@
 
 import copy
 import logging
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -38,12 +37,10 @@ class ExportForInferenceCallback(Callback):
         save_format: "torch.export", the only one; TorchScript is deprecated, and ONNX is one call away:
             `torch.onnx.export`.
         save_path: the name of the file, with placeholders as in `Logger.upload_file`: a path here, and the
-            name that it is uploaded under. With a destination that takes files and `keep_local=False`, only
-            the latter.
+            name that it is uploaded under.
         sample_input: the arguments of `forward`, a tensor or a tuple. Default: the inputs of the first batch.
         transforms: functions of the model, called on the copy one after another.
         dynamic_shapes: as for `torch.export.export`. Default: the sizes of the sample.
-        keep_local: whether to write the path.
 
     Raises:
         ValueError: the format is unknown.
@@ -57,7 +54,6 @@ class ExportForInferenceCallback(Callback):
         transforms: Sequence[Callable[[Any], Any]] = (),
         *,
         dynamic_shapes: Any = None,
-        keep_local: bool = True,
     ) -> None:
         super().__init__()
         if save_format != _FORMAT:
@@ -67,7 +63,6 @@ class ExportForInferenceCallback(Callback):
         self._sample = sample_input
         self._transforms = tuple(transforms)
         self._dynamic_shapes = dynamic_shapes
-        self._keep_local = keep_local
 
     def after_dataloader(self, state: State, logger: Logger) -> None:
         """Keeps the inputs of the first batch."""
@@ -93,12 +88,11 @@ class ExportForInferenceCallback(Callback):
         from uploads.disk import replacement
 
         name = format_name(self._save_path, state)
-        with tempfile.TemporaryDirectory(prefix="export-") as folder:
-            path = Path(name) if self._keep_local else Path(folder) / "model.pt2"
-            with replacement(path) as descriptor, open(descriptor, "w+b", closefd=False) as file:
-                torch.export.save(exported, file)
-            if logger.has_file_upload_destination():
-                logger.upload_file(LiteralName(name.strip("/")), path, overwrite=True)
+        path = Path(name)
+        with replacement(path) as descriptor, open(descriptor, "w+b", closefd=False) as file:
+            torch.export.save(exported, file)
+        if logger.has_file_upload_destination():
+            logger.upload_file(LiteralName(name.strip("/")), path, overwrite=True)
 
     def _export(self, state: State) -> Any:
         import torch

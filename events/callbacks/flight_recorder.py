@@ -27,8 +27,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import attrs
-
 from events.callback import Callback
 from events.engine import ExitCode
 from events.logger.converters import safe_text
@@ -133,30 +131,6 @@ class StallClock:
         return True
 
 
-@attrs.define(eq=False)
-class _Step:
-    """The record of a step."""
-
-    step: int
-    time: float
-    metrics: dict[str, float] = attrs.field(factory=dict)
-    left_out: int = 0
-    batch_ids: Any = None
-
-    def to_json(self) -> dict[str, Any]:
-        # Copied at once: the training thread may add metrics meanwhile.
-        found: dict[str, Any] = {
-            "step": self.step,
-            "time": self.time,
-            "metrics": {name: _number(value) for name, value in self.metrics.copy().items()},
-        }
-        if self.left_out:
-            found["left_out"] = self.left_out
-        if self.batch_ids is not None:
-            found["batch_ids"] = self.batch_ids
-        return found
-
-
 class _MetricsTap:
     """The destination through which a recorder gets metrics, as numbers on the host."""
 
@@ -245,7 +219,8 @@ class FlightRecorder(Callback):
         self._batch_ids = batch_ids
         self._max_bytes = max_bytes
         self._clock = clock
-        self._steps: deque[_Step] = deque(maxlen=steps)
+        # As in the file, but for the numbers that JSON lacks.
+        self._steps: deque[dict[str, Any]] = deque(maxlen=steps)
         self._reset()
 
     def _reset(self) -> None:
@@ -355,20 +330,18 @@ class FlightRecorder(Callback):
 
     # What is kept: training thread.
 
-    def _step(self, step: int) -> _Step:
-        found = self._steps[-1] if self._steps else None
-        if found is None or found.step != step:
-            found = _Step(step, time.time())
-            self._steps.append(found)
-        return found
+    def _step(self, step: int) -> dict[str, Any]:
+        if not self._steps or self._steps[-1]["step"] != step:
+            self._steps.append({"step": step, "time": time.time(), "metrics": {}})
+        return self._steps[-1]
 
     def _keep_metrics(self, metrics: Mapping[str, float], step: int) -> None:
         self._progress += 1
         found = self._step(step)
-        if len(found.metrics) + len(metrics) > _MAX_NAMES:
-            found.left_out += len(metrics)
+        if len(found["metrics"]) + len(metrics) > _MAX_NAMES:
+            found["left_out"] = found.get("left_out", 0) + len(metrics)
         else:
-            found.metrics.update(metrics)
+            found["metrics"].update(metrics)
         if self._nan_pattern and not self._has_seen_nan:
             try:
                 # One pass in C over all values; NaN if any of them is.
@@ -396,7 +369,7 @@ class FlightRecorder(Callback):
             found: Any = _plain_ids(ids)
         except Exception as error:  # noqa: BLE001  # a batch of another shape must not stop training
             found = f"unreadable: {type(error).__name__}: {error}"[:_MAX_TEXT]
-        self._step(int(state.timestamp.batch)).batch_ids = found
+        self._step(int(state.timestamp.batch))["batch_ids"] = found
 
     # The thread.
 
@@ -495,17 +468,13 @@ class FlightRecorder(Callback):
 
     def _find_path(self, state: State) -> Path | None:
         """Returns the path of the file; None while the folder of the run is not known."""
-        folder = self._folder(state)
-        return None if folder is None else folder / f"rank-{state.rank}.json"
-
-    def _folder(self, state: State) -> Path | None:
+        name = f"rank-{state.rank}.json"
         if self._given_folder is not None:
             template = os.fspath(self._given_folder)
             check_run_name(template, state)
-            return Path(format_run_name(template, state)).absolute()
-        folder = run_folder(state)
-        if folder is not None:
-            return folder / "flight"
+            return Path(format_run_name(template, state)).absolute() / name
+        if (folder := run_folder(state)) is not None:
+            return folder / "flight" / name
         if any(getattr(one, "is_undecided", False) for one in state.callbacks):
             return None
         raise ValueError(
@@ -599,7 +568,9 @@ class FlightRecorder(Callback):
         kept: list[str] = []
         steps = self._steps.copy()
         for one in reversed(steps):
-            text = json.dumps(one.to_json(), ensure_ascii=True, allow_nan=False)
+            # Copied at once: the training thread may add metrics meanwhile.
+            metrics = {name: _number(value) for name, value in one["metrics"].copy().items()}
+            text = json.dumps(one | {"metrics": metrics}, ensure_ascii=True, allow_nan=False)
             room -= len(text) + 2
             if room < 0:
                 break
@@ -631,7 +602,8 @@ class FlightRecorder(Callback):
 
 def _collectives() -> list[dict[str, Any]]:
     """Returns the last collectives of this rank, oldest first, from torch's own recorder."""
-    if not _is_distributed():
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not (distributed.is_available() and distributed.is_initialized()):
         return []
     try:
         # Not public; "Flight Recorder" in torch's documentation.
@@ -642,11 +614,6 @@ def _collectives() -> list[dict[str, Any]]:
         return [{name: one.get(name) for name in OF_COLLECTIVE} for one in entries]
     except (ImportError, RuntimeError, ValueError, LookupError, TypeError, AttributeError):
         return []  # Another version of torch.
-
-
-def _is_distributed() -> bool:
-    torch = sys.modules.get("torch.distributed")
-    return torch is not None and torch.is_available() and torch.is_initialized()
 
 
 def _encoded(value: Any) -> bytes:

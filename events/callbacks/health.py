@@ -1,21 +1,13 @@
-"""`HealthChecker` and `StragglerDetector`: GPUs that slow down, and ranks that the others wait for."""
+"""`HealthChecker`: GPUs that slow down."""
 
 import functools
 import logging
-import statistics
-import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
-from events.logger.logger import Logger
-from events.state import State
-from events.timestamp import Time
-
-from .periodic import Periodic
 from .stats_monitor import Sample, Sampler
 from .system_monitor import Gpus
 
-__all__ = ["HealthChecker", "StragglerDetector"]
+__all__ = ["HealthChecker"]
 
 _log = logging.getLogger("events")
 
@@ -26,7 +18,6 @@ _THROTTLE_REASONS = {
     0x40: "hardware thermal slowdown",
     0x80: "hardware power brake",
 }
-_MIN_RANKS = 2
 
 
 class HealthChecker(Sampler):
@@ -104,101 +95,3 @@ class HealthChecker(Sampler):
                 loads[lowest],
             )
         self._is_uneven = spread > self._threshold
-
-
-class StragglerDetector(Periodic):
-    """Detects ranks that are slower than the others and make them wait in each step.
-
-    ```python
-    Trainer(..., callbacks=[StragglerDetector("100ba", threshold=1.2)])
-    ```
-
-    Measures on each rank the time from the end of a batch to the beginning of the next backward pass:
-    reading, transfers, forward pass, where ranks do not wait for each other. At an interval, logs
-    `straggler/slowest_rank`, `straggler/slowest_seconds`, `straggler/median_seconds` (per batch) and
-    `straggler/ratio`, and reports a rank beyond the threshold, again only after it has been another one or
-    none.
-
-    **Cost.** One collective per interval, on host memory. It uses the host's clock: on a GPU it shows
-    slow reading and slow hosts, while slow kernels show up where the host waits for them.
-
-    Args:
-        interval: how often to compare; a bare number counts batches.
-        threshold: how many times the median makes a straggler.
-        clock: returns monotonic seconds.
-
-    Raises:
-        ValueError: the threshold is not above 1.
-    """
-
-    def __init__(
-        self,
-        interval: Time | str | int = "50ba",
-        threshold: float = 1.5,
-        *,
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> None:
-        super().__init__(interval)
-        if not threshold > 1:
-            raise ValueError(f"threshold must be above 1, got {threshold!r}.")
-        self._threshold = threshold
-        self._clock = clock
-        self._start: float | None = None
-        self._seconds = 0.0
-        self._batches = 0
-        self._reported: int | None = None
-
-    def fit_start(self, state: State, logger: Logger) -> None:
-        """Starts the interval."""
-        super().fit_start(state, logger)
-        self._start = None
-
-    def before_dataloader(self, state: State, logger: Logger) -> None:
-        """Starts the clock."""
-        if self._start is None:
-            self._start = self._clock()
-
-    def before_backward(self, state: State, logger: Logger) -> None:
-        """Stops the clock, at the first microbatch."""
-        if self._start is not None:
-            self._seconds += self._clock() - self._start
-            self._batches += 1
-            self._start = None
-
-    def batch_end(self, state: State, logger: Logger) -> None:
-        """Compares, if the interval has passed."""
-        # What the collectives of the backward pass waited for is not counted; nor is an evaluation.
-        self._start = None
-        super().batch_end(state, logger)
-
-    def due(self, state: State, logger: Logger) -> None:
-        """Compares the ranks."""
-        if self._batches:
-            from events.trainer import distributed
-
-            own, self._seconds, self._batches = self._seconds / self._batches, 0.0, 0
-            self._compare(distributed.gather(own), state, logger)
-
-    def _compare(self, seconds: list[float], state: State, logger: Logger) -> None:
-        slowest = max(range(len(seconds)), key=seconds.__getitem__)
-        median = statistics.median_low(seconds)
-        ratio = seconds[slowest] / median if median > 0 else 1.0
-        metrics: dict[str, Any] = {
-            "straggler/slowest_rank": slowest,
-            "straggler/slowest_seconds": seconds[slowest],
-            "straggler/median_seconds": median,
-            "straggler/ratio": ratio,
-        }
-        logger.log_metrics(metrics)
-        if len(seconds) < _MIN_RANKS or ratio <= self._threshold:
-            self._reported = None
-        elif slowest != self._reported:
-            self._reported = slowest
-            if state.rank == 0:
-                _log.warning(
-                    "rank %d takes %.3g s per batch before the backward pass, %.2g times the median; "
-                    "the others wait for it.",
-                    slowest,
-                    seconds[slowest],
-                    ratio,
-                )

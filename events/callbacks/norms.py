@@ -197,12 +197,6 @@ class ActivationMonitor(Periodic):
         self._ignored = tuple(ignore_module_types or ())
         self._handles: list[Any] = []
         self._found: dict[str, Any] = {}
-        self._is_due = False
-
-    def fit_start(self, state: State, logger: Logger) -> None:
-        """Makes the first batch due."""
-        super().fit_start(state, logger)
-        self._is_due = True
 
     def before_forward(self, state: State, logger: Logger) -> None:
         """Adds the hooks, if statistics are due."""
@@ -221,10 +215,6 @@ class ActivationMonitor(Periodic):
         self._remove_hooks()
         found, self._found = self._found, {}
         logger.log_metrics(found)
-
-    def due(self, state: State, logger: Logger) -> None:
-        """Has the next batch measured."""
-        self._is_due = True
 
     def close(self, state: State, logger: Logger) -> None:
         """Removes the hooks of a forward pass that raised."""

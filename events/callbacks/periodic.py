@@ -16,6 +16,8 @@ BATCHES_OR_EPOCHS = (TimeUnit.BATCH, TimeUnit.EPOCH)
 class Periodic(Callback):
     """Calls `due` when an interval has passed: after a batch, an epoch or an iteration.
 
+    A subclass overrides `due`, or looks in the next batch whether `_is_due`, as it is in the first one.
+
     Args:
         interval: how often; a bare number counts batches.
         units: the units that the interval may have.
@@ -27,17 +29,19 @@ class Periodic(Callback):
     def __init__(self, interval: Time | str | int, units: Collection[TimeUnit] = tuple(TimeUnit)) -> None:
         super().__init__()
         self._interval = Interval(interval, TimeUnit.BATCH)
+        self._is_due = False
         if self._interval.time.unit not in units:
             names = " or ".join(unit.plural for unit in units)
             raise ValueError(f'interval must be in {names} ("100ba"), got {self._interval.time}.')
 
     def due(self, state: State, logger: Logger) -> None:
-        """Does what is due; implemented by subclasses."""
-        raise NotImplementedError
+        """Makes the next batch due."""
+        self._is_due = True
 
     def fit_start(self, state: State, logger: Logger) -> None:
-        """Starts the interval."""
+        """Starts the interval; the first batch is due."""
         self._interval.start(state)
+        self._is_due = True
 
     def batch_end(self, state: State, logger: Logger) -> None:
         """Checks whether the interval has passed."""

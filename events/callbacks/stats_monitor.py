@@ -4,15 +4,14 @@
 """
 
 import logging
-import math
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from events.logger.logger import Logger
-from events.logger.values import host_number
+from events.logger.values import host_metrics
 from events.monitor.bridges import QueuedCallback
 from events.redaction import error_text
 from events.state import State
@@ -141,9 +140,7 @@ class StatsMonitor(Sampler):
     **Rates.** For each counter named in `rates`, "name_per_sec" is logged too: its increase per second since
     it was last logged. A counter that decreased was reset: it has no rate until the next sample.
 
-    **When.** Every `every_seconds`. With `every_count=("frames", 10_000)`, the source is sampled as often,
-    and logged if the counter has crossed a multiple of 10,000 since; several multiples at once count as one.
-    After a reset, crossings count from the new value. A last sample is logged at close.
+    **When.** Every `every_seconds`, and at close.
 
     **Threading, ranks, errors.** As for `SystemMonitor`: a thread on local rank 0 samples; the training
     thread logs at the end of batches, epochs, evaluations and `fit`, with the step of the sample. Errors are
@@ -153,13 +150,12 @@ class StatsMonitor(Sampler):
         source: has `stats()`, or is a function, that returns a mapping.
         name: prepended to the name of each metric, followed by "/".
         every_seconds: the interval between samples.
-        every_count: the counter that decides what is logged, and its multiple.
         rates: the counters whose rates are logged.
         clock: returns monotonic seconds.
 
     Raises:
         TypeError: the source has no `stats()` and is not a function.
-        ValueError: the interval or the multiple is not positive.
+        ValueError: the interval is not positive.
     """
 
     thread_name = "events-stats-monitor"
@@ -171,7 +167,6 @@ class StatsMonitor(Sampler):
         *,
         name: str = "",
         every_seconds: float = 10.0,
-        every_count: tuple[str, float] | None = None,
         rates: Collection[str] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -180,21 +175,15 @@ class StatsMonitor(Sampler):
             raise TypeError(
                 f"source must have stats() or be a function, got {source!r:.80} ({type(source).__name__})."
             )
-        if every_count is not None and not every_count[1] > 0:
-            raise ValueError(f"every_count must have a positive multiple, got {every_count!r}.")
         super().__init__(self._next_sample, every_seconds, f"{name}/" if name else "")
         self._read_stats: Callable[[], Mapping[str, Any]] = read_stats
-        self._every_count = every_count
         self._rates = frozenset(rates)
         self._clock = clock
-        self._last_count: float | None = None
         self._last_logged_at = 0.0
         self._last_logged: dict[str, float] = {}
 
     def _next_sample(self) -> Mapping[str, float]:
-        numbers = dict(_numbers(self._read_stats()))
-        if not self._is_due(numbers):
-            return {}
+        numbers, _ = host_metrics(self._read_stats())
         now = self._clock()
         seconds = now - self._last_logged_at
         rates = {
@@ -207,24 +196,3 @@ class StatsMonitor(Sampler):
         }
         self._last_logged_at, self._last_logged = now, numbers
         return numbers | rates
-
-    def _is_due(self, numbers: Mapping[str, float]) -> bool:
-        if self._every_count is None or self._is_stopping.is_set():
-            return True
-        name, multiple = self._every_count
-        if name not in numbers:
-            return False
-        previous, self._last_count = self._last_count, numbers[name]
-        return (
-            previous is not None
-            and numbers[name] >= previous
-            and math.floor(numbers[name] / multiple) > math.floor(previous / multiple)
-        )
-
-
-def _numbers(stats: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
-    for name, value in stats.items():
-        if isinstance(value, Mapping):
-            yield from _numbers(value, f"{prefix}{name}/")
-        elif (number := host_number(value)) is not None:
-            yield f"{prefix}{name}", number

@@ -85,10 +85,13 @@ def _comparison(comp: str | Comparison | None, monitor: str) -> Comparison:
 class _MetricWatcher(_Watcher):
     """Computes a metric of the state where it may have changed, and judges it with its timestamp."""
 
-    def __init__(self, monitor: str, dataloader_label: str, *, every_batch: bool) -> None:
+    def __init__(
+        self, monitor: str, dataloader_label: str, comp: str | Comparison | None, *, every_batch: bool
+    ) -> None:
         super().__init__()
         self.monitor = monitor
         self.dataloader_label = dataloader_label
+        self.comp_func = _comparison(comp, monitor)
         self._every_batch = every_batch
         self._has_looked = False
 
@@ -181,8 +184,7 @@ class EarlyStopper(_MetricWatcher):
         self.patience = Time.from_input(patience, TimeUnit.EPOCH)
         if self.patience.unit not in {TimeUnit.EPOCH, TimeUnit.BATCH}:
             raise ValueError(f'patience must be in epochs or batches ("3ep", "500ba"), got {self.patience}.')
-        super().__init__(monitor, dataloader_label, every_batch=self.patience.unit is TimeUnit.BATCH)
-        self.comp_func = _comparison(comp, monitor)
+        super().__init__(monitor, dataloader_label, comp, every_batch=self.patience.unit is TimeUnit.BATCH)
         self.min_delta = abs(min_delta)
         self.best: Any = None
         self.best_occurred: Timestamp | None = None
@@ -247,10 +249,9 @@ class ThresholdStopper(_MetricWatcher):
         comp: str | Comparison | None = None,
         stop_on_batch: bool = False,
     ) -> None:
-        super().__init__(monitor, dataloader_label, every_batch=stop_on_batch)
+        super().__init__(monitor, dataloader_label, comp, every_batch=stop_on_batch)
         self.threshold = threshold
         self.stop_on_batch = stop_on_batch
-        self.comp_func = _comparison(comp, monitor)
 
     def _judge(self, note: Timestamp, value: Any, state: State, logger: Logger) -> None:
         if bool(self.comp_func(value, self.threshold)):

@@ -125,7 +125,6 @@ class TimeFiles:
         ledger: the `TimeLedger`.
         folder: the folder of the files; created if missing.
         state: the run, for its step.
-        keeps_trace: whether to keep spans of batches.
         asleep: returns for how many nanoseconds the machine has slept.
     """
 
@@ -135,14 +134,13 @@ class TimeFiles:
         folder: Path,
         state: State,
         *,
-        keeps_trace: bool,
         asleep: Callable[[], int] = _asleep,
     ) -> None:
         self._ledger: Any = ledger
         self._folder = folder
         self._state = state
         self._read_asleep = asleep
-        self.stride = 1 if keeps_trace else 0
+        self.stride = 1
         """Every n-th batch is traced; 0 for none."""
         # Wall time of nanosecond 0 of the ledger's clock.
         self._zero = time.time() - ledger.snapshot()[0] / 1e9

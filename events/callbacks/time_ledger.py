@@ -194,6 +194,10 @@ class TimeLedger(Callback):
     `RunDirectory`, only the metrics are logged. If the process is killed, at most the last 2 % of the session
     and one second are lost; they count towards the time after it.
 
+    **Spans** of batches are all kept at first, and ever fewer in a long session, up to 5 MB. Evaluations,
+    checkpoints, uploads, epochs, garbage collections, other buckets of a millisecond or more, and spans of
+    `span` are always kept, up to 100 MB.
+
     **Metrics** are `time/data` and so on: the share of each bucket since the last time, and at the end of a
     run that had some.
 
@@ -224,9 +228,6 @@ class TimeLedger(Callback):
 
     Args:
         metrics_seconds: how often the shares are logged; None for never.
-        trace: whether to keep spans of batches: all at first and ever fewer in a long session, up to 5 MB.
-            Evaluations, checkpoints, uploads, epochs, garbage collections, other buckets of a millisecond or
-            more, and spans of `span` are always kept, up to 100 MB.
         clock: returns monotonic nanoseconds.
 
     Raises:
@@ -246,14 +247,12 @@ class TimeLedger(Callback):
         self,
         metrics_seconds: float | None = 60.0,
         *,
-        trace: bool = True,
         clock: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
         super().__init__()
         if metrics_seconds is not None and not metrics_seconds > 0:
             raise ValueError(f"metrics_seconds must be positive, or None for never, got {metrics_seconds!r}.")
         self._metrics_seconds = metrics_seconds
-        self._keeps_trace = trace
         self._clock = clock
         # Nanoseconds before `INIT` in which the rank waited for the others.
         self._waited_before = 0
@@ -267,7 +266,6 @@ class TimeLedger(Callback):
         self._has_ranks = False
         self._hooks: dict[str, tuple[_Hook, ...]] = {}
         self._hooks_within: dict[bool, dict[str, tuple[_Hook, ...]]] = {True: {}, False: {}}
-        self._of_dataloader: tuple[_Hook, ...] = ()
         # (bucket or name, begin, end, track), in nanoseconds.
         self.spans: deque[_Span] = deque(maxlen=_MAX_PENDING_SPANS)
         self.spans_made = 0
@@ -529,7 +527,6 @@ class TimeLedger(Callback):
         self._hooks[Event.FIT_START] = (*self._hooks[Event.FIT_START], self._open_files)
         within: dict[str, tuple[_Hook, ...]] = {event: self._hooks[event] for event in _WITHIN}
         self._hooks_within = {True: within, False: {event: own[1:] for event, own in within.items()}}
-        self._of_dataloader = self._hooks[Event.BEFORE_DATALOADER]
         return self._hooks
 
     def _bucket_of(self, callback: Any, destinations: Sequence[Any]) -> int:
@@ -576,14 +573,13 @@ class TimeLedger(Callback):
     def _open_files(self, state: State, logger: Logger) -> None:
         folder = None if self._files is not None else run_folder(state)
         if folder is not None:
-            self._files = TimeFiles(self, folder / self.folder_name, state, keeps_trace=self._keeps_trace)
+            self._files = TimeFiles(self, folder / self.folder_name, state)
             self._files.start()
 
     def _at_fit_start(self, state: State, logger: Logger) -> None:
         # May differ from the thread of `INIT`.
         self._take_thread()
         self._outer.clear()
-        self._hooks[Event.BEFORE_DATALOADER] = self._of_dataloader
         self.switch(_RESTORE if state.timestamp.batch else _START)
         if self._metrics_seconds is not None:
             self._log_at = min(self._log_at, self.session + int(self._metrics_seconds * 1e9))
@@ -631,7 +627,6 @@ class TimeLedger(Callback):
         if not self._has_batch_start:
             # A custom loop may only report the ends of batches.
             self._has_batch_start, self._after_batch = True, _DATA
-            self._hooks[Event.BEFORE_DATALOADER] = self._of_dataloader[1:]
         self._batch_begin = now
         if self._device is not None:
             self._device.mark(_BATCH)

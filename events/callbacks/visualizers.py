@@ -61,22 +61,12 @@ class ImageVisualizer(Periodic):
         self._channels_last = channels_last
         self._input_key = input_key
         self._target_key = target_key
-        self._is_due = False
-
-    def fit_start(self, state: State, logger: Logger) -> None:
-        """Makes the first batch due."""
-        super().fit_start(state, logger)
-        self._is_due = True
 
     def after_forward(self, state: State, logger: Logger) -> None:
         """Logs training images, if they are due."""
         if self._is_due:
             self._is_due = False
             self._log("Images/Train", state, logger)
-
-    def due(self, state: State, logger: Logger) -> None:
-        """Has the next batch logged."""
-        self._is_due = True
 
     def eval_after_forward(self, state: State, logger: Logger) -> None:
         """Logs images of the first batch of an evaluation."""

@@ -63,40 +63,61 @@ def safe_text(value: Any) -> str:
         return f"<{type(value).__name__} without a text: {type(error).__name__}>"
 
 
-def _plain(value: Any, parents: tuple[Any, ...] = ()) -> Any:
-    if type(value) in _LEAVES:
+def _leaf(value: Any, parents: tuple[Any, ...]) -> Any:
+    """Returns numbers of other libraries as Python's, and everything else as text."""
+    if getattr(getattr(value, "dtype", None), "kind", None) in {"m", "M"}:
+        # Python's are of microseconds: numpy returns finer times as integers.
+        return value.astype(str).tolist()
+    if hasattr(value, "item") and getattr(value, "shape", None) == ():
+        item = value.item()
+        # `longdouble` and `clongdouble` of numpy are their own items: Python has no number as precise.
+        return str(value) if type(item) is type(value) else _plain(item, parents)
+    if hasattr(value, "tolist") and hasattr(value, "dtype"):
+        return _plain(value.tolist(), parents)
+    if isinstance(value, float):
+        return float(value)
+    if callable(value) and hasattr(value, "__qualname__"):
+        return f"{value.__module__}.{value.__qualname__}"
+    return safe_text(value)
+
+
+_Leaf = Callable[[Any, tuple[Any, ...]], Any]
+
+
+def _plain(value: Any, parents: tuple[Any, ...] = (), leaf: _Leaf = _leaf) -> Any:
+    if type(value) in _LEAVES or (type(value) is int and value.bit_length() <= _MAX_INTEGER_BITS):
         return value
     if any(value is parent for parent in parents):
         return f"<{type(value).__name__} that contains itself>"
     if len(parents) >= _MAX_DEPTH:
         return f"<{type(value).__name__} nested too deeply>"
     try:
-        return _plain_inside(value, (*parents, value))
+        return _plain_inside(value, (*parents, value), leaf)
     except Exception:  # noqa: BLE001  # a user's own class
         return safe_text(value)
 
 
-def _plain_inside(value: Any, parents: tuple[Any, ...]) -> Any:
+def _plain_inside(value: Any, parents: tuple[Any, ...], leaf: _Leaf) -> Any:
     value = _without_omegaconf(value)
     match value:
         case enum.Enum():
-            return _plain(value.value, parents)
+            return _plain(value.value, parents, leaf)
         case set() | frozenset():
-            return [_plain(item, parents) for item in sorted(value, key=safe_text)]
+            return [_plain(item, parents, leaf) for item in sorted(value, key=safe_text)]
     fields = _fields(value)
     if fields is not None:
         return {
-            key if type(key) is str else safe_text(_plain(key, parents)): _plain(item, parents)
+            key if type(key) is str else safe_text(_plain(key, parents)): _plain(item, parents, leaf)
             for key, item in fields.items()
         }
     match value:
         case list() | tuple():
-            return [_plain(item, parents) for item in value]
+            return [_plain(item, parents, leaf) for item in value]
         case int():
             # A subclass, such as a boolean or integer flag of another library.
             number = int(value)
             return hex(number) if number.bit_length() > _MAX_INTEGER_BITS else number
-    return _leaf(value, parents)
+    return leaf(value, parents)
 
 
 def _without_omegaconf(value: Any) -> Any:
@@ -165,55 +186,29 @@ def _read_each(names: Iterable[Any], read: Callable[[Any], Any]) -> dict[Any, An
     return found
 
 
-def _leaf(value: Any, parents: tuple[Any, ...]) -> Any:
-    """Returns numbers of other libraries as Python's, and everything else as text."""
-    if getattr(getattr(value, "dtype", None), "kind", None) in {"m", "M"}:
-        # Python's are of microseconds: numpy returns finer times as integers.
-        return value.astype(str).tolist()
-    if hasattr(value, "item") and getattr(value, "shape", None) == ():
-        item = value.item()
-        # `longdouble` and `clongdouble` of numpy are their own items: Python has no number as precise.
-        return str(value) if type(item) is type(value) else _plain(item, parents)
-    if hasattr(value, "tolist") and hasattr(value, "dtype"):
-        return _plain(value.tolist(), parents)
-    if isinstance(value, float):
-        return float(value)
-    if callable(value) and hasattr(value, "__qualname__"):
-        return f"{value.__module__}.{value.__qualname__}"
-    return safe_text(value)
-
-
 _MAX_CELL_VALUES = 10_000
 
 
-def plain_cell(value: Any, depth: int = 0) -> Any:
+def plain_cell(value: Any) -> Any:
     """Returns a cell of a table as a value that shares nothing with the given one.
 
     Arrays and tensors become numbers, or nested lists of up to 10,000 numbers, and a text that names dtype
-    and shape above that. Images of PIL are copied, and figures drawn. Lists, tuples and mappings are
-    converted item by item, and other objects become their text. Tensors on a device are left to be copied
-    first, if not too large.
+    and shape above that. Images of PIL are copied, and figures drawn. Lists, tuples, mappings and objects
+    with named parts are converted item by item, and other objects become their text. Tensors on a device are
+    left to be copied first, if not too large.
     """
-    if type(value) in _LEAVES or type(value) is int:
-        return value
-    if depth > _MAX_DEPTH:
-        return f"<{type(value).__name__} nested too deeply>"
-    try:
-        match value:
-            case Mapping():
-                return {safe_text(key): plain_cell(item, depth + 1) for key, item in value.items()}
-            case list() | tuple():
-                return [plain_cell(item, depth + 1) for item in value]
-        if hasattr(value, "getbands"):
-            return value.copy()
-        if hasattr(value, "tolist") and hasattr(value, "shape"):
-            if math.prod(value.shape) > _MAX_CELL_VALUES:
-                return f"<{type(value).__name__} of {value.dtype}, shape {tuple(value.shape)}>"
-            return value if is_on_device(value) else _leaf(value, ())
-        picture = as_picture(value)
-        return picture if hasattr(picture, "getbands") else _plain(picture)
-    except Exception:  # noqa: BLE001  # a value's own methods
-        return safe_text(value)
+    return _plain(value, leaf=_cell_leaf)
+
+
+def _cell_leaf(value: Any, parents: tuple[Any, ...]) -> Any:
+    if hasattr(value, "getbands"):
+        return value.copy()
+    if hasattr(value, "tolist") and hasattr(value, "shape"):
+        if math.prod(value.shape) > _MAX_CELL_VALUES:
+            return f"<{type(value).__name__} of {value.dtype}, shape {tuple(value.shape)}>"
+        return value if is_on_device(value) else _leaf(value, parents)
+    picture = as_picture(value)
+    return picture if hasattr(picture, "getbands") else _leaf(picture, parents)
 
 
 def as_picture(value: Any) -> Any:

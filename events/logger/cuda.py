@@ -16,14 +16,15 @@ The current stream must have waited for a tensor that another stream computes, a
 import contextlib
 import functools
 from collections.abc import Callable, Sequence
-from operator import itemgetter
 from typing import Any, Protocol
 
 import attrs
 import numpy as np
 import torch
 
-__all__ = ["CudaDevice", "ScalarRows"]
+from .values import picker
+
+__all__ = ["CudaDevice", "DeviceCopy", "RowLayout", "ScalarRows"]
 
 _UNSIGNED_64 = 1 << 64
 _MAX_LAYOUTS = 64
@@ -59,7 +60,7 @@ class CudaDevice:
         number = functools.partial(torch._C._cuda_getCurrentRawStream, on_device.get_device())  # noqa: SLF001
         return ScalarRows(on_device, on_host, _new_event, self._stream, number)
 
-    def copy_array(self, tensor: torch.Tensor) -> "_Copy":
+    def copy_array(self, tensor: torch.Tensor) -> "DeviceCopy":
         """Snapshots a tensor on the current stream, and copies it on a side stream."""
         if self._side is None:
             self._side = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
@@ -72,20 +73,23 @@ class CudaDevice:
                 host.copy_(snapshot, non_blocking=True)
             event = _new_event()
             event.record(side)
-        return _Copy(event, lambda: host, snapshot)
+        return DeviceCopy(event, lambda: host, snapshot)
 
     def _stream(self) -> torch.cuda.Stream:
         return torch.cuda.current_stream(self._device)
 
 
 @attrs.define(eq=False)
-class _Layout:
-    """How the scalars of a call lie in a row; see `RowLayout`.
+class RowLayout:
+    """How the scalars of a call lie in a row.
 
     Args:
-        dtypes: of the scalars.
-        cells: of each row: views of one scalar each; where `picks` is given, for each dtype.
-        copy: queues the snapshot: one kernel for each dtype.
+        dtypes: of the scalars, in their order.
+        cells: of each row: views of one scalar each; where `picks` is given, for each dtype. None where
+            `make_cells` was not called.
+        copy: queues the snapshot of scalars, a list or tuple, into cells: one kernel for each dtype. May
+            raise, if one has more elements or needs a gradient where none had; then nothing has changed that
+            anyone reads.
         picks: for each dtype whether its cells are floats, and what picks from the scalars and their cells;
             empty where all are floats of one dtype.
         integers: the places and dtypes of those that are no floats.
@@ -124,11 +128,11 @@ class ScalarRows:
         self.stream, self.stream_number = stream, stream_number
         self._integers_read = on_host.numpy()
         self._floats_read = self._integers_read.view(np.float64)
-        self._layouts: dict[tuple[Any, ...], _Layout] = {}
+        self._layouts: dict[tuple[Any, ...], RowLayout] = {}
         self._events: list[_Event] = []
 
-    def layout(self, scalars: Sequence[torch.Tensor]) -> _Layout:
-        """Returns how such scalars lie in a row."""
+    def layout(self, scalars: Sequence[torch.Tensor]) -> RowLayout:
+        """Returns how such scalars lie in a row; the same object for the same dtypes."""
         dtypes = [one.dtype for one in scalars]
         is_odd = any(one.dim() or one.requires_grad for one in scalars)
         key = (is_odd, *dtypes)
@@ -139,9 +143,12 @@ class ScalarRows:
             picks = (
                 []
                 if is_simple
-                else [(dtype.is_floating_point, _picker(dtypes, dtype)) for dtype in dict.fromkeys(dtypes)]
+                else [
+                    (dtype.is_floating_point, picker([at for at, one in enumerate(dtypes) if one is dtype]))
+                    for dtype in dict.fromkeys(dtypes)
+                ]
             )
-            self._layouts[key] = _Layout(
+            self._layouts[key] = RowLayout(
                 dtypes,
                 [None] * len(self._on_device),
                 torch._foreach_copy_ if is_simple else _copier([pick for _, pick in picks]),
@@ -150,7 +157,7 @@ class ScalarRows:
             )
         return self._layouts[key]
 
-    def make_cells(self, layout: Any, row: int) -> None:
+    def make_cells(self, layout: RowLayout, row: int) -> None:
         """Sets the cells of a row: to make a view takes as long as to queue a kernel."""
         with torch.inference_mode(mode=False):
             whole = self._on_device[row, : len(layout.dtypes)]
@@ -158,16 +165,16 @@ class ScalarRows:
         picked = [pick(floats if is_float else integers) for is_float, pick in layout.picks]
         layout.cells[row] = picked or floats
 
-    def send(self, first: int, layouts: Sequence[Any], stream: Any) -> "_Copy":
+    def send(self, first: int, layouts: Sequence[RowLayout], stream: Any) -> "DeviceCopy":
         """Queues the copy of rows, on the stream that took their snapshots."""
         rows = slice(first, first + len(layouts))
         event = self._events.pop() if self._events else self._new_event()
         with contextlib.nullcontext() if stream == self.stream() else torch.cuda.stream(stream):
             self._on_host[rows].copy_(self._on_device[rows], non_blocking=True)
         event.record(stream)
-        return _Copy(event, functools.partial(self.read, rows, layouts, event))
+        return DeviceCopy(event, functools.partial(self.read, rows, layouts, event))
 
-    def read(self, rows: slice, layouts: Sequence[_Layout], event: _Event) -> list[list[Any]]:
+    def read(self, rows: slice, layouts: Sequence[RowLayout], event: _Event) -> list[list[Any]]:
         """Returns the numbers of rows, and keeps the event for another copy; booleans are `bool`."""
         self._events.append(event)
         width = max(len(layout.dtypes) for layout in layouts)
@@ -193,11 +200,6 @@ def _copier(picks: Sequence[Callable[[Any], Any]]) -> Callable[[Any, Any], None]
     return copy
 
 
-def _picker(dtypes: Sequence[torch.dtype], dtype: torch.dtype) -> Callable[[Any], Any]:
-    places = [place for place, one in enumerate(dtypes) if one is dtype]
-    return itemgetter(*places) if len(places) > 1 else itemgetter(slice(places[0], places[0] + 1))
-
-
 def _new_event() -> _Event:
     event: _Event = torch.cuda.Event()  # type: ignore[no-untyped-call]
     return event
@@ -210,12 +212,12 @@ def _whole(number: int, dtype: torch.dtype) -> int:
 
 
 @attrs.frozen(eq=False)
-class _Copy:
+class DeviceCopy:
     """A copy in progress.
 
     Args:
         event: recorded behind it.
-        read: returns what has arrived.
+        read: returns the tensor, or a list of numbers for each row; called once, when the copy is complete.
         snapshot: what it reads, kept until then so that its memory is not given to another tensor.
     """
 
@@ -224,4 +226,5 @@ class _Copy:
     _snapshot: torch.Tensor | None = None
 
     def is_done(self) -> bool:
+        """Returns whether it is complete, without waiting; raises the error of a device that failed."""
         return self._event.query()

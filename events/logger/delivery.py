@@ -12,7 +12,7 @@ import operator
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
 import attrs
 
@@ -22,7 +22,14 @@ from events.state import Phase, State
 from .checks import unreadable
 from .converters import plain_cell
 from .destination import Destination
-from .device import DeviceCopies, DeviceRing, HostCopies, PendingCopy, PendingRows, RowLayout, RowMemory
+from .device import (
+    SCALARS_PER_SLOT,
+    DeviceCopies,
+    DeviceRing,
+    HostCopies,
+    PendingCopy,
+    PendingRows,
+)
 from .faults import Faults
 from .pacing import (
     MetricsCall,
@@ -49,10 +56,14 @@ from .values import (
     is_function,
     is_on_device,
     local_shard,
+    picker,
     read_numbers,
     short_repr,
     to_host,
 )
+
+if TYPE_CHECKING:
+    from .cuda import RowLayout, ScalarRows
 
 __all__ = ["Delivery", "LogRow", "without_compile"]
 
@@ -109,8 +120,8 @@ class _RowPlan(NamedTuple):
     """
 
     ring: DeviceRing
-    memory: RowMemory
-    layout: RowLayout
+    memory: "ScalarRows"
+    layout: "RowLayout"
     dtypes: list[Any]
     cells: list[Any]
     copy: Callable[[Any, Any], object]
@@ -226,7 +237,6 @@ class Delivery:
         # From when on a call or an event looks what has arrived.
         self.look_at = -math.inf
         self._gather_seconds = policy.gather_seconds
-        self._most_scalars = policy.scalars_per_slot
         # What waits for copies, or for a record before it.
         self.outbox: deque[_Delivery | _Row] = deque()
         # By prefix.
@@ -318,7 +328,7 @@ class Delivery:
         others = [place for place, value in enumerate(values) if type(value) in PLAIN_TYPES]
         scalars = [values[place] for place in places]
         are_taken = len(places) + len(others) == len(values) and all(map(_is_scalar, scalars))
-        if not (0 < len(scalars) <= self._most_scalars and are_taken):
+        if not (0 < len(scalars) <= SCALARS_PER_SLOT and are_taken):
             return False
         ring = self._copies.ring_of(scalars[0])
         if ring is None or len({one.device for one in scalars}) > 1:
@@ -327,8 +337,8 @@ class Delivery:
         if len(plans) >= _MAX_PLANS:
             plans.clear()
         memory, layout = ring.layout(scalars)
-        parts = full_names, _picker(places)(full_names), _picker(others)(full_names) if others else ()
-        picks = (_picker(places), _picker(others)) if others else None
+        parts = full_names, picker(places)(full_names), picker(others)(full_names) if others else ()
+        picks = (picker(places), picker(others)) if others else None
         plans[names] = _RowPlan(ring, memory, layout, layout.dtypes, layout.cells, layout.copy, picks, parts)
         self.has_rows = True
         return ring.prepare(layout) and log_row(metrics, step)
@@ -657,12 +667,6 @@ class Delivery:
 def _is_scalar(tensor: Any) -> bool:
     """Returns whether a tensor can be in a row as it is."""
     return tuple(tensor.shape) == () and not tensor.dtype.is_complex and local_shard(tensor) is tensor
-
-
-def _picker(places: Sequence[int]) -> Callable[[Any], Any]:
-    if len(places) > 1:
-        return operator.itemgetter(*places)
-    return operator.itemgetter(slice(places[0], places[0] + 1))
 
 
 def _numbers(values: dict[str, Any]) -> dict[str, Any]:

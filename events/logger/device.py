@@ -8,96 +8,40 @@ long as the snapshot itself. Each array is copied separately. `collect` reads co
 waits, except in `wait`, and when a ring is full and its policy is "wait".
 """
 
+from __future__ import annotations
+
 import logging
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import attrs
 
 from events.errors import RecordError
 from events.redaction import error_trace
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from .cuda import CudaDevice, DeviceCopy, RowLayout, ScalarRows
+
 __all__ = [
-    "CopyDevice",
+    "SCALARS_PER_SLOT",
     "DeviceCopies",
-    "DeviceCopy",
     "DeviceRing",
     "HostCopies",
     "PendingCopy",
     "PendingRows",
-    "RowLayout",
-    "RowMemory",
 ]
 
 _log = logging.getLogger("events")
 
 _POLL_SECONDS = 0.0002
+SCALARS_PER_SLOT = 64
 
 
-class DeviceCopy(Protocol):
-    """A copy in progress."""
-
-    def is_done(self) -> bool:
-        """Returns whether it is complete, without waiting; raises the error of a device that failed."""
-
-    def read(self) -> Any:
-        """Returns the tensor, or a list of numbers for each row; called once, when it is complete."""
-
-
-class RowLayout(Protocol):
-    """How scalars of certain dtypes lie in a row.
-
-    Attributes:
-        dtypes: of the scalars, in their order.
-        cells: for each row what `copy` needs; None where `RowMemory.make_cells` was not called.
-        copy: queues the snapshot of scalars, a list or tuple, into cells. May raise, if one has more elements
-            or needs a gradient where none had; then nothing has changed that anyone reads.
-    """
-
-    dtypes: list[Any]
-    cells: list[Any]
-    copy: Callable[[Any, Any], object]
-
-
-class RowMemory(Protocol):
-    """Memory for rows of scalars, on the device and on the host.
-
-    Attributes:
-        stream_number: returns which stream is the current one; 0 is one that cannot be captured.
-    """
-
-    stream_number: Callable[[], int]
-
-    def layout(self, scalars: Sequence[Any]) -> RowLayout:
-        """Returns how such scalars lie in a row; the same object for the same dtypes."""
-
-    def make_cells(self, layout: RowLayout, row: int) -> None:
-        """Sets the cells of a row."""
-
-    def stream(self) -> Any:
-        """Returns the current stream."""
-
-    def send(self, first: int, layouts: Sequence[RowLayout], stream: Any) -> DeviceCopy:
-        """Queues the copy of a row for each layout, from the first on, behind what the stream has."""
-
-
-class CopyDevice(Protocol):
-    """A device that can copy without waiting."""
-
-    def is_capturing(self) -> bool:
-        """Returns whether a graph is being captured, so that the device must not be queried."""
-
-    def make_rows(self, count: int, capacity: int) -> RowMemory:
-        """Allocates `count` rows of `capacity` scalars each."""
-
-    def copy_array(self, tensor: Any) -> DeviceCopy:
-        """Snapshots a tensor and starts its copy; `read` returns a tensor on the host."""
-
-
-def open_device(tensor: Any) -> CopyDevice | None:
+def open_device(tensor: Any) -> CudaDevice | None:
     """Returns the device of a tensor, or None if it cannot be copied from without waiting."""
     if not getattr(tensor, "is_cuda", False):
         return None
@@ -115,8 +59,8 @@ class DeviceCopies:
     ```
 
     Args:
-        slots: the maximum number of pending calls per device, and of pending arrays.
-        scalars_per_slot: how many metrics of a call have room in a slot; a call with more takes several.
+        slots: the maximum number of pending calls per device, and of pending arrays. A call with more than
+            64 metrics takes several.
         when_full: what to do when all slots are in use: "wait" for one, or "drop" the value and count it.
         wait_seconds: the maximum wait, for a slot and at the end of `fit`, at flush and at close.
         gather_seconds: how long the metrics of a call may wait on the device for later calls, with which they
@@ -129,12 +73,11 @@ class DeviceCopies:
     """
 
     slots: int = attrs.field(default=256, validator=attrs.validators.ge(1))
-    scalars_per_slot: int = attrs.field(default=64, validator=attrs.validators.ge(1))
     when_full: Literal["wait", "drop"] = attrs.field(
         default="wait", validator=attrs.validators.in_(("wait", "drop"))
     )
     wait_seconds: float = attrs.field(default=30.0, validator=attrs.validators.ge(0))
-    open_device: Callable[[Any], CopyDevice | None] = open_device
+    open_device: Callable[[Any], CudaDevice | None] = open_device
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
     gather_seconds: float = attrs.field(default=0.05, kw_only=True, validator=attrs.validators.ge(0))
@@ -217,9 +160,9 @@ class DeviceRing:
         is_capturing: whether a graph is being captured on the current stream.
     """
 
-    _device: CopyDevice
+    _device: CudaDevice
     _policy: DeviceCopies
-    memory: RowMemory | None = None
+    memory: ScalarRows | None = None
     staged: PendingRows = attrs.field(factory=PendingRows)
     at: int = 0
     limit: int = 0
@@ -254,10 +197,10 @@ class DeviceRing:
                 "Log the graph's output tensors after replay()."
             )
 
-    def layout(self, scalars: Sequence[Any]) -> tuple[RowMemory, RowLayout]:
+    def layout(self, scalars: Sequence[Any]) -> tuple[ScalarRows, RowLayout]:
         """Returns how such scalars lie in a row, and in which memory."""
         if self.memory is None:
-            self.memory = self._device.make_rows(self._policy.slots, self._policy.scalars_per_slot)
+            self.memory = self._device.make_rows(self._policy.slots, SCALARS_PER_SLOT)
         return self.memory, self.memory.layout(scalars)
 
     def prepare(self, layout: RowLayout) -> bool:
@@ -297,9 +240,8 @@ class DeviceRing:
     def copy_scalars(self, tensors: Sequence[Any]) -> list[PendingCopy]:
         """Starts the copy of scalars of any kinds, each with a `PendingCopy`; the slow path."""
         pending: list[PendingCopy] = []
-        capacity = self._policy.scalars_per_slot
-        for first in range(0, len(tensors), capacity):
-            group = tensors[first : first + capacity]
+        for first in range(0, len(tensors), SCALARS_PER_SLOT):
+            group = tensors[first : first + SCALARS_PER_SLOT]
             copies = [PendingCopy() for _ in group]
 
             def start(group: Sequence[Any] = group, copies: Sequence[PendingCopy] = copies) -> None:
@@ -437,21 +379,15 @@ class HostCopies:
         Raises:
             RecordError: a graph is being captured.
         """
-        by_ring: dict[int, tuple[DeviceRing, list[int]]] = {}
-        found: list[Any] = [None] * len(tensors)
-        for index, tensor in enumerate(tensors):
-            ring = self.ring_of(tensor)
-            if ring is None:
-                found[index] = tensor.item()
-            else:
-                by_ring.setdefault(id(ring), (ring, []))[1].append(index)
-        for ring, _ in by_ring.values():
+        rings = [self.ring_of(tensor) for tensor in tensors]
+        used = [ring for ring in dict.fromkeys(rings) if ring is not None]
+        for ring in used:
             ring.require_no_capture()
-        for ring, indices in by_ring.values():
-            pending = ring.copy_scalars([tensors[index] for index in indices])
-            for index, copy in zip(indices, pending, strict=True):
-                found[index] = copy
-        return found
+        pending = {ring: iter(ring.copy_scalars(_of(ring, rings, tensors))) for ring in used}
+        return [
+            tensor.item() if ring is None else next(pending[ring])
+            for ring, tensor in zip(rings, tensors, strict=True)
+        ]
 
     def start_array(self, tensor: Any, convert: Callable[[Any], Any] | None = None) -> Any:
         """Returns a `PendingCopy` for a tensor, or the tensor on the host if the device cannot do better.
@@ -511,3 +447,8 @@ class HostCopies:
         """Drops all pending copies."""
         for ring in self._rings:
             ring.abandon()
+
+
+def _of(ring: DeviceRing, rings: Sequence[DeviceRing | None], tensors: Sequence[Any]) -> list[Any]:
+    """Returns the tensors of one ring."""
+    return [tensor for one, tensor in zip(rings, tensors, strict=True) if one is ring]

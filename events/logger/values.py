@@ -7,9 +7,9 @@ waits for a device; values on one are left for `device` to copy.
 import itertools
 import math
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Real
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -33,6 +33,7 @@ __all__ = [
     "is_on_device",
     "local_shard",
     "map_nested",
+    "picker",
     "read_numbers",
     "short_repr",
     "to_host",
@@ -289,6 +290,11 @@ def host_metrics(metrics: Mapping[str, Any], *, keys_sep: str = "/") -> tuple[di
     for name in flat.functions:
         flat.errors.append((name, _scalar_error(name, flat.values.pop(name))))
     return flat.values, [message for _, message in flat.errors]
+
+
+def picker(places: Sequence[int]) -> Callable[[Any], Any]:
+    """Returns what takes the values at these places of a sequence."""
+    return itemgetter(*places) if len(places) > 1 else itemgetter(slice(places[0], places[0] + 1))
 
 
 def is_on_device(value: Any) -> bool:

@@ -6,6 +6,7 @@ saved and when the epoch began. Everything runs in the training thread.
 """
 
 import copy
+import functools
 import itertools
 import logging
 from collections import deque
@@ -52,6 +53,7 @@ SkipBy = Literal["auto", "index", "reading"]
 # How many samplers, or datasets, may wrap each other.
 _NESTED = 8
 _OBJECTS = 1000
+_NO_BATCH = object()
 
 
 def data_state(state: State, held: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -312,28 +314,24 @@ class TrainData:
         # If the resumed epoch was at its end, this is the next one.
         iterator = None if state.timestamp.batch_in_epoch == 0 else self._iterator
         self._iterator = None
-        is_first = iterator is None
+        may_be_at_end = iterator is None and self._may_be_at_end
         is_at_dataset = _is_at_dataset(state.train_dataloader)
         while True:
             self._engine.run_event(Event.BEFORE_DATALOADER)
             if iterator is None:
                 iterator = self._started()
-            try:
-                state.batch = next(iterator)
-            except StopIteration:
-                if is_first and self._may_be_at_end and state.random_at_epoch_start is not None:
-                    # The loaded state was the end of an epoch.
-                    restore_random_state(state.random_at_epoch_start, state.train_dataloader)
-                    iterator, self._may_be_at_end = iter(state.train_dataloader), False
-                    try:
-                        state.batch = next(iterator)
-                    except StopIteration:
-                        return
-                else:
-                    if state.random_at_epoch_start is not None:
-                        state.random_at_epoch_start["is_exhausted"] = True
-                    return
-            is_first = self._may_be_at_end = False
+            batch = next(iterator, _NO_BATCH)
+            if batch is _NO_BATCH and may_be_at_end and state.random_at_epoch_start is not None:
+                # The loaded state was the end of an epoch.
+                restore_random_state(state.random_at_epoch_start, state.train_dataloader)
+                iterator = iter(state.train_dataloader)
+                batch = next(iterator, _NO_BATCH)
+            may_be_at_end = self._may_be_at_end = False
+            if batch is _NO_BATCH:
+                if state.random_at_epoch_start is not None:
+                    state.random_at_epoch_start["is_exhausted"] = True
+                return
+            state.batch = batch
             if is_at_dataset and state.random_at_epoch_start is not None and _has_read_all(iterator):
                 # This is the last batch, and the dataset may already be at its next epoch.
                 state.random_at_epoch_start["is_exhausted"] = True
@@ -499,7 +497,7 @@ class _Indices:
         latest, self._latest = self._latest, None
         if latest is None:
             return iterator, 0
-        latest.pass_over()
+        _ = latest.rest  # Skips now, if no batch was requested yet.
         return iterator, latest.found
 
     def __len__(self) -> int:
@@ -513,41 +511,34 @@ class _Indices:
 
 
 class _LaterIndices:
-    """Iterates over a sampler, after skipping batches.
-
-    It skips when the first batch is requested, because a loader draws the seed of its workers before that.
-    """
+    """Iterates over a sampler, after skipping batches; `found` is how many there were."""
 
     def __init__(self, sampler: Any, skip: int, samples: int | None) -> None:
         self._sampler = sampler
-        self._skip: int | None = skip
+        self._skip = skip
         self._samples = samples
         self.found = 0
         # torch's is a generator, which makes the iterator of its sampler at the first request.
-        self._is_torchs = type(sampler) is BatchSampler
-        self._iterator = iter(()) if self._is_torchs else iter(sampler)
+        self._iterator: Iterator[Any] | None = None if type(sampler) is BatchSampler else iter(sampler)
 
-    def pass_over(self) -> None:
-        """Skips the batches; a second call does nothing."""
-        skip, self._skip = self._skip, None
-        if skip is None:
-            return
-        if self._is_torchs:
-            # Skipping samples is twice as fast as skipping batches.
-            samples, size = iter(self._sampler.sampler), self._sampler.batch_size
-            count = skip * size if self._samples is None else self._samples
-            passed = _pass_over(samples, count)
-            self.found = skip if passed == count else -(-passed // size)
-            self._iterator = iter(BatchSampler(samples, size, self._sampler.drop_last))
-        else:
-            self.found = _pass_over(self._iterator, skip)
+    @functools.cached_property
+    def rest(self) -> Iterator[Any]:
+        """What comes after; first used when a batch is requested: a loader draws a seed before that."""
+        if self._iterator is not None:
+            self.found = _pass_over(self._iterator, self._skip)
+            return self._iterator
+        # Skipping samples is twice as fast as skipping batches.
+        samples, size = iter(self._sampler.sampler), self._sampler.batch_size
+        count = self._skip * size if self._samples is None else self._samples
+        passed = _pass_over(samples, count)
+        self.found = self._skip if passed == count else -(-passed // size)
+        return iter(BatchSampler(samples, size, self._sampler.drop_last))
 
     def __iter__(self) -> Iterator[Any]:
         return self
 
     def __next__(self) -> Any:
-        self.pass_over()
-        return next(self._iterator)
+        return next(self.rest)
 
 
 def _pass_over(iterator: Iterator[Any], count: int) -> int:

@@ -78,9 +78,9 @@ def _batch_microseconds(folder):
 
 def _tick_microseconds(folder):
     """Returns what a look of the ledger's thread takes, and one that writes a row, in processor time."""
-    ledger = TimeLedger(trace=False)
+    ledger = TimeLedger()
     with Run(None, ledger, "benchmark") as run:
-        files = TimeFiles(ledger, folder, run.state, keeps_trace=False)
+        files = TimeFiles(ledger, folder, run.state)
         names = {"files": files, "ledger": ledger}
         options = {"number": 2000, "repeats": 5, "timer": time.thread_time}
         look = best_microseconds("ledger.snapshot(); files._look()", names, **options)
@@ -90,9 +90,9 @@ def _tick_microseconds(folder):
 def _month_bytes(folder):
     """Returns the size of the rows of a month, computed from one day."""
     now = [0]
-    ledger = TimeLedger(trace=False, clock=lambda: now[0])
+    ledger = TimeLedger(clock=lambda: now[0])
     with Run(None, ledger, "benchmark") as run:
-        writer = TimeFiles(ledger, folder, run.state, keeps_trace=False)
+        writer = TimeFiles(ledger, folder, run.state)
         sizes = []
         for day in (1, 2):
             while now[0] < day * 86_400 * 10**9:

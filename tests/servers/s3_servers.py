@@ -135,7 +135,7 @@ def rclone(folder: Path):
     try:
         wait_until(lambda: _ADDRESS.search(said.read_text()), process)
         url = _ADDRESS.search(said.read_text())[1]
-        yield S3Server(url, "&checksum=md5&create_only=head", process.pid)
+        yield S3Server(url, "&checksum=md5", process.pid)
     finally:
         process.kill()
         process.wait()

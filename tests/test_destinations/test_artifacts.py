@@ -263,29 +263,6 @@ def test_files_arrive_at_an_s3_server(moto, make_artifacts, tmp_path):
     assert (tmp_path / "back").read_bytes() == b"content"
 
 
-def test_files_arrive_at_a_server_that_ignores_create_only(make_artifacts, tmp_path, caplog, monkeypatch):
-    """The URI has only the bucket and the server; one warning says what isn't guaranteed."""
-    for name, value in s3_servers.ENVIRONMENT.items():
-        monkeypatch.setenv(name, value)
-    contents = {f"ep{number}.pt": b"%d" % number for number in range(5)}
-    with s3_servers.rclone(tmp_path / "served") as rclone:
-        artifacts = make_artifacts(
-            f"s3://{s3_servers.BUCKET}/plain?endpoint_url={rclone.endpoint_url}", isolation=None
-        )
-        run = DryRun(artifacts)
-        run.init()
-
-        for name, content in contents.items():
-            (tmp_path / name).write_bytes(content)
-            run.logger.upload_file(name, tmp_path / name)
-        run.close()
-
-        assert rclone.objects("plain/dry-run") == contents
-    warnings = [record.message for record in caplog.records if record.levelname == "WARNING"]
-    assert len(warnings) == 1
-    assert "ignores If-None-Match" in warnings[0]
-
-
 def test_a_script_without_close_delivers_its_files(tmp_path):
     """At interpreter exit the engine closes destinations first, then uploads."""
     code = f"""

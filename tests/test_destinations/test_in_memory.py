@@ -1,8 +1,5 @@
 """What InMemory keeps, and how to read it."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 import torch
@@ -136,31 +133,6 @@ def test_an_unknown_table_raises():
 
     with pytest.raises(ValueError, match=r"unknown table 'wrong' at step 3. Kept: 'wrong' at \[1\]\."):
         memory.get_table("wrong", step=3)
-
-
-def test_without_pandas_get_table_raises():
-    """The error names pandas and says where to find the table.
-
-    The table itself doesn't need pandas.
-    """
-    code = """
-import sys
-sys.modules["pandas"] = None
-from destinations import InMemory
-memory = InMemory()
-memory.log_table(["a"], [[1]], "t", 1)
-print(memory.tables["t"][0].rows)
-try:
-    memory.get_table("t")
-except ImportError as error:
-    print(error.name, "|", error)
-"""
-    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-
-    rows, error = finished.stdout.splitlines()
-    assert rows == "[[1]]"
-    assert error.startswith("pandas | package 'pandas' must be installed for get_table, got: ")
-    assert error.endswith("Run: pip install pandas. The table is in .tables without it.")
 
 
 def test_arrays_are_copied():

@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from destinations import Artifacts, Console, InMemory, ProgressBar, RunDirectory, TensorBoard, TextFile
 from destinations.runs import open_runs
 from destinations.text.formatting import short
-from events import Run, Trainer
+from events import Trainer
 
 
 @pytest.fixture(autouse=True)
@@ -81,30 +81,6 @@ def test_a_run_that_continues_from_a_checkpoint_appends_to_its_file(tmp_path):
     assert [line.split("]")[1] for line in batches] == [f"[batch={batch}" for batch in range(6)]
     assert (tmp_path / "log.txt").read_text() == both
     assert counts == {("TextFile", "after_load", "FileExistsError"): 1}
-
-
-def test_a_custom_loop(tmp_path):
-    """In a Run they print and write the same as in a Trainer."""
-    console, bar, memory = io.StringIO(), io.StringIO(), InMemory()
-    loggers = [
-        Console(stream=console, style="composer"),
-        ProgressBar(stream=bar, line_seconds=1e9),
-        memory,
-        TextFile("log.txt"),
-    ]
-
-    with Run(loggers=loggers, run_name="mine") as run:
-        for loss in (0.5, 0.25):
-            run.batch_start()
-            run.log_metrics({"loss": loss})
-            run.batch_end()
-
-    assert console.getvalue() == "[batch=1]:\n  Train loss: 0.5\n[batch=2]:\n  Train loss: 0.25\n"
-    assert bar.getvalue().startswith("Train: 2 batch [")
-    assert memory.get_timeseries("loss")["loss"].tolist() == [0.5, 0.25]
-    assert (
-        tmp_path / "log.txt"
-    ).read_text() == "[metric][batch=0]: loss: 0.5\n[metric][batch=1]: loss: 0.25\n"
 
 
 def test_a_leading_tilde_is_the_home_folder(tmp_path, monkeypatch):

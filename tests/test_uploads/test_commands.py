@@ -251,13 +251,6 @@ def test_gc_of_a_half_sent_file_leaves_no_parts_in_the_store(proxy, moto, prefix
     assert moto.open_uploads(prefix) == 0
 
 
-def test_anything_but_a_spool_raises(tmp_path, capsys):
-    """The message describes a spool."""
-    assert main(["status", str(tmp_path)]) == EXIT_FAILED
-
-    assert "is not a spool: it has no folder pending/" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("folder", ["uploads", "uploads/file-store-0123"])
 def test_the_error_for_a_folder_of_spools_names_them(tmp_path, make_queue, capsys, folder):
     """Default spools are two folders below `$UPLOADS_HOME`."""

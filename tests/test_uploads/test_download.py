@@ -204,20 +204,6 @@ def test_a_connection_that_breaks_again_and_again_with_progress_is_not_given_up(
     assert waits == [policy.delay_seconds(1)] * 15
 
 
-def test_a_file_that_comes_while_it_is_downloaded_is_kept(tmp_path):
-    """`overwrite=False` holds to the end, and nothing else stays."""
-
-    class Late(StoreThatBreaks):
-        def get(self, name, offset=0, version=None):
-            (tmp_path / "out/file").write_text("mine")
-            yield self.content
-
-    with pytest.raises(FileExistsError):
-        download_file("a", tmp_path / "out/file", store=Late(b"theirs", 100))
-
-    assert [(path.name, path.read_text()) for path in (tmp_path / "out").iterdir()] == [("file", "mine")]
-
-
 @pytest.mark.parametrize("there", [b"sho", b"longer"])
 def test_a_size_that_is_not_the_objects_is_an_error(tmp_path, there):
     """Even without a broken connection it is an error, and the download doesn't repeat forever."""

@@ -190,18 +190,6 @@ def test_the_files_of_a_store_folder_are_fenced(make_file, tmp_path):
     }
 
 
-def test_a_large_file_in_a_folder_goes_below_the_prefix_too(make_queue, make_file, tmp_path):
-    """This holds for a file that the store links instead of copying it."""
-    content = bytes(range(256)) * (40 << 10)
-    store = LocalStore(tmp_path / "store")
-    take_over(store, tmp_path, **{"last.pt": b"theirs"})
-
-    queue = make_queue(store, fence=FENCE)
-    queue.submit(make_file(content=content), "last.pt", overwrite=True).result(LIMIT_SECONDS)
-
-    assert contents(store) == {FENCE.unless: b"", "last.pt": b"theirs", "live/1/last.pt": content}
-
-
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_a_successor_that_comes_while_parts_are_sent_keeps_its_own(
     moto, prefix, make_queue, make_file, tmp_path, overwrite

@@ -8,7 +8,7 @@ import pytest
 from tests.servers.stores import MemoryStore
 from uploads import UploadState
 from uploads.drain.drain import Drain
-from uploads.drain.schedule import DependencyState, History, Schedule
+from uploads.drain.schedule import History, Schedule
 from uploads.drain.supervisor import WorkerConfig, WorkerSupervisor
 from uploads.handle import UploadHandle
 from uploads.ledger import Ledger
@@ -106,21 +106,6 @@ def test_many_pointers_wait_for_one_target(publish, run_drain):
     assert len(store.order) == BACKLOG + 1
 
 
-def test_a_replacement_that_was_deleted_is_not_waited_for():
-    """If it is neither waiting nor known to have ended, the store is asked."""
-    schedule = Schedule(time.monotonic)
-    target, pointer = (
-        Entry(f"{number:016x}", number, name, True, 0, None, "copied", "", (), "").folder  # noqa: FBT003  # overwrite
-        for number, name in enumerate(("target", "pointer"), start=1)
-    )
-    schedule.add([target, pointer])
-    schedule.settle(schedule.next(0), replaced_by="00000000000000ff")
-
-    state = schedule.check_dependencies(schedule.next(0), [identifier_of(target)])
-
-    assert state is DependencyState.UNKNOWN
-
-
 class SpoolWithAnOldListing(Spool):
     """Its first listing shows an entry without an earlier one, as may happen in a folder that changes meanwhile."""
 
@@ -190,17 +175,6 @@ def test_an_entry_that_was_deleted_before_the_drain_saw_it_is_reported_lost(spoo
 
     assert handles[0].state is UploadState.LOST
     assert [handle.done() for handle in handles] == [True, False]
-
-
-class ClockThatRuns:
-    """Ten seconds pass between any two looks at it."""
-
-    def __init__(self):
-        self.now = 0.0
-
-    def __call__(self):
-        self.now += 10.0
-        return self.now
 
 
 def test_the_queue_looks_when_its_drain_is_idle(make_queue):

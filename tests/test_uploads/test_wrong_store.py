@@ -156,7 +156,7 @@ def test_settings_that_may_change_between_runs_are_no_other_store():
     uris = [
         "s3://bucket/run?endpoint_url=http://127.0.0.1:9000",
         "s3://bucket/run/?endpoint_url=http://127.0.0.1:9000/&region=eu&checksum=md5&part_bytes=5",
-        "s3://bucket/run?endpoint_url=http://127.0.0.1:9000&profile=mine&create_only=head",
+        "s3://bucket/run?endpoint_url=http://127.0.0.1:9000&profile=mine&create_only=require",
     ]
 
     assert len({identity_of(open_store(uri).uri()) for uri in uris}) == 1

@@ -29,19 +29,19 @@ __all__ = ["CredentialWatch", "deliver", "outcome_of"]
 
 
 class CredentialWatch:
-    """Detects changes of the credential files of a store since the last call."""
+    """Renews the session of a store when its credential files change."""
 
     def __init__(self, store: Store) -> None:
         self._store = store if isinstance(store, Renewable) else None
         self._seen = self._look()
 
-    def renew(self, *, anyway: bool) -> bool:
-        """Renews the store's session if its files changed, or if `anyway`; returns whether they changed."""
+    def renew(self) -> bool:
+        """Renews the session if the files have changed since the last call; returns whether they have."""
         seen, self._seen = self._seen, self._look()
-        changed = seen != self._seen
-        if self._store is not None and (changed or anyway):
-            self._store.renew()
-        return changed
+        if self._store is None or seen == self._seen:
+            return False
+        self._store.renew()
+        return True
 
     def _look(self) -> tuple[object, ...]:
         return tuple(map(stamp_of, self._store.credential_files())) if self._store is not None else ()

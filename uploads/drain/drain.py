@@ -39,7 +39,7 @@ from uploads.spool.entry import (
 )
 from uploads.spool.ownership import OwnerLock
 from uploads.spool.spool import Spool
-from uploads.stores.store import Store, abandon
+from uploads.stores.store import Renewable, Store, abandon
 from uploads.stores.uri import identity_of
 
 from .delivery import CredentialWatch, deliver, outcome_of
@@ -56,7 +56,6 @@ from .schedule import DependencyState, Schedule
 __all__ = ["Drain"]
 
 _TICK_SECONDS = 1.0
-_FEWEST_THREADS = 2
 _STATUS_SECONDS = 5.0
 _RESCAN_SECONDS = 10.0
 _ENDED_BY_QUEUE = {UploadState.WITHDRAWN, UploadState.SUPERSEDED}
@@ -124,25 +123,22 @@ class Drain:
             raise
 
     def _start_threads(self) -> None:
-        """Starts one uploading thread and the maintenance thread, or raises; more if the system allows."""
+        """Starts the uploading threads and the maintenance thread, or raises."""
         # Clients import it at their first use. At interpreter exit it could no longer register its exit
         # function, and no client could be created.
         importlib.import_module("concurrent.futures.thread")
-        targets = [self._upload_entries, self._maintain, *[self._upload_entries] * (self._workers - 1)]
+        targets = [self._maintain, *[self._upload_entries] * self._workers]
         self._running = len(targets)
         for number, target in enumerate(targets):
             name = "uploads-housekeeping" if target == self._maintain else f"uploads-{number}"
             thread = threading.Thread(target=self._run, args=(target,), name=name, daemon=True)
             try:
                 thread.start()
-            except BaseException as error:
+            except BaseException:
                 for _ in targets[number:]:
                     self._end_thread()
-                if number < _FEWEST_THREADS or not isinstance(error, RuntimeError):
-                    self.stop()
-                    raise
-                log_warning("only %d of %d concurrent uploads: %s", number - 1, self._workers, error)
-                return
+                self.stop()
+                raise
             self._threads.append(thread)
 
     def _take_over(self) -> None:
@@ -406,7 +402,9 @@ class Drain:
         elif decision.action is FailureAction.PARK:
             if not self._health.parked_because:
                 self._logged_pauses.clear()  # A pause logs each of its causes once.
-            probe_seconds = self._health.park(decision.reason)
+            probe_seconds, is_new = self._health.park(decision.reason)
+            if is_new and isinstance(self._store, Renewable):
+                self._store.renew()
             # Probes may send different files and requests, so the cause is the text after the name.
             before, _, after = decision.reason.partition(self._spool.name_of(folder))
             cause = after or before
@@ -490,8 +488,7 @@ class Drain:
             now = self._clock()
             try:
                 self._retry_records()
-                # A parked store renews its credentials when their files change, and before each probe.
-                if self._health.parked_because and credentials.renew(anyway=self._health.wants_renewal()):
+                if self._health.parked_because and credentials.renew():
                     self._schedule.probe_now()
                 if now - last_status >= _STATUS_SECONDS:
                     self._spool.write_status(self.status())

@@ -215,14 +215,13 @@ class StoreHealth:
         self._lock = threading.Lock()
         self._consecutive_failures = 0
         self._probes = 0
-        self._renewed_for = 0
         self._paused_until = float("-inf")
 
     def record_success(self) -> None:
         """Counts a success; the store is no longer parked."""
         with self._lock:
             self.successes += 1
-            self._consecutive_failures = self._probes = self._renewed_for = 0
+            self._consecutive_failures = self._probes = 0
             if self.parked_because:
                 log_warning("uploads resumed")
             self.parked_because = ""
@@ -234,19 +233,16 @@ class StoreHealth:
             self._consecutive_failures += 1
             return self._consecutive_failures
 
-    def park(self, reason: str) -> float:
-        """Parks the store; returns the seconds until the next probe."""
+    def park(self, reason: str) -> tuple[float, bool]:
+        """Parks the store; returns the seconds until the next probe, and whether this denial begins the pause.
+
+        It doesn't if another thread has met the same denial.
+        """
         with self._lock:
             self.last_error = self.parked_because = reason
             now = self._clock()
-            if now >= self._paused_until:  # Before that, another thread has counted the same failure.
+            is_new = now >= self._paused_until
+            if is_new:
                 self._probes += 1
                 self._paused_until = now + self._policy.probe_seconds(self._probes - 1)
-            return self._paused_until - now
-
-    def wants_renewal(self) -> bool:
-        """Returns whether the credentials are due for renewal since the last denial; True once per denial."""
-        with self._lock:
-            wants = self._renewed_for != self._probes
-            self._renewed_for = self._probes
-            return wants
+            return self._paused_until - now, is_new

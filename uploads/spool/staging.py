@@ -282,14 +282,11 @@ class Stager:
             os.fsencode(submission.source.absolute()).decode(errors="backslashreplace"),
             submission.after,
             utc_now(),
-            boot=self._boot_of(staged),
+            boot="" if staged.crc32 is not None else self._spool.boot,
             store=self._store,
             unless=submission.unless,
             instead=submission.instead,
         )
-
-    def _boot_of(self, staged: StagedData) -> str:
-        return "" if staged.crc32 is not None else self._spool.boot
 
     def _next_sequence(self) -> int:
         sequence = self._numbers.next()

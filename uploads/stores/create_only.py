@@ -15,17 +15,16 @@ import uuid
 from collections.abc import Callable
 from typing import Literal, Protocol, get_args
 
-from uploads.errors import RejectedByStoreError, RemoteExistsError, StoreError, StoreParkedError
+from uploads.errors import RejectedByStoreError, RemoteExistsError, StoreError
 from uploads.messages import log_warning
 
 from .store import Body, Store
 
 __all__ = ["CreateOnlyPolicy", "CreateOnlySupport", "ProbeTarget", "put_new"]
 
-CreateOnlyPolicy = Literal["auto", "require", "head"]
+CreateOnlyPolicy = Literal["auto", "require"]
 
 _PREFIX = ".uploads-probe-"
-_TRIES = 3
 # Pauses between turns, see `put_new`: random, so that two processes do not meet again and again.
 _FIRST_TURN_SECONDS = 0.2
 _TURN_SECONDS = 5.0
@@ -50,7 +49,6 @@ class CreateOnlySupport:
     Args:
         policy: If the server doesn't support it, "auto" looks for the object before the put, and warns once
             that two writers at the same instant may both succeed; "require" refuses `overwrite=False`.
-            "head" is an earlier name of "auto".
         known: The answer, if no probe is needed.
         mechanism: What the server must honour, for messages.
     """
@@ -64,7 +62,6 @@ class CreateOnlySupport:
         self._is_supported = known
         self._mechanism = mechanism
         self._probe = f"{_PREFIX}{uuid.uuid4().hex}"  # Kept, so that a probe finds a failed one before it.
-        self._left: dict[str, int] = {}  # Probes that could not be removed, and the remaining tries.
         self._lock = threading.Lock()
 
     def check(self, store: ProbeTarget, name: str = "") -> bool:
@@ -91,7 +88,6 @@ class CreateOnlySupport:
                         store.uri(),
                         self._mechanism,
                     )
-            self._remove_probes(store)
         if not self._is_supported and self._policy == "require":
             raise RejectedByStoreError(
                 f"{store.uri()} ignores {self._mechanism}, so overwrite=False cannot be guaranteed. "
@@ -114,27 +110,19 @@ class CreateOnlySupport:
         Raises:
             StoreError: A put was not answered. The next probe has the same name, and so finds a leftover.
         """
-        self._left[name] = _TRIES
         try:
             store.put_probe(name)
             store.put_probe(name)
+            is_refused = False
         except RemoteExistsError:
-            return True
+            is_refused = True
         except NotImplementedError:
-            del self._left[name]
-        return False
-
-    def _remove_probes(self, store: ProbeTarget) -> None:
-        for name in list(self._left):
-            try:
-                store.delete(name)
-            except StoreError as error:
-                self._left[name] -= 1
-                is_denied = isinstance(error, StoreParkedError) and error.may_be_the_entry
-                if self._left[name] and not is_denied:
-                    continue  # At the next put.
-                log_warning("could not remove probe object %s: %s", store.uri(name), error)
-            del self._left[name]
+            return False
+        try:
+            store.delete(name)
+        except StoreError as error:
+            log_warning("could not remove probe object %s: %s", store.uri(name), error)
+        return is_refused
 
 
 def put_new(store: Store, name: str, data: bytes, *, wait: Callable[[float], object] = time.sleep) -> bool:

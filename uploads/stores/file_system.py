@@ -69,7 +69,7 @@ class FileSystemStore:
             twice; 0 for none.
         create_only: What `overwrite=False` requires. "auto": if the server can't refuse a taken name, look
             for the target and then rename, so that two writers at the same instant may both succeed.
-            "require": it must refuse. "head": an earlier name of "auto".
+            "require": it must refuse.
     """
 
     _location: StoreLocation

@@ -53,7 +53,7 @@ _EXAMPLES = {
         "get digits best --by loss/eval/total --mode min --to model.pt",
     ),
     "plot": ("loss", "loss 'val/*' first second -o plot.png"),
-    "series": ("digits loss --where 'value >= 10'", "digits loss --limit 10"),
+    "series": ("digits loss --limit 10", "digits loss --json"),
     "tail": ("digits", "digits --metric loss --lines 100 --no-follow"),
     "wait": ("'not alive' digits", "'summary.loss < 0.1' digits --timeout 2h"),
     "export": ("first second --metrics -o metrics.parquet", "digits --rows -o digits.csv"),
@@ -182,11 +182,10 @@ def _add_reading(commands: _Commands) -> None:
     _take_output(parser, ".png, .svg or .pdf file; needs matplotlib (default: the terminal)")
     parser.take("--x", None, "x axis (default: step)", choices=("step", "time"), default="step")
     parser.take("--log", None, "logarithmic y axis")
-    parser = commands.add("series", "series.series", "print the values of a metric, or only matching ones")
+    parser = commands.add("series", "series.series", "print the values of a metric")
     _take_run(parser)
     _take_branch(parser)
     parser.take("metric", "METRIC", "metric name")
-    parser.take("--where", "CONDITION", "only matching values: 'value > 10 and step < 500', 'value == nan'")
     parser.take("--limit", "N", "only the first N values", type=_count)
     parser.take("--rank", "R", "rank (default: 0)", type=_count, default=0)
     text = "print the metric rows of a run as they are written, until it ends"

@@ -102,7 +102,6 @@ def compact(options: argparse.Namespace, session: CommandContext) -> int:
                 remove_gone=options.remove_gone,
                 include_deleted=options.include_deleted,
                 single_writer=options.single_writer,
-                clock=session.clock,
             )
     except (UploadError, ValueError) as error:
         raise DatasetError(str(error)) from error

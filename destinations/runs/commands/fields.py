@@ -6,8 +6,8 @@ from typing import Any
 import attrs
 
 from destinations.runs import FilterError, MetricNotFoundError, RunRecord, Runs, is_alive
-from destinations.runs.errors import near_names
-from destinations.runs.index.filters import parse_field, parse_filter
+from destinations.runs.errors import near_names, suggestion
+from destinations.runs.index.filters import fields_of, parse_field, parse_filter
 from destinations.runs.order import MISSING, Key, key_of, label_of
 from destinations.runs.record import FIELDS, status_of, value_of
 from destinations.text.formatting import one_line
@@ -116,8 +116,7 @@ def check_fields(names: Iterable[str], hparams: Collection[str], metrics: Collec
         except FilterError:
             field = ""
         if field not in known:
-            near = near_names(name, known)
-            offer = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
+            offer = suggestion(near_names(name, known))
             raise UsageError(f"unknown column {name!r}.{offer} Use a field, hparams.NAME or summary.NAME.")
         found.append(field)
     return found
@@ -138,7 +137,7 @@ def check_filter(text: str | None, runs: Runs, session: CommandContext) -> None:
     def names(group: str) -> list[str]:
         return runs.hparam_names() if group == "hparams" else runs.metric_names()
 
-    for field in parse_filter(text, session.clock(), names).fields(with_exists=False):
+    for field in fields_of(parse_filter(text, session.clock(), names), with_exists=False):
         if field.group == "run":
             continue
         found = known.setdefault(field.group, names(field.group))

@@ -8,8 +8,8 @@ from destinations.history.rows import MetricRow
 from destinations.run_directory.layout import column_of
 from destinations.runs import MetricNotFoundError, RecordedRun
 from destinations.runs.content.follow import last_rows_of_run
-from destinations.runs.errors import near_names
-from destinations.runs.index.filters import Filter
+from destinations.runs.errors import near_names, suggestion
+from destinations.runs.index.filters import Node, fields_of
 
 from .running import EXIT_FAILED, EXIT_OK, EXIT_TIMEOUT, find_runs
 from .screen import CommandContext, value_text
@@ -75,14 +75,14 @@ def wait(options: argparse.Namespace, session: CommandContext) -> int:
         session.wait(options.interval if left is None else min(options.interval, left))
 
 
-def _note_unknown(run: RecordedRun, condition: Filter, session: CommandContext) -> None:
+def _note_unknown(run: RecordedRun, condition: Node, session: CommandContext) -> None:
     """Prints a note for each name of a condition that the run does not have (yet): it may be misspelt."""
     known = {"summary": run.record.summary, "hparams": run.record.hparams}
-    for field in condition.fields(with_exists=False):
+    for field in fields_of(condition, with_exists=False):
         names = known.get(field.group)
         if names and field.name not in names:
             near = near_names(str(field), [f"{field.group}.{name}" for name in names])
-            hint = f"; did you mean {near[0]!r}?" if near else ""
+            hint = suggestion(near[:1], "; did you mean")
             session.note(f"run {run.run_id} has no {str(field)!r} yet{hint}")
 
 

@@ -81,7 +81,7 @@ class _WrittenError(_KeptError):
         super().__init__("it is being written")
 
 
-@attrs.frozen
+@attrs.define
 class Candidate:
     """A folder that may be deleted.
 
@@ -107,14 +107,13 @@ def gc(options: argparse.Namespace, session: CommandContext) -> int:
         found = list(_candidates(runs.records(archived=None), options.older_than, session.clock()))
         failed: dict[Path, str] = {}
         if options.delete:
-            for number, candidate in enumerate(found):
-                if candidate.kept is None:
-                    try:
-                        _collect(candidate.record, session.clock())
-                    except _KeptError as error:
-                        found[number] = attrs.evolve(candidate, kept=str(error))
-                    except OSError as error:
-                        failed[candidate.record.path] = str(error)
+            for candidate in [one for one in found if one.kept is None]:
+                try:
+                    _collect(candidate.record, session.clock())
+                except _KeptError as error:
+                    candidate.kept = str(error)
+                except OSError as error:
+                    failed[candidate.record.path] = str(error)
             runs.scan()
     if options.json:
         session.screen.json([_as_json(one, options, failed) for one in found])
@@ -180,16 +179,22 @@ def _candidates(records: list[RunRecord], older_than: float, now: float) -> Iter
         # Missing folders and symbolic links are skipped.
         if record.path.is_symlink() or not record.path.is_dir():
             continue
-        reason = None
+        reason, untouched, size, kept = "unknown", 0.0, 0, None
         try:
-            if _is_written(RecordedRun(record), now) or (reason := _why_deletable(record)) is None:
+            found = None if _is_written(RecordedRun(record), now) else _why_deletable(record)
+            if found is None:
                 continue
-            size, touched_at = _size_and_time(record.path)
+            reason, (size, touched_at) = found, _size_and_time(record.path)
+            untouched = now - touched_at
+            if untouched < older_than:
+                continue
+            _require_unforked(record.path, record.run_id)
+            _names_to_delete(record.path)
+        except _KeptError as error:
+            kept = str(error)
         except OSError as error:
-            yield Candidate(record, reason or "unknown", 0.0, 0, f"it cannot be read: {error}")
-            continue
-        if now - touched_at >= older_than:
-            yield Candidate(record, reason, now - touched_at, size, _why_kept(record))
+            kept = f"it cannot be read: {error}"
+        yield Candidate(record, reason, untouched, size, kept)
 
 
 def _why_deletable(record: RunRecord) -> str | None:
@@ -201,8 +206,9 @@ def _why_deletable(record: RunRecord) -> str | None:
     # A damaged folder is left for a person to inspect.
     if record.problem or not (record.path / SIDECAR).is_file():
         return None
-    has_logged = any(map(_has_logged, streams_of(record.path)))
-    return None if has_logged or _has_checkpoints(record.path) else "ended without success, empty"
+    has_weights = any(_is_weights(name) for name, is_folder in _content(record.path) if not is_folder)
+    has_logged = has_weights or any(map(_has_logged, streams_of(record.path)))
+    return None if has_logged else "ended without success, empty"
 
 
 def _has_logged(stream: Stream) -> bool:
@@ -211,14 +217,6 @@ def _has_logged(stream: Stream) -> bool:
     has_rows = any(_has_content(path) for path in (folder / metrics_name(0), *folder.glob("metrics*.csv")))
     has_rows = has_rows or any((folder / JOURNAL_FOLDER).rglob("*.journal"))
     return has_rows or any(_has_content(folder / name) for name in indexes())
-
-
-def _has_checkpoints(folder: Path) -> bool:
-    try:
-        return any(_is_weights(name) for name, is_folder in _content(folder) if not is_folder)
-    except OSError:
-        # An unreadable folder may contain anything.
-        return True
 
 
 def _is_weights(name: str) -> bool:
@@ -230,9 +228,6 @@ def _has_content(path: Path) -> bool:
         return path.stat().st_size > 0
     except ABSENT:
         return False
-    except OSError:
-        # An unreadable file may contain anything.
-        return True
 
 
 def _content(folder: Path) -> Iterator[tuple[str, bool]]:
@@ -253,17 +248,6 @@ def _content(folder: Path) -> Iterator[tuple[str, bool]]:
                 yield f"{base}{one.name}", is_folder
                 if is_folder:
                     waiting.append(f"{base}{one.name}/")
-
-
-def _why_kept(record: RunRecord) -> str | None:
-    try:
-        _require_unforked(record.path, record.run_id)
-        _names_to_delete(record.path)
-    except _KeptError as error:
-        return str(error)
-    except OSError as error:
-        return f"it cannot be read: {error}"
-    return None
 
 
 def _names_to_delete(folder: Path) -> list[str]:
@@ -389,8 +373,7 @@ def _rm_folders(options: argparse.Namespace, session: CommandContext) -> int:
                 if any(is_locked(held[-1][1] / name) for name in _lock_names(held[-1][1])):
                     raise _WrittenError
         sizes = {path: _size_and_time(one)[0] for (path, _), (_, one) in zip(runs, held, strict=True)}
-        if not options.yes and not _is_confirmed(sizes, session):
-            session.note("nothing was deleted")
+        if not _is_confirmed(sizes, options, session):
             return EXIT_FAILED
         deleted = []
         for (path, run), one in zip(runs, held, strict=True):
@@ -404,25 +387,30 @@ def _rm_folders(options: argparse.Namespace, session: CommandContext) -> int:
     return EXIT_OK
 
 
-def _is_confirmed(sizes: dict[Path, int], session: CommandContext) -> bool:
-    for path, size in sizes.items():
+def _is_confirmed(sizes: dict[Path, int], options: argparse.Namespace, session: CommandContext) -> bool:
+    for path, size in () if options.yes else sizes.items():
         session.note(f"{path}: {sum(1 for _ in _content(path))} entries, {bytes_text(size)}")
     what = "this run" if len(sizes) == 1 else f"these {len(sizes)} runs"
-    return _is_agreed(f"Delete {what} permanently? [y/N] ", session)
+    return _is_agreed(f"Delete {what} permanently? [y/N] ", options, session)
 
 
-def _is_agreed(question: str, session: CommandContext) -> bool:
+def _is_agreed(question: str, options: argparse.Namespace, session: CommandContext) -> bool:
+    """Returns whether the user wants to delete, as `--yes` says without a question."""
+    if options.yes:
+        return True
     if session.ask is None:
         raise UsageError("cannot ask without a terminal. Add --yes to delete these runs.")
-    return session.ask(question).strip().lower() in {"y", "yes"}
+    if session.ask(question).strip().lower() in {"y", "yes"}:
+        return True
+    session.note("nothing was deleted")
+    return False
 
 
 def _rm_of_dataset(dataset: "Dataset", options: argparse.Namespace, session: CommandContext) -> int:
     """Deletes runs from a dataset; their folders are kept."""
     found = list({run.run_id: run for run in map(dataset.__getitem__, options.run_name)}.values())
     names = ", ".join(run.name for run in found)
-    if not options.yes and not _is_agreed(f"Delete {names} from {dataset.uri}? [y/N] ", session):
-        session.note("nothing was deleted")
+    if not _is_agreed(f"Delete {names} from {dataset.uri}? [y/N] ", options, session):
         return EXIT_FAILED
     dataset.delete(found)
     if options.json:

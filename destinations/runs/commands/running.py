@@ -18,7 +18,7 @@ from destinations.runs import (
     RunsError,
     open_runs,
 )
-from destinations.runs.errors import near_names
+from destinations.runs.errors import near_names, suggestion
 from destinations.runs.views import RunView, read_views
 
 from .screen import CommandContext, NotesHandler
@@ -105,8 +105,7 @@ def view_of(name: str, runs: Runs) -> dict[str, Any]:
     """
     views = {key: fields for root in reversed(runs.roots) for key, fields in read_views(root).items()}
     if name not in views:
-        near = near_names(name, views) or tuple(views)[:5]
-        offer = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
+        offer = suggestion(near_names(name, views) or tuple(views)[:5])
         raise UsageError(f"no view is called {name!r}.{offer} Views are saved on the page of the runs.")
     return views[name]
 

@@ -10,7 +10,6 @@ other file.
 
 import concurrent.futures
 import contextlib
-import itertools
 import math
 import os
 import re
@@ -29,7 +28,7 @@ from destinations.runs.errors import CheckpointNotFoundError
 from destinations.runs.files import clean_text, number_of, read_object, read_object_file, whole_of
 from destinations.runs.run import RecordedRun
 from uploads import LocalStore, RemoteObject, Store, UploadError, download_file, open_store
-from uploads.disk import ABSENT, crc32_of, fsync_path, open_regular, rename_new
+from uploads.disk import ABSENT, crc32_of, fsync_path, rename_new
 
 __all__ = ["Checkpoint", "choose", "copy_checkpoint", "list_checkpoints"]
 
@@ -40,9 +39,6 @@ _SHARD_FILE = re.compile(r"__\d{1,6}_0\.distcp|rank-\d{1,6}\.pt|\.metadata")
 _MAX_MANIFEST_BYTES = 16 << 20
 
 _MAX_POINTER_BYTES = 1024
-_MAX_POINTERS = 100
-_MAX_CHECKPOINTS = 10_000
-_MAX_LISTED = 100_000
 _HEAD_BYTES = 256 << 10
 # The signature of a zip file, and its last record, which tells where its directory is.
 _ZIP, _ZIP_END, _ZIP_END_BYTES = b"PK\3\4", b"PK\5\6", 22
@@ -255,15 +251,9 @@ def _beside(path: str, name: str) -> str:
 
 def _take(source: str, target: Path) -> None:
     """Copies a local file, or downloads one."""
-    if "://" in source:
-        download_file(source, target, progress_bar=False, overwrite=True)
-        return
-    descriptor = open_regular(source)
-    try:
-        with open(descriptor, "rb", closefd=False) as file, target.open("xb") as copy:
-            shutil.copyfileobj(file, copy, 1 << 20)
-    finally:
-        os.close(descriptor)
+    folder = None if "://" in source else Path(source).parent
+    name = source if folder is None else Path(source).name
+    download_file(name, target, store=folder, progress_bar=False, overwrite=True)
 
 
 def _check_members(archive: zipfile.ZipFile, size: int) -> None:
@@ -324,16 +314,11 @@ class _Folder(LocalStore):
 
 def _in_store(store: Store, warn: Callable[[str], object]) -> list[Checkpoint]:
     place = "local" if isinstance(store, _Folder) else "store"
-    listed = list(itertools.islice(store.list(""), _MAX_LISTED + 1))
-    if len(listed) > _MAX_LISTED:
-        warn(
-            f"{store.uri()} has more than {_MAX_LISTED:,} objects: none is read from {listed.pop().name!r} on"
-        )
-    listed = [one for one in listed if not one.name.startswith(".")]
+    listed = [one for one in store.list("") if not one.name.startswith(".")]
     objects = [one for one in listed if "/" not in one.name and one.name.endswith(_SUFFIXES)]
     manifests = [one for one in listed if one.name.count("/") == 1 and one.name.endswith(f"/{_MANIFEST}")]
     sizes = {one.name: one.size for one in listed}
-    pointers = [name for name in sizes if "/" not in name and name.endswith(_POINTER_SUFFIX)][:_MAX_POINTERS]
+    pointers = [name for name in sizes if "/" not in name and name.endswith(_POINTER_SUFFIX)]
     small = [name for name in pointers if sizes[name] <= _MAX_POINTER_BYTES]
     pointed = _targets(small, lambda name: _read_at(store, name, 0, sizes[name]), warn)
 
@@ -367,8 +352,8 @@ def _in_store(store: Store, warn: Callable[[str], object]) -> list[Checkpoint]:
         )
 
     with concurrent.futures.ThreadPoolExecutor(_STORE_THREADS) as threads:
-        files = threads.map(look, objects[:_MAX_CHECKPOINTS])
-        return [*files, *threads.map(look_at_shards, manifests[:_MAX_CHECKPOINTS])]
+        files = threads.map(look, objects)
+        return [*files, *threads.map(look_at_shards, manifests)]
 
 
 def _targets(

@@ -21,7 +21,6 @@ __all__ = [
     "blocks_in",
     "count_rows",
     "dataframe_of",
-    "joined",
     "merged_by_step",
     "read_series",
     "run_blocks",
@@ -154,16 +153,6 @@ def merged_by_step(found: Sequence[tuple[str, Series]]) -> Series:
         np.concatenate([series.time for series in every])[order],
         np.concatenate([series.value for series in every])[order],
         None if writers is None else writers[order],
-    )
-
-
-def joined(name: str, pieces: Sequence[Series]) -> Series:
-    """Returns the values of a metric from pieces of them."""
-    return Series(
-        name,
-        np.concatenate([np.empty(0, np.int64), *(one.step for one in pieces)]),
-        np.concatenate([np.empty(0), *(one.time for one in pieces)]),
-        np.concatenate([np.empty(0), *(one.value for one in pieces)]),
     )
 
 

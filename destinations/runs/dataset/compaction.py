@@ -7,10 +7,11 @@ explains what readers see meanwhile, and `writing.py` how concurrent changes are
 
 import itertools
 import math
+import operator
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -121,7 +122,6 @@ def compact(
     remove_gone: bool = False,
     include_deleted: bool = False,
     single_writer: bool = False,
-    clock: Callable[[], float] = time.time,
 ) -> CompactReport:
     """Writes finished runs to a dataset, if they are new or have changed.
 
@@ -151,7 +151,6 @@ def compact(
         include_deleted: whether to add runs again that were deleted from the dataset (`Dataset.delete`).
         single_writer: whether this is the only process that ever writes to `dest`. Needed for servers without
             conditional puts.
-        clock: returns the time in seconds since 1970.
 
     Raises:
         DatasetError: `dest` holds something else or can't be written, or other compactions kept committing
@@ -159,7 +158,7 @@ def compact(
         ValueError: `vacuum_days` is negative or not finite.
         ImportError: deltalake is not installed.
     """
-    started = clock()
+    started = time.perf_counter()
     if vacuum_days is not None and not 0 <= vacuum_days < math.inf:
         raise ValueError(f"vacuum_days must be 0 or more, got {vacuum_days!r}")
     location = Location.of(dest, store_options or {})
@@ -192,7 +191,7 @@ def compact(
             work.writer.repeat(work.optimize)
         if vacuum_days is not None:
             work.writer.repeat(lambda: work.vacuum(vacuum_days))
-    return attrs.evolve(work.report(), seconds=clock() - started)
+    return attrs.evolve(work.report(), seconds=time.perf_counter() - started)
 
 
 def _create(location: Location, store: Store, *, is_shared: bool) -> None:
@@ -277,10 +276,6 @@ def _time_of(run: RecordedRun) -> float:
     return run.updated_at or 0.0
 
 
-def _change_of(item: _Item) -> Change:
-    return item.change
-
-
 class _Compaction:
     """One compaction, over as many attempts as it takes."""
 
@@ -329,7 +324,7 @@ class _Compaction:
         deleted = self.writer.snapshot.arrow("deleted").to_table()
         self._deleted = set(deleted.column("run_id").to_pylist())
         self._wide = WideColumns(self.writer.snapshot.arrow("runs").schema)
-        for change, items in itertools.groupby(self._choose(), _change_of):
+        for change, items in itertools.groupby(self._choose(), operator.attrgetter("change")):
             for group in _groups(items):
                 self._write_group(change, group)
 
@@ -462,7 +457,7 @@ class _Compaction:
 
     def _read(self, items: Sequence[_Item], rows: Mapping[str, list[dict[str, Any]]]) -> Iterator[Any]:
         """Yields the values of runs as record batches, and adds rows for the other tables to `rows`."""
-        for _, of_part in itertools.groupby(items, lambda item: item.part):
+        for _, of_part in itertools.groupby(items, operator.attrgetter("part")):
             yield from _in_order(batch for item in of_part for batch in self._read_one(item, rows))
 
     def _read_one(self, item: _Item, rows: Mapping[str, list[dict[str, Any]]]) -> Iterator[Any]:

@@ -20,7 +20,6 @@ import json
 import logging
 import re
 import tempfile
-import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from os import PathLike
@@ -301,11 +300,10 @@ class Dataset(Runs):
 
     Args:
         snapshot: the tables.
-        clock: returns the time in seconds since 1970, for filters.
     """
 
-    def __init__(self, snapshot: TableVersions, *, clock: Callable[[], float] = time.time) -> None:
-        super().__init__([], clock=clock)
+    def __init__(self, snapshot: TableVersions) -> None:
+        super().__init__([])
         # Temporary files of tables.
         self._files = tempfile.TemporaryDirectory(prefix="dataset-")
         self._show(snapshot)

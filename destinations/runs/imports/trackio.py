@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import attrs
+
 from destinations.history.metric_summary import metric_of
 from destinations.kinds.line import file_inside
 from destinations.kinds.tables import TABLE
@@ -80,27 +82,27 @@ def _storage(folder: Path) -> Iterator[Any]:
         storage.TRACKIO_DIR = before
 
 
+@attrs.frozen
 class _Reader:
     """Reads one run.
 
-    Args:
+    Attributes:
         folder: Trackio's folder.
         project: the project of the run.
         name: the name of the run.
         run_id: the id of the run; None in an old database without ids.
     """
 
-    def __init__(self, folder: Path, project: str, name: str, run_id: str | None) -> None:
-        self._folder = folder
-        self._run = {"project": project, "run": name, "run_id": run_id}
+    folder: Path
+    project: str
+    name: str
+    run_id: str | None
 
-    def _stored(self) -> tuple[list[Any], list[Any], list[Any], Mapping[str, Any]]:
+    def _stored(self) -> list[Any]:
         """Returns rows, rows of system metrics, alerts and configuration."""
-        about = (self._run["project"], self._run["run"])
-        with _storage(self._folder) as storage:
-            alerts = storage.get_alerts(*about, run_id=self._run["run_id"])
-            config = storage.get_run_config(*about, run_id=self._run["run_id"])
-            return storage.get_logs(**self._run), storage.get_system_logs(**self._run), alerts, config or {}
+        with _storage(self.folder) as storage:
+            readers = (storage.get_logs, storage.get_system_logs, storage.get_alerts, storage.get_run_config)
+            return [read(self.project, self.name, run_id=self.run_id) for read in readers]
 
     def stamp(self) -> str:
         """Returns a text that changes with anything that Trackio stores for the run."""
@@ -166,7 +168,7 @@ class _Reader:
             run.lost[f"unreadable {what}"] += 1
 
     def _path(self, relative: Any) -> Path:
-        return file_inside(self._folder, f"media/{relative}")
+        return file_inside(self.folder, f"media/{relative}")
 
 
 def _table(rows: list[dict[str, Any]]) -> dict[str, Any]:

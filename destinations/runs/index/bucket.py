@@ -24,7 +24,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -70,6 +70,7 @@ _NOT_COPIED = {ARTIFACTS_FOLDER, "checkpoints"}
 _STATE = ".mirror.json"
 _LOCK = ".lock"
 _MAX_OBJECTS = 1_000_000
+# The largest files are left out first.
 _MAX_BYTES = 4 << 30
 _LIST_SECONDS = 60.0
 # A missing piece is requested again after this time, at first.
@@ -156,23 +157,13 @@ class BucketCopy:
     Args:
         store: the store, or its URI.
         folder: the folder of the copy.
-        max_bytes: the maximum size of the copy; the largest files are left out first.
-        clock: monotonic seconds.
     """
 
-    def __init__(
-        self,
-        store: Store | str,
-        folder: Path,
-        *,
-        max_bytes: int = _MAX_BYTES,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, store: Store | str, folder: Path) -> None:
         self._store = open_store(store) if isinstance(store, str) else store
         self.folder = folder
         self.uri = self._store.uri()
-        self._max_bytes = max_bytes
-        self._clock = clock
+        self._clock = time.monotonic
         self._lock = threading.RLock()  # Guards the copy.
         self._list_at = float("-inf")
         self._runs: dict[str, _Copied] = {}
@@ -276,7 +267,7 @@ class BucketCopy:
             UnreadableError: the store doesn't answer, or refuses.
         """
         with tempfile.TemporaryDirectory(prefix="runs-") as name:
-            other = BucketCopy(self._store, Path(name).resolve(), clock=self._clock)
+            other = BucketCopy(self._store, Path(name).resolve())
             waiting = [other.folder / run_dir.relative_to(self.folder)]
             first = waiting[0]
             while waiting:
@@ -418,8 +409,8 @@ class BucketCopy:
             if run is None or one.name.rpartition("/")[2] == HEARTBEAT:
                 continue
             total += one.size
-            if total > self._max_bytes:
-                self.unreadable[one.name] = f"the copy has {self._max_bytes >> 20} MiB at most"
+            if total > _MAX_BYTES:
+                self.unreadable[one.name] = f"the copy has {_MAX_BYTES >> 20} MiB at most"
             run.plain[one.name.removeprefix(run.prefix)] = one
 
     def _take_streams(self, run: _Copied, objects: list[RemoteObject]) -> None:

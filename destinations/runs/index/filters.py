@@ -36,7 +36,6 @@ __all__ = [
     "Compare",
     "Exists",
     "Field",
-    "Filter",
     "Found",
     "In",
     "Match",
@@ -44,6 +43,7 @@ __all__ = [
     "Not",
     "Operator",
     "Test",
+    "fields_of",
     "parse_field",
     "parse_filter",
 ]
@@ -130,38 +130,22 @@ Test = Compare | In | Match | Exists
 Node = Test | Found | Not | Chain
 
 
-@attrs.frozen
-class Filter:
-    """A parsed filter.
+def fields_of(node: Node, *, with_exists: bool = True) -> Iterator[Field]:
+    """Yields the fields of a filter's tests.
 
     Args:
-        text: the source.
-        node: its tree.
+        node: the filter.
+        with_exists: whether to include fields that only `exists` tests.
     """
-
-    text: str
-    node: Node
-
-    def fields(self, *, with_exists: bool = True) -> Iterator[Field]:
-        """Yields the fields of its tests.
-
-        Args:
-            with_exists: whether to include fields that only `exists` tests.
-        """
-        pending: list[Node] = [self.node]
-        while pending:
-            node = pending.pop()
-            match node:
-                case Not():
-                    pending.append(node.node)
-                case Chain():
-                    pending.extend(node.nodes)
-                case Found():
-                    pass
-                case Exists() if not with_exists:
-                    pass
-                case _:
-                    yield node.field
+    match node:
+        case Not():
+            yield from fields_of(node.node, with_exists=with_exists)
+        case Chain():
+            for one in node.nodes:
+                yield from fields_of(one, with_exists=with_exists)
+        case Compare() | In() | Match() | Exists():
+            if with_exists or not isinstance(node, Exists):
+                yield node.field
 
 
 _GROUPS = ("hparams", "summary")
@@ -194,8 +178,8 @@ Names = Callable[[str], Collection[str]]
 """Returns the names of a group, "hparams" or "summary"."""
 
 
-def parse_filter(text: str, now: float, names: Names | None = None) -> Filter:
-    """Parses a filter.
+def parse_filter(text: str, now: float, names: Names | None = None) -> Node:
+    """Parses a filter; returns its tree.
 
     Args:
         text: the filter.
@@ -207,8 +191,7 @@ def parse_filter(text: str, now: float, names: Names | None = None) -> Filter:
         FilterError: the filter does not parse; the message shows the position.
     """
     # As in names of records. A command's argument may have bytes that are not UTF-8.
-    text = clean_text(text)
-    return Filter(text, _Parser(text, now, names).parse())
+    return _Parser(clean_text(text), now, names).parse()
 
 
 def parse_field(text: str, names: Names | None = None) -> Field:

@@ -27,7 +27,7 @@ from destinations.runs.record import Extremes, FieldType, RunRecord, Scalar, sto
 
 from .database import CorruptIndexError, Database
 from .filter_sql import ESCAPE, Order, Query, compile_query, escape_nul, unescape_nul, with_found
-from .filters import Field, Filter, Node
+from .filters import Field, Node, fields_of
 from .scan import IndexState, ScanChange
 
 __all__ = ["VERSION", "Index", "cache_folder", "index_name"]
@@ -331,17 +331,6 @@ class Index:
         rows = self._db.execute("SELECT path, problem FROM runs WHERE problem IS NOT NULL LIMIT ?", (limit,))
         return [(self.full_path(path), problem) for path, problem in rows]
 
-    def duplicates(self) -> dict[str, tuple[Path, ...]]:
-        """Returns the paths of run ids that occur more than once."""
-        found: dict[str, list[Path]] = {}
-        rows = self._db.execute(
-            "SELECT run_id, path FROM runs WHERE run_id IN "
-            "(SELECT run_id FROM runs GROUP BY run_id HAVING count(*) > 1) ORDER BY path"
-        )
-        for run_id, path in rows:
-            found.setdefault(run_id, []).append(self.full_path(path))
-        return {run_id: tuple(paths) for run_id, paths in found.items()}
-
     def run_ids(self, paths: Iterable[str]) -> list[str]:
         """Returns the ids of the runs with these paths."""
         rows = self._rows_in("SELECT run_id FROM runs WHERE path IN", [_storable(path) for path in paths])
@@ -381,7 +370,7 @@ class Index:
         Raises:
             BudgetError: an expression takes too long.
         """
-        fields = {order.field, *(() if node is None else Filter("", node).fields())}
+        fields = {order.field, *(() if node is None else fields_of(node))}
         compiled = functools.partial(
             compile_query, cells=self.numbers(fields), root=self.root, now=now, archived=archived
         )
@@ -456,10 +445,14 @@ class Index:
         """Returns the ids of the runs at some paths."""
         return list(self._ids(paths).values())
 
-    def all_ids(self) -> Iterator[tuple[str, Path]]:
-        """Yields the id and the path of each run."""
-        for run_id, path in self._db.execute("SELECT run_id, path FROM runs"):
-            yield run_id, self.full_path(path)
+    def ids_of_runs(self) -> list[str]:
+        """Returns the id of each run, as its files have it."""
+        return [run_id for (run_id,) in self._db.execute("SELECT run_id FROM runs")]
+
+    def paths_of(self, run_id: str) -> list[Path]:
+        """Returns the folders of the runs with an id."""
+        rows = self._db.execute("SELECT path FROM runs WHERE run_id = ? ORDER BY path", (run_id,))
+        return [self.full_path(path) for (path,) in rows]
 
     def records(self, ids: Sequence[int]) -> list[tuple[int, RunRecord]]:
         """Returns runs with their ids, leaving out runs that were removed meanwhile.

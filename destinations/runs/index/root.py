@@ -61,11 +61,11 @@ class Root:
         added = changed = touched = 0
         added_ids: list[str] = []
         for found in scanner.found():
-            if found.fields is None:
+            if found.is_unchanged:
                 touched += 1
             elif found.path in known.runs:
                 changed += 1
-            else:
+            elif found.fields is not None:
                 added += 1
                 added_ids.append(found.fields["run_id"])
             self.index.add(found)
@@ -96,7 +96,6 @@ class Root:
             alive=alive,
             damaged=damaged,
             orphans=orphans,
-            duplicates=self.index.duplicates(),
             problems=tuple(problems[:MAX_PROBLEMS]),
             warnings=warnings,
             unlisted=unlisted,

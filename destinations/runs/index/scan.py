@@ -13,7 +13,7 @@ import contextlib
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,8 +73,8 @@ class ScanReport:
     Args:
         runs: number of runs.
         added: new runs.
-        changed: known runs that were read again.
-        unchanged: known runs that were not read.
+        changed: known runs that have changed, or were read again by a full scan.
+        unchanged: known runs with the same files.
         moved: new runs whose id was at another path, which is gone.
         gone: known runs whose folder is gone, including moved ones.
         alive: runs that are being written.
@@ -106,19 +106,12 @@ class ScanReport:
     seconds: float = 0.0
 
     @classmethod
-    def total(cls, reports: "Iterable[ScanReport]", **changes: Any) -> "ScanReport":
-        """Returns the combined report of several roots."""
-        total: dict[str, Any] = {"duplicates": {}, "problems": (), "warnings": (), "unlisted": ()}
-        for report in reports:
-            for name, value in attrs.asdict(report, recurse=False).items():
-                if name == "is_full":
-                    total[name] = value
-                elif name == "duplicates":
-                    total[name] |= value
-                else:
-                    total[name] = total.get(name, 0) + value if name in total else value
-        total["problems"] = total["problems"][:MAX_PROBLEMS]
-        return cls(**total | changes)
+    def total(cls, reports: "Sequence[ScanReport]") -> "ScanReport":
+        """Returns the sums of the reports of several roots."""
+        empty = cls()
+        names = set(attrs.fields_dict(cls)) - {"duplicates", "is_full"}
+        total = {name: sum((getattr(one, name) for one in reports), getattr(empty, name)) for name in names}
+        return cls(**total | {"problems": total["problems"][:MAX_PROBLEMS]})
 
 
 # Id, modification time (ns) and inode of the folder, flags (`RUNNING`, `DAMAGED`, `SHARED`), state of the
@@ -158,6 +151,7 @@ class ScanChange:
         flags: why the next scan must look at the files of an unchanged folder: `RUNNING`, `DAMAGED`,
             `SHARED` (named writers add to the run), several of them, or 0.
         is_orphan: whether the sidecar is missing.
+        is_unchanged: whether a known run was read again, but its files are the same.
     """
 
     path: str
@@ -169,6 +163,7 @@ class ScanChange:
     files: str
     flags: int
     is_orphan: bool = False
+    is_unchanged: bool = False
 
 
 # Folders without runs, possibly with very many files.
@@ -430,6 +425,8 @@ class Scanner:
         found = self._read(path, state) or self._classify(path, state)
         if found is not None:
             self._seen_runs.add(path)
+            same = (found.flags, found.files, found.heartbeat_at) == run[3:] and _UNKNOWN not in found.files
+            found.is_unchanged = found.fields is None or (same and not self._full)
         return found
 
     def _read(self, path: str, state: os.stat_result) -> ScanChange | None:

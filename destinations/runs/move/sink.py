@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
+import attrs
+
 from destinations.kinds import KINDS
 from destinations.kinds.artifacts import ARTIFACT
 from destinations.kinds.kind import Kind
@@ -20,7 +22,8 @@ MakeDestination = Callable[[SourceRun, str, int], Any]
 """Makes the destination of a rank other than 0, or of a named writer. Takes the run or writer, the name of
 the writer ("" for the trainer), and the rank."""
 
-# Flushed regularly, because a destination drops media when its queue is full.
+# Flushed regularly, because a destination drops media when its queue is full; a record counts as a fiftieth
+# of the bytes at least.
 _RECORDS_BETWEEN_FLUSHES = 50
 _BYTES_BETWEEN_FLUSHES = 32 << 20
 
@@ -50,19 +53,19 @@ class _Lane:
     def __init__(self, about: SourceRun, rank: int, destination: Any) -> None:
         from events import Engine, Logger, State
 
+        self.about, self.destination = about, destination
         # Set explicitly, because the environment of this process does not describe the run.
         size = rank + 1
         self.state = State(
             about.name, rank=rank, local_rank=rank, world_size=size, local_world_size=size, node_rank=0
         )
-        self.about = about
-        self.destination = destination
         self.logger = Logger(self.state, [destination], raise_errors=True, strict=True)
         self.engine = Engine(self.state, self.logger)
         self.step_and_epoch: tuple[int, int] | None = None
         self.hyperparameters: dict[str, Any] = {}
 
 
+@attrs.define(eq=False, slots=False, repr=False)
 class DestinationSink:
     """Logs a run to a destination, from `init` to `post_close`; a context manager that closes it.
 
@@ -81,23 +84,19 @@ class DestinationSink:
         make: makes a destination for another rank or writer.
     """
 
-    def __init__(
-        self,
-        run: SourceRun,
-        destination: Any,
-        clock: RecordClock,
-        report: MoveReport,
-        make: MakeDestination | None = None,
-    ) -> None:
-        self._run = run
-        self._clock = clock
-        self._report = report
-        self._make = make
-        self._main = _Lane(run, 0, destination)
+    _run: SourceRun
+    _destination: Any
+    _clock: RecordClock
+    _report: MoveReport
+    _make: MakeDestination | None = None
+
+    def __attrs_post_init__(self) -> None:
+        destination = self._destination
+        self._main = _Lane(self._run, 0, destination)
         self._lanes: dict[tuple[str, int], _Lane] = {}
         self._prefixes: dict[tuple[str, int], str] = {}
         self._last: dict[tuple[str, int], tuple[int | None, float | None]] = {}
-        self._unflushed_records = self._unflushed_bytes = 0
+        self._unflushed = 0
         self._supported = {kind.name for kind in KINDS if _supports(destination, kind.method)}
         self._supported -= set() if destination.can_upload_files() else {ARTIFACT.name}
         self._takes_metrics = _supports(destination, "log_metrics")
@@ -241,13 +240,9 @@ class DestinationSink:
                 self._report.count(record)
 
         self._attempt(record.kind.name, call)
-        self._unflushed_records += 1
-        self._unflushed_bytes += record.size
-        if (
-            self._unflushed_records >= _RECORDS_BETWEEN_FLUSHES
-            or self._unflushed_bytes >= _BYTES_BETWEEN_FLUSHES
-        ):
-            self._unflushed_records = self._unflushed_bytes = 0
+        self._unflushed += max(record.size, _BYTES_BETWEEN_FLUSHES // _RECORDS_BETWEEN_FLUSHES)
+        if self._unflushed >= _BYTES_BETWEEN_FLUSHES:
+            self._unflushed = 0
             lane.destination.flush()
 
     def _move_to(self, record: Values | Logged, lane: _Lane, epoch: float | None = None) -> int:

@@ -425,11 +425,7 @@ function newSeries({ runs, metric, x, points, known }) {
 function askNew(key, question, { runs, x, points }) {
   const { members } = question;
   if (asking.get(key) === question) asking.delete(key);
-  const cursorsOf = (run, { known }) => {
-    const found = known.filter((series) => series.run === run).map(({ cursor }) => cursor ?? "");
-    return found.length ? found : [""];
-  };
-  const cursors = runs.flatMap((run) => members.flatMap((one) => cursorsOf(run, one)));
+  const cursors = members.flatMap(({ known }) => known.map(({ cursor }) => cursor ?? "")).filter(Boolean);
   const query = { run: runs, metric: members.map((one) => one.metric), x, points };
   const after = cursors.map((cursor) => `&after=${encodeURIComponent(cursor)}`).join("");
   return newestFirst(() => ask(pathOf("api/series", query) + after));

@@ -18,6 +18,7 @@ from events.state import State
 from events.timestamp import Timestamp
 from events.trainer import distributed
 from events.trainer.metrics import StatefulMetric, states_of
+from events.trainer.reachable import Reached
 from events.trainer.train_data import data_state
 from events.trainer.weights import load_weights_into, plain_name, weights_of
 
@@ -64,7 +65,7 @@ def checkpoint_of(
     return {
         **checkpoint,
         **state.parts.states(found),
-        "structure": _structure(state),
+        "structure": _structure(state, found),
         "optimizers": [optimizer.state_dict() for optimizer in state.optimizers],
         "schedulers": [scheduler.state_dict() for scheduler in state.schedulers],
         "scaler": None if state.scaler is None else state.scaler.state_dict(),
@@ -207,9 +208,9 @@ def _kind(one: Any) -> str:
     return getattr(one, "state_key", None) or type(one).__name__
 
 
-def _structure(state: State) -> dict[str, Any]:
+def _structure(state: State, found: Reached) -> dict[str, Any]:
     """Returns the kinds of optimizers and schedulers, and the names of the parameters in each group."""
-    names = {id(one): name for name, one in state.parts.parameters().items()}
+    names = {id(one): name for name, one in state.parts.parameters(found).items()}
     return {
         "optimizers": [_kind(one) for one in state.optimizers],
         "schedulers": [_kind(one) for one in state.schedulers],

@@ -7,7 +7,6 @@ goes by the name of its manifest.
 
 import contextlib
 import errno
-import hashlib
 import itertools
 import logging
 import re
@@ -51,7 +50,6 @@ _PLACEHOLDER = re.compile(rf"(\{{(?:{_COUNTED})(?::[^{{}}]*)?\}})")
 _POINTER_BYTES = 1024
 _ASK_SECONDS = 20.0
 _FIRST_NAMES = 1000
-_MAX_LOCKED_BYTES = 200
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
@@ -182,10 +180,7 @@ class CheckpointFolder:
         if self._held is not None:
             return ""
         folder = self.path(state)
-        name = format_run_name(self.filename, state)
-        if len(name.encode()) > _MAX_LOCKED_BYTES:
-            name = hashlib.sha256(name.encode()).hexdigest()
-        lock = FileLock(folder / f".{name}.lock")
+        lock = FileLock(folder / f".{format_run_name(self.filename, state)}.lock")
         missing = [one for one in (folder, *folder.parents) if not one.exists()]
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -259,16 +254,15 @@ def local_names(folder: Path, pointer: str | None, pattern: re.Pattern[str] | No
         pointer: the name of the pointer to the newest; the others follow by the numbers in their names.
         pattern: matches the names of a run's checkpoints; None for all that end in ".pt".
     """
-    first = []
+    pointed = None
     if pointer is not None and (folder / pointer).is_file():
         try:
-            first = [resolve_pointer(folder / pointer).relative_to(folder).as_posix()]
+            pointed = resolve_pointer(folder / pointer).relative_to(folder).as_posix()
         except CheckpointError as error:
             _log.warning("%s The newest one by the numbers in the names is used.", error)
     paths = [*folder.glob("[!.]*"), *folder.glob(f"[!.]*/{MANIFEST}")] if folder.is_dir() else []
     found = [path.relative_to(folder).as_posix() for path in paths if path.is_file()]
-    names = newest_names([name for name in found if _is_checkpoint(name, pattern)], None)
-    return list(dict.fromkeys([*first, *names]))
+    return newest_names([name for name in found if _is_checkpoint(name, pattern)], pointed)
 
 
 def stored_names(store: "Store", pointer: str | None, pattern: re.Pattern[str] | None = None) -> list[str]:
@@ -296,8 +290,9 @@ def stored_names(store: "Store", pointer: str | None, pattern: re.Pattern[str] |
             target = content.decode(errors="replace").strip()
     except UploadError as error:
         raise CheckpointError(f"cannot look for checkpoints in {store.uri()}: {error}") from error
-    names = [name for name in found if name == target or _is_checkpoint(name, pattern)]
-    return newest_names(names, target)
+    return newest_names(
+        [name for name in found if _is_checkpoint(name, pattern)], target if target in found else None
+    )
 
 
 def _is_at_top(name: str) -> bool:
@@ -320,14 +315,14 @@ def newest_names(names: list[str], pointed: str | None) -> list[str]:
 
     Args:
         names: such as "ep1-ba5.pt" and "ep2-ba10.pt"; the latter is newer.
-        pointed: the name in the pointer, or None.
+        pointed: the name in the pointer, which comes first; or None.
     """
 
     def numbers(name: str) -> list[int]:
         return [int(digits) for digits in re.findall(r"\d{1,18}", name)]
 
     ordered = sorted(names, key=lambda name: (numbers(name), name), reverse=True)
-    return [*([pointed] if pointed in names else []), *(name for name in ordered if name != pointed)]
+    return list(dict.fromkeys([*filter(None, [pointed]), *ordered]))
 
 
 def resolve_pointer(pointer: Path) -> Path:

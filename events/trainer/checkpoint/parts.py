@@ -89,9 +89,6 @@ class RunParts:
         # Modes and gradients when `fit` began.
         self._switches: dict[str, dict[str, bool]] = {}
         self.late: set[int] = set()
-        # Computed once for each list of trained parameters.
-        self._parameters: dict[str, torch.nn.Parameter] = {}
-        self._named: list[int] | None = None
         # Parts that were restored from the checkpoint.
         self._loaded: dict[str, Any] = {}
 
@@ -140,19 +137,19 @@ class RunParts:
         outside = _Outside(state.optimizers, known)
         return attrs.evolve(found, parts=found.parts | ({"optimizers": outside} if outside.places else {}))
 
-    def parameters(self) -> dict[str, torch.nn.Parameter]:
-        """Returns the parameters of model and parts by name, each once."""
-        trained = [id(one) for one in self.trained()]
-        if trained != self._named:
-            self._named = trained
-            modules = {"model": self._state.model, **self.find().parts}
-            self._parameters = {
-                f"{name}.{plain_name(path)}": parameter
-                for name, module in modules.items()
-                if isinstance(module, torch.nn.Module)
-                for path, parameter in module.named_parameters()
-            }
-        return self._parameters
+    def parameters(self, found: Reached | None = None) -> dict[str, torch.nn.Parameter]:
+        """Returns the parameters of model and parts by name, each once.
+
+        Args:
+            found: the result of `find`; None to search.
+        """
+        parts = self.find().parts if found is None else found.parts
+        return {
+            f"{name}.{plain_name(path)}": parameter
+            for name, module in {"model": self._state.model, **parts}.items()
+            if isinstance(module, torch.nn.Module)
+            for path, parameter in module.named_parameters()
+        }
 
     def trained(self) -> list[torch.nn.Parameter]:
         """Returns the parameters of the optimizers."""

@@ -6,6 +6,7 @@ value itself: sparse and quantized tensors, types that the user declared safe.
 Everything else is refused when it is saved, with its location.
 """
 
+import functools
 import io
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -32,8 +33,6 @@ _TENSORS = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 # torch's reader takes integers of up to 255 bytes.
 _INT_BITS = 2039
 _INT_LIMIT = 1 << _INT_BITS
-# In UTF-8, a character may take four bytes.
-_TEXT_LENGTH = (1 << 30) - 1
 # Each level takes stack frames here, in pickle, and in the writing process.
 _MAX_DEPTH = 100
 _SHOWN_BITS = 64
@@ -68,14 +67,13 @@ def _int(value: int) -> int:
     return value
 
 
-def _text(value: Any) -> Any:
-    if len(value) > _TEXT_LENGTH:
-        raise RefusedError(f"a {type(value).__name__} of {len(value)} characters")
-    # Empty bytes are pickled by the name of their class, which torch.load does not allow.
-    return value if type(value) is str or (type(value) is bytes and value) else bytearray(value)
-
-
-_LIMITED: dict[type, Callable[[Any], Any]] = {int: _int, str: _text, bytes: _text, bytearray: _text}
+# Empty bytes are pickled by the name of their class, which torch.load does not allow.
+_LIMITED: dict[type, Callable[[Any], Any]] = {
+    int: _int,
+    str: str,
+    bytes: lambda value: value or bytearray(),
+    bytearray: bytearray,
+}
 
 # Called on the plain type, because a subclass may override `__str__` and so on.
 _CONVERSIONS: tuple[tuple[type, Callable[[Any], Any]], ...] = (
@@ -259,7 +257,7 @@ def has_plain_storage(tensor: torch.Tensor) -> bool:
         and tensor.layout is torch.strided
         and (tensor.is_cpu or tensor.is_cuda)
         # Excludes quantized types.
-        and (_READABLE.get(tensor.dtype) or _is_readable(tensor.dtype))
+        and _is_readable(tensor.dtype)
         and not (tensor.is_conj() or tensor.is_neg() or tensor.is_nested)
     )
 
@@ -270,19 +268,14 @@ def check_memory(tensor: torch.Tensor, size: int) -> None:
         raise RefusedError("a tensor whose memory has been freed")
 
 
-_READABLE: dict[torch.dtype, bool] = {}
-
-
+@functools.cache
 def _is_readable(dtype: torch.dtype) -> bool:
     """Returns whether torch's reader knows tensors of this type."""
-    if dtype not in _READABLE:
-        try:
-            _asked(torch.empty(0, dtype=dtype))
-        except (RefusedError, RuntimeError, UserWarning):
-            _READABLE[dtype] = False
-        else:
-            _READABLE[dtype] = True
-    return _READABLE[dtype]
+    try:
+        _asked(torch.empty(0, dtype=dtype))
+    except (RefusedError, RuntimeError, UserWarning):
+        return False
+    return True
 
 
 def _asked(value: Any) -> bytes:

@@ -166,7 +166,7 @@ def find_checkpoint(
         return _read(text, state=state), _called(text)
     if Path(text).exists():
         return _read(text, state=state), _called(str(_checkpoint_at(Path(text))))
-    path, fetch = _download(text, Path(text).parent, state, logger)
+    path, fetch = _download_from_destination(text, Path(text).parent, state, logger)
     return _read(path, state=state, fetch=fetch), _called(str(path))
 
 
@@ -268,7 +268,8 @@ def _in_folder(
         if name:
             return folder / name, None
         try:
-            return _download(f"{run_folder.destination_folder(state)}/{pointer}", folder, state, logger)
+            name = f"{run_folder.destination_folder(state)}/{pointer}"
+            return _download_from_destination(name, folder, state, logger)
         except FileNotFoundError as error:
             raise _NoneThereError from error
 
@@ -295,27 +296,28 @@ def _in_store(remote: RemoteFolder, pointer: str | None, pattern: re.Pattern[str
 
 
 def _download_uri(uri: str, folder: Path) -> tuple[Path, Fetch | None]:
-    """Downloads an object, or the target of a pointer, and verifies its size and checksum.
+    """Downloads an object, the target of a pointer, or the newest checkpoint in a folder of a store.
 
     Returns:
-        Its path; and, if it is a manifest, a function that downloads the other files.
+        See `_download`.
     """
     from uploads import UploadError, download_file, open_store
 
+    # `download_file` follows pointers itself, where there is no object of the name.
     place, question_mark, options = uri.replace(POINTER_SUFFIX, "").partition("?")
     place = place.rstrip("/")
 
-    def download(name: str, path: Path) -> Path:
+    def get(name: str, path: Path) -> None:
         try:
-            return download_file(f"{name}{question_mark}{options}", path, progress_bar=False)
+            download_file(f"{name}{question_mark}{options}", path, progress_bar=False)
         except UploadError as error:
             if isinstance(error, FileNotFoundError):
                 raise
             raise CheckpointError(f"cannot download {name}: {error}") from error
 
     try:
-        path = download(place, folder / "checkpoint.pt")
-    except FileNotFoundError as error:
+        return _download(place, folder, get)
+    except FileNotFoundError:
         store = open_store(f"{place}{question_mark}{options}")
         try:
             is_in_shards = store.head(MANIFEST) is not None
@@ -323,52 +325,57 @@ def _download_uri(uri: str, folder: Path) -> tuple[Path, Fetch | None]:
             raise CheckpointError(f"cannot look for checkpoints in {place}: {problem}") from problem
         names = [MANIFEST] if is_in_shards else stored_names(store, f"latest{POINTER_SUFFIX}")
         if not names:
-            raise error from None
-        place = f"{place}/{names[0]}"
-        path = download(place, folder / "checkpoint.pt")
-    if not _is_manifest(path):
-        return path, None
-    parent, _, file = place.rpartition("/")
-
-    def fetch(name: str, shard: str) -> Path:
-        return download(
-            f"{parent}/{shard}" if file == MANIFEST else f"{parent}/{name}/{shard}", folder / shard
-        )
-
-    return path.replace(folder / MANIFEST), fetch
+            raise
+    return _download(f"{place}/{names[0]}", folder, get)
 
 
-def _download(name: str, folder: Path, state: State, logger: Logger) -> tuple[Path, Fetch | None]:
+def _download_from_destination(
+    name: str, folder: Path, state: State, logger: Logger
+) -> tuple[Path, Fetch | None]:
     """Downloads a checkpoint, or the target of a pointer, from a destination into a folder.
 
     Returns:
-        See `_download_uri`.
+        See `_download`.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    # Several ranks of one machine may download the same file.
-    target = folder / f".rank-{state.rank}-{name.rpartition('/')[2]}"
 
-    def download(name: str, path: Path) -> None:
+    def get(name: str, path: Path) -> None:
         logger.download_file(LiteralName(name), path, overwrite=True, progress_bar=state.rank == 0)
 
-    download(name, target)
+    return _download(name, folder, get, state.rank)
+
+
+def _download(
+    name: str, folder: Path, get: Callable[[str, Path], None], rank: int = 0
+) -> tuple[Path, Fetch | None]:
+    """Downloads a checkpoint, or the target of a pointer, into a folder.
+
+    Args:
+        name: its name, or that of the pointer.
+        folder: an existing folder.
+        get: downloads a file of this name to a path.
+        rank: this rank; several ranks of one machine may download the same file.
+
+    Returns:
+        The path of the checkpoint; and, if it is a manifest, a function that downloads the other files.
+    """
+    target = folder / f".rank-{rank}-{name.rpartition('/')[2]}"
+    get(name, target)
     if name.endswith(POINTER_SUFFIX):
         # Some destinations follow the pointer themselves and download its target under this name.
         pointed = read_pointer(target)
         name = f"{name.removesuffix(POINTER_SUFFIX)}.pt" if pointed is None else pointed
         if pointed is not None:
-            download(pointed, target)
-    base, _, last = name.rpartition("/")
+            get(pointed, target)
+    parent, _, file = name.rpartition("/")
     if not _is_manifest(target):
-        return target.replace(folder / last), None
-    if last == MANIFEST:
-        base = base.rpartition("/")[0]
+        return target.replace(folder / file), None
     shards = folder / ShardedCheckpoint(target).name
     shards.mkdir(exist_ok=True)
 
-    def fetch(name: str, shard: str) -> None:
-        part = shards / f".rank-{state.rank}-{shard}"
-        download(f"{base}/{name}/{shard}", part)
+    def fetch(checkpoint: str, shard: str) -> None:
+        part = shards / f".rank-{rank}-{shard}"
+        get(f"{parent}/{shard}" if file == MANIFEST else f"{parent}/{checkpoint}/{shard}", part)
         part.replace(shards / shard)
 
     return target.replace(shards / MANIFEST), fetch

@@ -1,6 +1,6 @@
 """`CheckpointSaver`: decides when to save a checkpoint, and lets four parts do the rest.
 
-`contents` collects the state, one of the two classes of `writing` writes it, and the `Publisher` uploads it
+`contents` collects the state, `writing` writes it, and the `Publisher` uploads it
 and applies the rules of `retention`. A checkpoint is one file that `torch.load(weights_only=True)` reads:
 tensors and plain values, no code. A pointer in the same folder names the newest: a text file with the upload
 name of the checkpoint, as Composer writes it.
@@ -11,7 +11,6 @@ import os
 import re
 import secrets
 import time
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +31,7 @@ from .folder import CheckpointFolder, is_uri
 from .parts import find_parts
 from .publisher import CheckpointCounts, Publisher, Save, in_folder
 from .retention import KeptCheckpoints, Retention, SavedCheckpoint, rules_of
-from .schedule import AutoInterval, AutoSchedule
-from .writing import CheckpointWriting, FileWriter, ShardWriter
+from .writing import CheckpointWriter, CheckpointWriting
 
 __all__ = ["CheckpointCounts", "CheckpointSaver"]
 
@@ -44,10 +42,6 @@ _LOOK_SECONDS = 0.1
 _NOTICE_SECONDS = 10.0
 _DESTINATION_SECONDS = 30.0
 _NOT_THE_NAME = re.compile(r"\{(?!run_name\})[^{}]*\}")
-
-
-def _nothing() -> None:
-    """Does nothing: another rank writes the checkpoint and ends its span."""
 
 
 class CheckpointSaver(Callback):
@@ -86,14 +80,13 @@ class CheckpointSaver(Callback):
         folder: a local folder, or a URI such as "s3://bucket/{run_name}", whose files are uploaded by the
             saver's own queue and not passed to destinations. May contain placeholders such as `{run_name}`.
         filename: the name of a checkpoint in it; must be unique, for example by `{batch}`.
-        save_interval: how often, such as "1ep", "500ba" or "30m"; "auto", or an `AutoInterval`, for as often
-            as the cost and the store allow.
+        save_interval: how often, such as "1ep", "500ba" or "30m".
         latest_filename: the name of the pointer to the newest; may contain placeholders, and gets the suffix
             ".symlink" if it lacks it. None for no pointer.
         keep: what to keep locally, in `folder` and in a `RunDirectory`: how many of the newest, or a
-            `Retention`. None keeps all; but one if `folder` is in a store, and two if `save_interval` is
-            "auto" or an `AutoInterval`. While uploads to that store fail, checkpoints that are not kept are
-            withdrawn instead of uploaded, unless `keep_in_store` keeps them.
+            `Retention`. None keeps all; but one if `folder` is in a store. While uploads to that store fail,
+            checkpoints that are not kept are withdrawn instead of uploaded, unless `keep_in_store` keeps
+            them.
         keep_in_store: what to keep where they are uploaded, in the same form; None, the default, deletes
             nothing there. Older ones that this run has uploaded are deleted once the newer one and its
             pointer are uploaded. The best are the same as for `keep`, and as many, unless a `Retention`
@@ -115,6 +108,11 @@ class CheckpointSaver(Callback):
             raised when the trainer is made, for a local folder at `FIT_START`.
         CheckpointError: the state holds something that is neither a tensor nor a plain value; or, at `INIT`,
             another saver has the folder.
+
+    Attributes:
+        counts: what happened to its checkpoints.
+        folder: the folder where it saves.
+        weights_only: whether a checkpoint holds only the model.
     """
 
     time_bucket = "checkpoint"
@@ -124,7 +122,7 @@ class CheckpointSaver(Callback):
         folder: str | Path = "{run_name}/checkpoints",
         filename: str = "ep{epoch}-ba{batch}.pt",
         *,
-        save_interval: str | int | Time | AutoInterval = "1ep",
+        save_interval: str | int | Time = "1ep",
         latest_filename: str | None = f"latest{POINTER_SUFFIX}",
         keep: int | Retention | None = None,
         keep_in_store: int | Retention | None = None,
@@ -140,17 +138,8 @@ class CheckpointSaver(Callback):
         if latest_filename is not None and not latest_filename.endswith(POINTER_SUFFIX):
             latest_filename += POINTER_SUFFIX
         folder = os.path.expanduser(str(folder))  # noqa: PTH111  # Path raises without a home
+        self._interval = Interval(save_interval, default_unit="ep")
         newest = None
-        if isinstance(save_interval, str) and save_interval == "auto":
-            save_interval = AutoInterval()
-        # One of the two says when.
-        self._auto: AutoSchedule | None = None
-        self._every: Interval | None = None
-        if isinstance(save_interval, AutoInterval):
-            self._auto = AutoSchedule(save_interval)
-            newest = 2  # All of them would fill the disk.
-        else:
-            self._every = Interval(save_interval, default_unit="ep")
         if is_uri(folder):
             from uploads import open_store
 
@@ -158,24 +147,23 @@ class CheckpointSaver(Callback):
             newest = 1
         self.counts = CheckpointCounts()
         self._close_seconds = close_seconds
-        self._weights_only = weights_only
+        self.weights_only = weights_only
         self._sharded = sharded
         self._overwrite = overwrite
         self._how = writing
         self._kept = KeptCheckpoints(*rules_of(keep, keep_in_store, newest))
-        self._folder = CheckpointFolder(folder, filename, latest_filename, remote_folder)
+        self.folder = CheckpointFolder(folder, filename, latest_filename, remote_folder)
         self._arrange()
 
     def _arrange(self, rank: int = 0, local_rank: int = 0) -> None:
         """Makes publisher and writer; they open nothing before they are used."""
-        self._publisher = Publisher(self._folder, self._kept, self.counts, overwrite=self._overwrite)
-        self._rank = rank
-        writer = ShardWriter if self._folder.is_sharded else FileWriter
-        self._writing = writer(
+        self._publisher = Publisher(self.folder, self._kept, self.counts, overwrite=self._overwrite)
+        self._writing = CheckpointWriter(
             self._how,
             self._close_seconds,
             self._publisher,
             self.counts,
+            is_sharded=self.folder.is_sharded,
             rank=rank,
             is_first_here=local_rank == 0,
         )
@@ -186,30 +174,16 @@ class CheckpointSaver(Callback):
         return self._writing.writer_pid
 
     @property
-    def folder(self) -> CheckpointFolder:
-        """The folder where it saves."""
-        return self._folder
-
-    @property
-    def interval(self) -> Time | None:
-        """How often it saves; None if that depends on the cost."""
-        return None if self._every is None else self._every.time
-
-    @property
-    def _interval(self) -> Interval | AutoSchedule:
-        return self._auto or self._every  # type: ignore[return-value]  # one of them is there
-
-    @property
-    def weights_only(self) -> bool:
-        """Whether a checkpoint holds only the model."""
-        return self._weights_only
+    def interval(self) -> Time:
+        """How often it saves."""
+        return self._interval.time
 
     def init(self, state: State, logger: Logger) -> None:
         """Locks the folder, and opens the queue to a store, which continues earlier uploads."""
         find_parts(state, logger)
-        for folder in (self._folder.template, self._folder.remote_folder):
+        for folder in (self.folder.template, self.folder.remote_folder):
             check_run_name(_NOT_THE_NAME.sub("", folder), state)
-        for name in (self._folder.filename, self._folder.pointer or ""):
+        for name in (self.folder.filename, self.folder.pointer or ""):
             if "/" in (filled := format_run_name(name, state)):
                 raise ValueError(f"filename must be a name without folders, got {filled!r}. Extend folder.")
         is_divided = state.model is not None and distributed.is_sharded(state.model)
@@ -219,25 +193,25 @@ class CheckpointSaver(Callback):
                 "sharded must not be False for a model that is divided among ranks: rank 0 has only a part. "
                 "Leave it out, or pass sharded=True."
             )
-        self._folder = attrs.evolve(self._folder, is_sharded=is_sharded)
+        self.folder = attrs.evolve(self.folder, is_sharded=is_sharded)
         self._arrange(state.rank, state.local_rank)
         # All ranks raise, so that none waits for another.
-        if problem := distributed.from_rank_zero(self._folder.lock(state) if state.rank == 0 else ""):
+        if problem := distributed.from_rank_zero(self.folder.lock(state) if state.rank == 0 else ""):
             raise CheckpointError(problem)
-        is_checked = self._folder.is_in_store and not state.continues_run
+        is_checked = self.folder.is_in_store and not state.continues_run
         if is_checked and (problem := distributed.from_rank_zero(self._taken(state))):
             raise FileExistsError(problem)
         self._publisher.open(state)
 
     def _taken(self, state: State) -> str:
         """Returns an error message if the folder holds checkpoints of another run, else ""."""
-        return "" if self._overwrite or state.rank != 0 else self._folder.taken(state)
+        return "" if self._overwrite or state.rank != 0 else self.folder.taken(state)
 
     def before_load(self, state: State, logger: Logger) -> None:
         """Raises FileExistsError if destinations have checkpoints of another run under these names."""
-        if state.continues_run or self._overwrite or self._folder.is_in_store:
+        if state.continues_run or self._overwrite or self.folder.is_in_store:
             return
-        problem = self._folder.taken_at_destinations(state, logger) if state.rank == 0 else ""
+        problem = self.folder.taken_at_destinations(state, logger) if state.rank == 0 else ""
         # All ranks raise, so that none waits for another.
         if problem := distributed.from_rank_zero(problem):
             raise FileExistsError(problem)
@@ -264,10 +238,10 @@ class CheckpointSaver(Callback):
             raise error
 
     def _open_folder(self, state: State) -> Exception | None:
-        if (error := self._folder.open(state)) is not None:
+        if (error := self.folder.open(state)) is not None:
             return error
         # A store was asked at `INIT`.
-        is_checked = not self._folder.is_in_store or state.continues_run
+        is_checked = not self.folder.is_in_store or state.continues_run
         if self._kept.is_resumed or self._kept.now.local or not is_checked:
             return None
         problem = self._taken(state)
@@ -275,28 +249,12 @@ class CheckpointSaver(Callback):
 
     def batch_checkpoint(self, state: State, logger: Logger) -> None:
         """Saves if the interval has passed, and hands on the previous checkpoint once it is complete."""
-        interval = self._interval
-        with nullcontext() if self._auto is None else self._auto.measured():
-            self._writing.advance(state, logger)
-            self._publisher.move_pointers(state)
-            if interval.passed(state):
-                self._save(state, logger)
-            else:
-                self._writing.prepare(state)
-
-    def is_due(self) -> bool:
-        """Returns on rank 0 whether to save at the next `BATCH_CHECKPOINT`.
-
-        No collective; pass the result to `agree` on all ranks.
-        """
-        if self._auto is None or self._rank != 0:
-            return False
-        return self._auto.is_due(lambda: self._writing.pending is None and self._publisher.has_arrived())
-
-    def agree(self, *, is_due: bool) -> None:
-        """Takes the decision of rank 0."""
-        if self._auto is not None:
-            self._auto.is_agreed = is_due
+        self._writing.advance(state, logger)
+        self._publisher.move_pointers(state)
+        if self._interval.passed(state):
+            self._save(state, logger)
+        else:
+            self._writing.prepare(state)
 
     def eval_end(self, state: State, logger: Logger) -> None:
         """Records the metric of a checkpoint that was saved before its evaluation."""
@@ -316,7 +274,7 @@ class CheckpointSaver(Callback):
         self._kept.look_for_metric(state)
         # Destinations have a limit of their own for the end of a run.
         seconds = self._close_seconds
-        if not self._folder.is_in_store:
+        if not self.folder.is_in_store:
             seconds = min(seconds, _DESTINATION_SECONDS)
         started = time.monotonic()
         is_said = False
@@ -350,7 +308,7 @@ class CheckpointSaver(Callback):
             self._writing.end()
             self._publisher.close(self._close_seconds)
         finally:
-            self._folder.release()
+            self.folder.release()
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the kept checkpoints, so that `keep` works across sessions."""
@@ -369,8 +327,8 @@ class CheckpointSaver(Callback):
             state,
             logger,
             save.summary,
-            weights_only=self._weights_only,
-            is_of_rank=self._folder.is_sharded,
+            weights_only=self.weights_only,
+            is_of_rank=self.folder.is_sharded,
         )
         self._writing.begin(checkpoint, save, state)
         self._kept.saved_at = state.timestamp
@@ -394,23 +352,23 @@ class CheckpointSaver(Callback):
 
     def _next(self, state: State, logger: Logger) -> Save:
         """Returns the checkpoint to save now, after adding it to the kept ones."""
-        folder, remote = self._folder.path(state), self._folder.remote(state)
-        name, identifier = self._folder.name(state), secrets.token_hex(16)
-        remote_name = f"{self._folder.destination_folder(state)}/{name}" if remote is None else name
+        folder, remote = self.folder.path(state), self.folder.remote(state)
+        name, identifier = self.folder.name(state), secrets.token_hex(16)
+        remote_name = f"{self.folder.destination_folder(state)}/{name}" if remote is None else name
         new = SavedCheckpoint(
             str(folder / name),
             remote_name if remote is None else remote.store.uri(name),
-            shards=state.world_size if self._folder.is_sharded else 0,
+            shards=state.world_size if self.folder.is_sharded else 0,
             identifier=identifier,
         )
         self._kept.add(new, state)
-        pointer = self._folder.pointer_name(state)
+        pointer = self.folder.pointer_name(state)
         return Save(
             path=folder / name,
             remote_name=remote_name,
             identifier=identifier,
-            summary=summary_of(state, identifier, self._kept.here, weights_only=self._weights_only),
+            summary=summary_of(state, identifier, self._kept.here, weights_only=self.weights_only),
             pointer=None if pointer is None else (folder / pointer, remote_name),
             surplus=in_folder(self._kept.gone()[0], folder),
-            end=logger.begin_span(name, "checkpoints") if self._writing.takes_part else _nothing,
+            end=logger.begin_span(name, "checkpoints") if self._writing.takes_part else lambda: None,
         )

@@ -349,14 +349,16 @@ class ShardedCheckpoint:
         Raises:
             CheckpointError: a file that is needed is missing or damaged.
         """
-        is_same = state is None or state.world_size == self.world_size
-        checkpoint = self._values(state.rank if state is not None and is_same else 0, device)
-        if "random" in checkpoint:
-            # If the number of ranks has changed, rank 0's values give the position of the run.
-            own = range(self.world_size) if state is None else (state.rank, state.rank if is_same else 0)
-            others = [self._values(rank, device) if rank in own else None for rank in range(self.world_size)]
-            for name in ("random", "random_at_epoch_start", "train_metrics"):
-                checkpoint[name] = [one and one[name][0] for one in others]
+        # If the number of ranks has changed, rank 0's values give the position of the run.
+        is_same = state is not None and state.world_size == self.world_size
+        first = state.rank if state is not None and is_same else 0
+        own = {first, *range(self.world_size)} if state is None else {first, state.rank}
+        values = {rank: self._values(rank, device) for rank in own if rank < self.world_size}
+        checkpoint = values[first]
+        for name in ("random", "random_at_epoch_start", "train_metrics") if "random" in checkpoint else ():
+            checkpoint[name] = [
+                values[rank][name][0] if rank in values else None for rank in range(self.world_size)
+            ]
         places = checkpoint.pop("tensors")
         for key, tensor in self._tensors(places, device, state).items():
             for path in places[key]:

@@ -1,17 +1,16 @@
-"""Writes checkpoints: `FileWriter` one file on rank 0, `ShardWriter` a part on each rank.
+"""Writes checkpoints: one file on rank 0, or a folder with a part of each rank.
 
-Both copy the state in the training thread and write it in the background (`writer`). At the next batch after
-it is complete on the disks of all ranks, they hand it to the `Publisher`. One checkpoint is written at a
-time.
+The state is copied in the training thread and written in the background (`writer`). At the next batch after
+it is complete on the disks of all ranks, the `Publisher` gets it. One checkpoint is written at a time.
 """
 
 import concurrent.futures
 import contextlib
 import errno
+import functools
 import json
 import logging
 import time
-from abc import ABC, abstractmethod
 from typing import Any, Literal
 
 import attrs
@@ -29,7 +28,7 @@ from .sharded import ShardPlan, ShardRequest, complete, files_of
 from .snapshot import NotEnoughMemoryError, SnapshotBuffer, outline_of
 from .writer import BackgroundWriter, Request, in_thread
 
-__all__ = ["CheckpointWriting", "FileWriter", "ShardWriter"]
+__all__ = ["CheckpointWriter", "CheckpointWriting"]
 
 _log = logging.getLogger("events")
 
@@ -71,18 +70,22 @@ class CheckpointWriting:
             raise ValueError(f"when_busy must be 'wait' or 'skip', got {self.when_busy!r}.")
 
 
-class _StateWriter(ABC):
-    """The base of both writers: copies the state, limits the time, and handles errors.
+class CheckpointWriter:
+    """Copies the state, has it written, limits the time, and handles errors.
+
+    A single file is written on rank 0. With shards, each rank writes its own, and then rank 0 the manifest.
 
     Attributes:
         pending: the checkpoint that is being written, or None.
         seconds: how long training waits for a file.
+        takes_part: whether this rank writes.
 
     Args:
         how: the options of the user.
         close_seconds: how long `close` may wait.
         publisher: takes each complete checkpoint.
         counts: counts what happens.
+        is_sharded: whether each rank writes its part.
         rank: this rank.
         is_first_here: whether it is the first rank of its machine.
     """
@@ -94,41 +97,48 @@ class _StateWriter(ABC):
         publisher: Publisher,
         counts: CheckpointCounts,
         *,
+        is_sharded: bool = False,
         rank: int = 0,
         is_first_here: bool = True,
     ) -> None:
         self.pending: Save | None = None
         self.seconds = max(close_seconds, _LEAST_SECONDS)
+        self.takes_part = is_sharded or rank == 0
         self._how = how
         self._close_seconds = close_seconds
+        self._plan = ShardPlan(rank) if is_sharded else None
         self._rank = rank
         self._is_first_here = is_first_here
         self._publisher = publisher
         self._counts = counts
-        self._buffer: SnapshotBuffer | None = None
-        self._writer: BackgroundWriter | None = None
+        self._is_prepared = False
         # A given-up write whose thread may still read the buffer while it waits for its disk.
         self._stuck: concurrent.futures.Future[Any] | None = None
         self._removal: concurrent.futures.Future[Any] | None = None
 
+    # Made where they are used, so that a saver can be pickled before.
+    @functools.cached_property
+    def _buffer(self) -> SnapshotBuffer:
+        return SnapshotBuffer()
+
+    @functools.cached_property
+    def _writer(self) -> BackgroundWriter:
+        return BackgroundWriter(self._how.process_bytes)
+
     @property
     def writer_pid(self) -> int | None:
         """The id of the process that writes, if there is one."""
-        return None if self._writer is None else self._writer.pid
+        return self._writer.pid
 
     def limit(self, seconds: float) -> None:
         """Limits the time of everything from now on."""
         self.seconds = self._close_seconds = seconds
 
-    @property
-    @abstractmethod
-    def takes_part(self) -> bool:
-        """Whether this rank writes."""
-
     def prepare(self, state: State) -> None:
         """Allocates the copy and starts the writing process before the first save needs them."""
-        if self._buffer is not None or not self._how.asynchronous or not self.takes_part:
+        if self._is_prepared or not self._how.asynchronous or not self.takes_part:
             return
+        self._is_prepared = True
         try:
             values: Any = {
                 "model": weights_of(state.model),
@@ -136,16 +146,14 @@ class _StateWriter(ABC):
                 "optimizers": [one.state_dict() for one in state.optimizers],
             }
             outline = outline_of(self._own_part(values, state))
-            buffer, writer = self._parts()
-            buffer.reserve(outline.room + outline.room // _SPARE + _SPARE_BYTES)
+            self._buffer.reserve(outline.room + outline.room // _SPARE + _SPARE_BYTES)
         except Exception as error:  # noqa: BLE001  # the save itself reports it
             _log.debug("nothing is prepared for checkpoints: %s", error)
-            self._parts()
             return
 
         def prepare() -> None:
-            writer.start(outline.effort)
-            buffer.prepare()
+            self._writer.start(outline.effort)
+            self._buffer.prepare()
 
         in_thread("checkpoint-memory", prepare)
 
@@ -157,9 +165,19 @@ class _StateWriter(ABC):
             save: its paths and names.
             state: the run.
         """
-        if self.takes_part:
-            self._start(self._own_part(checkpoint, state), save)
-            self.pending = save
+        if not self.takes_part:
+            return
+        if self._plan is not None and self._rank == 0:
+            # Invalidates an older checkpoint of this name, whose files are replaced one by one.
+            with contextlib.suppress(OSError):
+                save.path.unlink()
+        self._start(self._own_part(checkpoint, state), save)
+        self.pending = save
+
+    def is_done(self) -> bool:
+        """Returns whether the pending step is done; every rank must call it, a collective with shards."""
+        is_done = self.pending is None or self.pending.future.done()
+        return is_done if self._plan is None else not distributed.any_rank(not is_done)
 
     def advance(self, state: State, logger: Logger) -> None:
         """Hands on the pending checkpoint, or reports its error, if it is done."""
@@ -179,6 +197,24 @@ class _StateWriter(ABC):
                 self._give_up(self.pending)
             self._finish(state, logger, is_last=is_last)
 
+    def close(self, state: State, logger: Logger) -> None:
+        """Waits for the file, up to `close_seconds`, and hands it on, when training has ended.
+
+        Shards are abandoned, because completing them would need the other ranks.
+        """
+        pending, seconds = self.pending, self._close_seconds
+        if pending is None:
+            return
+        if self._plan is not None:
+            _log.error("Checkpoint %s was not complete on all ranks and is abandoned.", pending.path)
+        elif self._has_come(pending.future, str(pending.path), seconds):
+            self._finish(state, logger)
+            return
+        else:
+            self._give_up(pending)
+            _log.error("Checkpoint %s was not complete after %.0f s and is abandoned.", pending.path, seconds)
+        self._counts.failed += 1
+
     def end(self) -> None:
         """Ends the writing process and releases memory."""
         if self.pending is not None and not self.pending.future.done():
@@ -187,12 +223,8 @@ class _StateWriter(ABC):
         seconds = self._close_seconds
         if self._removal is not None and not self._has_come(self._removal, "old ones to be removed", seconds):
             _log.error("Old checkpoints were not removed within %.0f s.", seconds)
-        writer, self._writer = self._writer, None
-        buffer, self._buffer = self._buffer, None
-        if writer is not None:
-            writer.close()
-        if buffer is not None:
-            buffer.release()
+        self._writer.close()
+        self._buffer.release()
 
     def look_for_delay(self) -> None:
         """Warns once if checkpoints are skipped because the pending one takes longer than the limit."""
@@ -208,29 +240,10 @@ class _StateWriter(ABC):
                 seconds,
             )
 
-    @abstractmethod
-    def is_done(self) -> bool:
-        """Returns whether the pending checkpoint is complete; every participating rank must call it."""
-
-    @abstractmethod
-    def close(self, state: State, logger: Logger) -> None:
-        """Ends the pending checkpoint when training has ended."""
-
-    @abstractmethod
     def _own_part(self, checkpoint: Any, state: State) -> Any:
         """Returns this rank's part of a checkpoint."""
-
-    @abstractmethod
-    def _request(self, save: Save) -> Request:
-        """Returns what writes the files of this rank."""
-
-    @abstractmethod
-    def _step_ended(self, pending: Save) -> tuple[BaseException | None, bool]:
-        """Returns the error of a step on any rank, and whether it was the last step; begins the next one."""
-
-    @abstractmethod
-    def _files(self, pending: Save) -> dict[str, int | None]:
-        """Returns the files of this rank by name, with their CRC-32 if known."""
+        model: Any = state.model
+        return checkpoint if self._plan is None else self._plan.divide(checkpoint, model)
 
     def _start(self, values: Any, save: Save) -> None:
         if self._stuck is not None and not self._stuck.done():
@@ -239,17 +252,20 @@ class _StateWriter(ABC):
             )
             save.future.set_exception(OSError(errno.EBUSY, reason))
             return
-        request = self._request(save)
+        request = (
+            Request(save.path, save.pointer, save.surplus)
+            if self._plan is None
+            else ShardRequest(save.path, rank=self._rank)
+        )
         if self._how.asynchronous:
-            buffer, writer = self._parts()
             try:
-                snapshot, wait = buffer.take(values)
+                snapshot, wait = self._buffer.take(values)
             except NotEnoughMemoryError as error:
                 self._counts.synchronous += 1
                 if self._counts.synchronous == 1:
                     _log.warning("Training waits while checkpoints are written: %s.", error)
             else:
-                save.future = writer.write(request, snapshot, buffer, wait, save.is_wanted)
+                save.future = self._writer.write(request, snapshot, self._buffer, wait, save.is_wanted)
                 return
         # Training waits up to the limit, because a dead disk may block the thread.
         plain = plain_values(values)
@@ -261,11 +277,6 @@ class _StateWriter(ABC):
             raise
         if not has_come:
             self._give_up(save)
-
-    def _parts(self) -> tuple[SnapshotBuffer, BackgroundWriter]:
-        if self._buffer is None or self._writer is None:
-            self._buffer, self._writer = SnapshotBuffer(), BackgroundWriter(self._how.process_bytes)
-        return self._buffer, self._writer
 
     def _has_come(self, future: "concurrent.futures.Future[Any]", what: str, seconds: float) -> bool:
         """Waits for a future, and logs a long wait; returns whether it is done."""
@@ -290,8 +301,7 @@ class _StateWriter(ABC):
         pending.given_up.set()
         self._stuck = pending.future
         pid = self.writer_pid
-        if self._writer is not None:
-            self._writer.give_up()
+        self._writer.give_up()
         concurrent.futures.wait([self._stuck], _KILLED_SECONDS)
         who = "" if pid is None else f" by process {pid}, which may be stopped"
         reason = f"not written within {self.seconds:g} s (close_seconds){who}; is the disk there?"
@@ -323,84 +333,12 @@ class _StateWriter(ABC):
             exc_info=error,
         )
 
-
-class FileWriter(_StateWriter):
-    """Writes the checkpoint of all ranks as one file, on rank 0."""
-
-    @property
-    def takes_part(self) -> bool:
-        """Whether this is rank 0."""
-        return self._rank == 0
-
-    def is_done(self) -> bool:
-        """Returns whether the file is written."""
-        return self.pending is None or self.pending.future.done()
-
-    def close(self, state: State, logger: Logger) -> None:
-        """Waits for the file, up to `close_seconds`, and hands it on."""
-        pending, seconds = self.pending, self._close_seconds
-        if pending is None:
-            return
-        if self._has_come(pending.future, str(pending.path), seconds):
-            self._finish(state, logger)
-            return
-        self._give_up(pending)
-        _log.error("Checkpoint %s was not complete after %.0f s and is abandoned.", pending.path, seconds)
-        self._counts.failed += 1
-
-    def _own_part(self, checkpoint: Any, state: State) -> Any:
-        return checkpoint
-
-    def _request(self, save: Save) -> Request:
-        return Request(save.path, save.pointer, save.surplus)
-
     def _step_ended(self, pending: Save) -> tuple[BaseException | None, bool]:
-        return pending.future.exception(), True
-
-    def _files(self, pending: Save) -> dict[str, int | None]:
-        return {pending.path.name: pending.future.result().crc32}
-
-
-class ShardWriter(_StateWriter):
-    """Writes a checkpoint as a folder of shards: each rank its own, and then rank 0 the manifest."""
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self._plan = ShardPlan(self._rank)
-
-    @property
-    def takes_part(self) -> bool:
-        """True: each rank has a part."""
-        return True
-
-    def begin(self, checkpoint: dict[str, Any], save: Save, state: State) -> None:
-        """Copies the part of this rank and begins to write it."""
-        # Invalidates an older checkpoint of this name, whose files are replaced one by one.
-        if self._rank == 0:
-            with contextlib.suppress(OSError):
-                save.path.unlink()
-        super().begin(checkpoint, save, state)
-
-    def is_done(self) -> bool:
-        """Returns whether the step is done on all ranks; a collective."""
-        return not distributed.any_rank(self.pending is not None and not self.pending.future.done())
-
-    def close(self, state: State, logger: Logger) -> None:
-        """Abandons a pending checkpoint, because completing it would need the other ranks."""
-        if self.pending is not None:
-            _log.error("Checkpoint %s was not complete on all ranks and is abandoned.", self.pending.path)
-            self._counts.failed += 1
-
-    def _own_part(self, checkpoint: Any, state: State) -> Any:
-        model: Any = state.model
-        return self._plan.divide(checkpoint, model)
-
-    def _request(self, save: Save) -> Request:
-        return ShardRequest(save.path, rank=self._rank)
-
-    def _step_ended(self, pending: Save) -> tuple[BaseException | None, bool]:
-        # Either every rank gets an error, or none does.
+        """Returns the error of a step on any rank, and whether it was the last step; begins the next one."""
         error = pending.future.exception()
+        if self._plan is None:
+            return error, True
+        # Either every rank gets an error, or none does.
         told = f"rank {self._rank}: {type(error).__name__}: {error}"
         answers = distributed.gather(pending.future.result() if error is None else told)
         failures = [one for one in answers if isinstance(one, str)]
@@ -418,7 +356,8 @@ class ShardWriter(_StateWriter):
         return None, False
 
     def _complete(self, pending: Save) -> None:
-        if self._rank == 0:
+        """Writes the manifest and the pointer, on rank 0."""
+        if self._plan is not None and self._rank == 0:
             complete(
                 pending.path.parent,
                 self._plan,
@@ -429,6 +368,9 @@ class ShardWriter(_StateWriter):
             )
 
     def _files(self, pending: Save) -> dict[str, int | None]:
+        """Returns the files of this rank by name, with their CRC-32 if known."""
+        if self._plan is None:
+            return {pending.path.name: pending.future.result().crc32}
         own = files_of(pending.shards[self._rank], self._rank)
         of_all = {METADATA: None, MANIFEST: None} if self._rank == 0 else {}
         return {name: one.crc32 for name, one in own.items()} | of_all

@@ -103,7 +103,17 @@ def good_of(destination):
     return [value for row in rows for name, value in row.items() if name.endswith("good")]
 
 
-@pytest.mark.parametrize("adapter", [hugging_face, accelerate, torchrl, lightning])
+GROUPS = {
+    hugging_face: "transformers",
+    accelerate: "transformers",
+    torchrl: "torchrl",
+    lightning: "lightning",
+}
+
+
+@pytest.mark.parametrize(
+    "adapter", [pytest.param(one, marks=pytest.mark.xdist_group(group)) for one, group in GROUPS.items()]
+)
 def test_bad_metrics_do_not_affect_good_ones(adapter):
     """Every good value beside a bad one arrives, and only documented errors are raised."""
     destination = InMemory()

@@ -662,18 +662,6 @@ def test_a_table_from_a_data_frame():
     assert (call.arguments["columns"], call.arguments["rows"]) == (["x"], [[1], [2]])
 
 
-def test_checkpoints_are_uploaded_on_request(tmp_path):
-    """Each saved checkpoint reaches the destination that stores files, under its name."""
-    store = RecordingDestination(stores_files=True)
-    logger = LightningLogger(store, upload_checkpoints=True, save_dir=tmp_path, raise_errors=True)
-
-    make_trainer("lightning.pytorch", logger, tmp_path, max_epochs=2).fit(
-        make_model("lightning.pytorch"), loader()
-    )
-
-    assert sorted(store.files) == ["checkpoints/epoch=0-step=2.ckpt", "checkpoints/epoch=1-step=4.ckpt"]
-
-
 def test_checkpoints_keep_their_paths_below_the_callbacks_folder(tmp_path):
     """A metric with a slash makes a folder per epoch, so that the files in them have equal names."""
     logger = LightningLogger(RunDirectory(tmp_path / "run"), upload_checkpoints=True, raise_errors=True)

@@ -11,7 +11,7 @@ from torch.distributed import TCPStore
 from destinations import Artifacts, InMemory, RunDirectory
 from destinations.adapters.session import Session, length_of, plain_values, samples_in
 from destinations.testing import RecordingDestination
-from events import Event, RunStatus, Timestamp
+from events import Event, Phase, RunStatus, Timestamp
 from tests.servers.stores import StoreThatFails
 from uploads.errors import TransientStoreError
 
@@ -127,18 +127,18 @@ def test_a_stage_after_success_is_running():
     """An evaluation and a prediction run after fit; if one fails, the run has failed."""
     session = Session([], run_name="mine")
     session.fit_start(Timestamp())
-    session.eval_start()
-    session.eval_end()
+    session.stage_start(Phase.EVAL, "eval")
+    session.stage_end()
     in_fit = session.state.status
     session.fit_end()
     session.succeed()
     found = []
-    for start, end in ((session.eval_start, session.eval_end), (session.predict_start, session.predict_end)):
-        start()
+    for phase in (Phase.EVAL, Phase.PREDICT):
+        session.stage_start(phase, "data")
         found.append(session.state.status)
-        end()
+        session.stage_end()
         found.append(session.state.status)
-    session.eval_start()
+    session.stage_start(Phase.EVAL, "data")
     session.close(ValueError("no"))
 
     assert in_fit is RunStatus.RUNNING

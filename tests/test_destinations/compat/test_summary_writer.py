@@ -374,6 +374,7 @@ def test_a_bucket_url_raises():
 # Other people's programs, which find ours in place of PyTorch's.
 
 
+@pytest.mark.xdist_group("transformers")
 def test_the_callback_of_transformers_logs_to_it(tmp_path):
     """Its `TensorBoardCallback` accepts our writer: it logs the arguments, and the loss of each step."""
     from transformers import TrainerControl, TrainerState, TrainingArguments

@@ -699,44 +699,10 @@ def test_a_bad_call_affects_no_other(caplog):
     assert [read.records(kind)[0].name for kind in ("texts", "images")] == ["mixed", "mixed"]
 
 
-TRAINING = """
-import math
-import random
-
-{module}
-
-random.seed(1)
-settings = dict(learning_rate=0.1, max_iters=20, eval_interval=5)
-wandb.init(project="characters", name="baseline", config=settings)
-weight, best = 3.0, math.inf
-for count in range(settings["max_iters"] + 1):
-    rate = settings["learning_rate"] * (1 - count / 40)
-    if count % settings["eval_interval"] == 0:
-        train, val = ((weight - random.random()) ** 2 for _ in range(2))
-        wandb.log({{"iter": count, "train/loss": train, "val/loss": val, "lr": rate, "mfu": -100.0}})
-        best = min(best, val)
-    weight -= rate * 2 * weight
-"""
-
-
-@pytest.mark.xdist_group("wandb")
-def test_a_training_program_runs_with_one_import_changed(tmp_path):
-    """Every number is equal at the same step; the program doesn't finish its run."""
-    theirs = tmp_path / "theirs"
-    theirs.mkdir()
-    quiet = {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "WANDB_ERROR_REPORTING": "false"}
-
-    _run_program(TRAINING.format(module="from destinations.compat import wandb"), tmp_path)
-    _run_program(TRAINING.format(module="import wandb"), theirs, quiet)
-
-    run = Run.open("runs/characters/baseline")
-    assert {"baseline": _points(run)} == _points_of_theirs(theirs)
-    assert run.hyperparameters == {"learning_rate": 0.1, "max_iters": 20, "eval_interval": 5}
-
-
 # Other people's programs, whose `import wandb` finds ours.
 
 
+@pytest.mark.xdist_group("transformers")
 def test_the_tracker_of_accelerate_logs_to_it(monkeypatch):
     """Its `WandBTracker` stores the configuration, numbers, images and tables."""
     from accelerate import Accelerator
@@ -760,6 +726,7 @@ def test_the_tracker_of_accelerate_logs_to_it(monkeypatch):
     assert (read.records("images", "digit")[0].step, read.table("scores").rows) == (3, (("cat",),))
 
 
+@pytest.mark.xdist_group("torchrl")
 def test_the_logger_of_torchrl_logs_to_it(monkeypatch):
     """Its `WandbLogger` stores scalars, hyperparameters, texts and histograms."""
     from torchrl.record.loggers import wandb as theirs

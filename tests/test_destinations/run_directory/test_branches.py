@@ -62,31 +62,6 @@ class Session:
         self.run.close()
 
 
-def test_records_after_the_checkpoint_do_not_belong_whatever_their_step(tmp_path):
-    """A session may continue from any earlier checkpoint, even an abandoned one."""
-    folder = tmp_path / "mine"
-    first = Session(folder)
-    at_2 = first.log(9, 2)
-    first.log(1, 3, 4)
-    first.close()
-
-    second = Session(folder, at_2, 3)
-    at_5 = second.log(3, 5)
-    second.log(6)
-    second.close()
-    assert steps_of(folder) == [9, 2, 3, 5, 6]
-
-    third = Session(folder, at_2, 3)
-    third.log(7)
-    third.close()
-    assert steps_of(folder) == [9, 2, 7]
-
-    fourth = Session(folder, at_5, 6)
-    fourth.log(8)
-    fourth.close()
-    assert steps_of(folder) == [9, 2, 3, 5, 8]
-
-
 def test_training_that_goes_back_in_one_process_begins_a_session(tmp_path):
     """Rows since the checkpoint become a branch, as if another process had loaded it."""
     folder = tmp_path / "mine"
@@ -130,29 +105,6 @@ def test_each_session_keeps_its_own_configuration(tmp_path):
     assert run.configuration(first_id)["environment"]["python"] == run.environment["python"]
     with pytest.raises(ValueError, match=rf"session must be one of 1 \({first_id}\), .*, got 4"):
         run.configuration(4)
-
-
-def test_hyperparameters_after_the_checkpoint_do_not_belong(tmp_path):
-    """They stay with the session that logged them; the run has the ones from its checkpoint."""
-    folder = tmp_path / "mine"
-    first = Session(folder, lr=0.1)
-    at_1 = first.log(1)
-    first.run.log_hyperparameters({"lr": 0.5, "warmup": 3})
-    at_2 = first.log(2)
-    first.run.log_hyperparameters({"warmup": 7})
-    first.close()
-    assert Opened.open(folder).hyperparameters == {"lr": 0.5, "warmup": 7}
-
-    Session(folder, at_1, 1).run.close()
-
-    run = Opened.open(folder)
-    assert run.hyperparameters == {"lr": 0.1}
-    assert run.hparams == {"lr": 0.1}
-    assert run.configuration(1)["hyperparameters"] == {"lr": 0.5, "warmup": 7}
-
-    Session(folder, at_2, 2).run.close()
-
-    assert Opened.open(folder).hyperparameters == {"lr": 0.5, "warmup": 3}
 
 
 def test_files_after_the_checkpoint_do_not_belong_but_its_own_do(tmp_path):

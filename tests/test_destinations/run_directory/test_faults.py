@@ -23,7 +23,6 @@ from destinations.run_directory.journal import Journal
 from destinations.run_directory.layout import journal_path, metrics_name, segment_paths, summary_name
 from destinations.run_directory.metrics_csv import MetricsCsv
 from destinations.run_directory.rank_writer import RankWriter, RunOptions
-from destinations.run_directory.segments import MappedSegment
 from destinations.runs import Run
 from events import State
 from uploads.disk import Disk
@@ -40,35 +39,6 @@ def put_folder(path):
         path.unlink(missing_ok=True)
         with contextlib.suppress(FileExistsError):
             path.mkdir()
-
-
-class FullDisk:
-    """Makes segments until told that the disk is full."""
-
-    def __init__(self):
-        self.is_full = False
-
-    def __call__(self, path, number, size):
-        if self.is_full:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return MappedSegment(path, number, size)
-
-
-def test_a_row_counts_as_pending_when_a_full_disk_is_reported(tmp_path):
-    """A row is pending if the first row found no space and that was reported."""
-    folder = journal_path(tmp_path, 0)
-    folder.mkdir(parents=True)
-    disk, waiting = FullDisk(), []
-    journal = Journal(
-        folder, State("x"), on_full=lambda _: waiting.append(journal.counts.pending), make_segment=disk
-    )
-    disk.is_full = True
-    journal.start_new_segment()
-
-    journal.append({"a": 1.0}, 0)
-
-    assert waiting == [1]
-    journal.close()
 
 
 class HalfCsv(MetricsCsv):
@@ -128,22 +98,6 @@ def test_a_folder_deleted_during_training_ends_writing(drive, tmp_path, caplog):
     assert "was deleted. Writing has stopped" in messages[0]
     assert "201 rows of metrics are lost" in messages[-1]
     assert "lost 1 media and texts, 201 rows" in caplog.text
-
-
-def test_a_file_deleted_during_training_is_written_again(drive, tmp_path):
-    """Its rows are in the open file."""
-    run = drive(flush_seconds=1000).fit()
-    run.log({"a": 0.0}, 0)
-    run.stand_still()
-
-    (tmp_path / "run" / "metrics.csv").unlink()
-    run.log({"a": 1.0}, 1)
-    run.flush()
-    run.log({"a": 2.0}, 2)
-    seen = read_series(tmp_path / "run", "a")
-    run.close()
-
-    assert seen == read_series(tmp_path / "run", "a") == [(0, 0.0), (1, 1.0), (2, 2.0)]
 
 
 class FailingDisk(Disk):

@@ -22,7 +22,6 @@ from destinations.run_directory.mirror import Mirror
 from destinations.run_directory.pieces import PieceError
 from destinations.run_directory.place import local_folder
 from destinations.run_directory.stored_run import StoredRun, session_text
-from destinations.runs import Run as RunReader
 from destinations.runs.content.sources import branches_of
 from destinations.runs.index.bucket import BucketCopy
 from events import Run
@@ -285,7 +284,9 @@ def test_the_store_keeps_a_run_whose_folder_was_deleted(tmp_path):
         for step in range(10):
             run.log({"loss": float(step)}, step)
         run.send()
-        shutil.rmtree(tmp_path / "run")
+        # Another thread may be writing a file there.
+        while (tmp_path / "run").exists():
+            shutil.rmtree(tmp_path / "run", ignore_errors=True)
         run.go_on()
         run.mirror.tick()
 
@@ -362,40 +363,6 @@ def test_another_machine_continues_the_run(tmp_path):
     lost.close()
 
 
-def test_a_returning_machine_changes_nothing_of_its_successor(tmp_path, caplog):
-    """Its rows become a branch that readers get, with a warning; its end changes nothing either."""
-    zombie = Mirrored(tmp_path / "one" / "run", tmp_path / "store")
-    for step in range(5):
-        zombie.log({"loss": float(step)}, step)
-    zombie.stop_sending()
-    with Mirrored(tmp_path / "two" / "run", tmp_path / "store", batch=5) as successor:
-        for step in range(5, 8):
-            successor.log({"loss": step + 0.5}, step)
-        successor.send()
-        with caplog.at_level(logging.ERROR, "destinations"):
-            zombie.go_on()
-            for step in range(5, 9):
-                zombie.log({"loss": step + 0.25}, step)
-            zombie.send()
-            zombie.log({"loss": 9.25}, 9)
-            zombie.send()
-    after = files_of(tmp_path / "store")
-    zombie.close()
-
-    assert "was continued by process" in caplog.text
-    changed = {
-        name: content for name, content in files_of(tmp_path / "store").items() if after.get(name) != content
-    }
-    assert changed == {}
-    branch = left_rows(tmp_path / "store", tmp_path / "cache", "loss")
-    assert branch == [[(step, step + 0.25) for step in range(5, 10)]]
-    (branch,) = RunReader.open(tmp_path / "cache").branches()
-    assert branch.series("loss").value.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0, 5.25, 6.25, 7.25, 8.25, 9.25]
-    expected = [(step, step + (0.5 if step > 4 else 0.0)) for step in range(8)]
-    assert read_series(fetched(tmp_path / "store", tmp_path / "copy"), "loss") == expected
-    assert read_series(tmp_path / "store", "loss") == expected
-
-
 def test_a_branch_of_several_parts_is_whole(tmp_path):
     """The superseded machine closed parts before and after the takeover."""
     zombie = Mirrored(tmp_path / "one" / "run", tmp_path / "store")
@@ -435,23 +402,6 @@ def test_a_killed_session_is_not_a_branch_after_its_own_machine_continued(tmp_pa
     assert sorted(number for number, one in run.sessions.items() if one.pieces) == [1, 2, 3]
     assert run.branches() == []
     assert read_series(tmp_path / "copy", "loss") == [(0, 0.0), (1, 1.0), (2, 2.0)]
-
-
-def test_a_run_written_by_another_machine_is_refused(tmp_path):
-    """The claim watches the run for a few intervals, because clocks of machines differ."""
-    with Mirrored(tmp_path / "one" / "run", tmp_path / "store") as first:
-        first.log({"loss": 1.0}, 0)
-        first.send()
-
-        class Watching(Patient):
-            def wait(self, _seconds):
-                first.send()
-
-        with pytest.raises(RunInUseError, match=r"is in use: process .* on "):
-            Run(
-                loggers=[Watching(tmp_path / "two" / "run", mirror=tmp_path / "store")], run_name="test"
-            ).log_metrics({"loss": 2.0})
-        assert not list((tmp_path / "store" / "live" / "rank0").glob("0002/*"))
 
 
 def test_a_session_read_damaged_is_read_again(tmp_path, monkeypatch):

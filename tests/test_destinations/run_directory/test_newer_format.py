@@ -11,7 +11,6 @@ from destinations.runs import Run as ReadRun
 from destinations.runs import open_runs
 from destinations.runs.dataset import compact
 from events import Run
-from tests.test_destinations.viewer.served import served
 
 SAYS = r"format version 99; this one knows versions up to \d+\. Use training-destinations 9\.8\.7 or newer\."
 
@@ -133,27 +132,6 @@ def test_a_newer_writer_loses_only_its_own_rows(tmp_path, caplog):
     assert list(values) == [0.5]
     assert "9.8.7 or newer" in problem
     assert "left out writer eval" in caplog.text
-
-
-def test_the_command_line_names_the_release(newer, capsys, monkeypatch):
-    """`runs ls` shows the status, and `runs series` fails with the release to use."""
-    monkeypatch.chdir(newer.parents[1])
-
-    assert cli.main(["runs", "ls"]) == 0
-    assert "unreadable" in capsys.readouterr().out
-    assert cli.main(["runs", "series", "run", "loss"]) == 1
-    assert "Use training-destinations 9.8.7 or newer." in capsys.readouterr().err
-
-
-def test_the_page_lists_it_and_names_the_release(newer):
-    """The page lists the run as unreadable, and names the release to use in place of the run."""
-    with served(newer.parent) as page:
-        rows = page.get("/api/runs")["rows"]
-        statuses = {row["name"]: row["status"] for row in rows}
-        answer = page.request("GET", f"/api/runs/{page.run_id('run')}")
-
-    assert statuses == {"run": "unreadable", "other": "completed"}
-    assert b"Use training-destinations 9.8.7 or newer." in answer.content
 
 
 def test_a_dataset_leaves_it_out_and_reports_it(newer, tmp_path):

@@ -7,7 +7,6 @@ import contextlib
 import functools
 import itertools
 import json
-import math
 import os
 import random
 import re
@@ -32,8 +31,6 @@ from destinations.run_directory.parquet import ENTRY_ROWS, ParquetRows, rows_ent
 from destinations.runs import open_runs
 from destinations.runs.content.follow import Follower
 from destinations.runs.content.series import read_series, run_blocks
-from destinations.runs.content.where import Where, values_where
-from destinations.runs.errors import FilterError
 from destinations.runs.move.ledger import ReadPosition
 from destinations.runs.move.stored import records_of
 from destinations.viewer.columns import ColumnCache
@@ -120,10 +117,10 @@ def as_csv(run_dir, chosen=None):
     folder = parts_path(run_dir / "metrics.csv")
     for number in chosen or numbers(run_dir):
         part = Part.find(folder, number)
-        if not part.is_csv:
+        if part.path.suffix != ".csv":
             with contextlib.closing(part.open()) as file:
                 part_path(folder, number, ".csv").write_bytes(b"".join([file.header, *file.chunks()]))
-            part.path.unlink()
+            part_path(folder, number).unlink()
 
 
 @pytest.fixture(scope="module")
@@ -247,49 +244,6 @@ def check_index(file, index):
         np.testing.assert_equal(index.array[:, entry], np.concatenate(expected))
 
 
-CONDITIONS = [
-    "value > 90",
-    "value >= 99.75 and step < 399",
-    "value < 0.5 and step >= 100",
-    "value == 1.75",
-    "value != 1.75 and step <= 14",
-    "value == nan",
-    "value != nan and step > 390",
-    "step == 203",
-]
-
-
-@pytest.mark.parametrize("condition", CONDITIONS)
-def test_a_condition_finds_its_values_by_the_index(written, condition):
-    """A condition finds the same values in parts as in all rows, even for metrics of only some rows."""
-    where = Where.parse(condition)
-    names = {"value": 0.0, "step": 0}
-    python = condition.replace("== nan", "!= value").replace("value != nan and", "")
-    for metric, name in itertools.product(("acc", "late"), ("parts", "mixed")):
-        expected = [
-            row.step
-            for row in read_rows(written / "whole")
-            if metric in row.metrics
-            and eval(python, {}, {**names, "value": row.metrics[metric], "step": row.step})  # noqa: S307
-            and not ("!= nan" in condition and math.isnan(row.metrics[metric]))
-        ]
-        found = [one.step.tolist() for one in values_where(written / name, metric, where)]
-        assert list(itertools.chain.from_iterable(found)) == expected
-
-
-def test_a_condition_reads_only_rows_that_may_match(written):
-    """Rows are only read if an entry of the index may contain the value."""
-    with take_snapshot(written / "parts", 0) as snapshot:
-        may = [
-            bool(Where.parse("value > 99").may_hold(index, "acc").any())
-            for _, index in indexed_files(snapshot)
-            if index is not None
-        ]
-    assert may.count(True) <= 1
-    with pytest.raises(FilterError, match="is no condition"):
-        Where.parse("value is large")
-
-
 @pytest.mark.parametrize("batch", [400, 350, 5])
 def test_folder_of_format_2_is_read_and_continued(tmp_path, batch):
     """Without a history, all parts count in order, followed by the continuing session's parts."""
@@ -392,23 +346,6 @@ def test_two_names_with_one_column_keep_their_values(tmp_path):
 
     assert [row.metrics["metrics/step"] for row in read_rows(tmp_path / "run")] == [1.0, 2.0, 3.0]
     assert json.loads((tmp_path / "run" / "sidecar.json").read_bytes())["overhead"]["refused"] == 1
-
-
-def test_a_call_with_the_epoch_as_a_metric_has_its_own_line(tmp_path):
-    """Its epoch differs from other calls at its step, in the file and in the journal."""
-    writer = Writer(tmp_path)
-    with Follower(tmp_path) as follower:
-        writer.journal.append({"loss": 0.5}, 3)
-        writer.journal.append({"epoch": 0.25, "acc": 1.0}, 3)
-        writer.journal.append({"lr": 0.1}, 3)
-        before = rows_now(tmp_path)
-        writer.drain.run()
-        after = rows_now(tmp_path)
-        seen = [row.metrics for row in (*follower.poll(), *follower.poll())]
-    writer.die()
-
-    assert before == after == [(3, 0, {"loss": 0.5}), (3, 0.25, {"acc": 1.0}), (3, 0, {"lr": 0.1})]
-    assert seen == [{"loss": 0.5}, {"acc": 1.0}, {"lr": 0.1}]
 
 
 class OfNoSize(RunDirectory):

@@ -19,7 +19,6 @@ from destinations.run_directory.metrics_csv import MetricsCsv
 from destinations.runs.content.follow import Follower
 from destinations.runs.content.series import read_series, run_blocks
 from destinations.runs.content.sources import branches_of
-from destinations.runs.content.where import Where, values_where
 from destinations.runs.move.ledger import ReadPosition
 from destinations.runs.move.stored import records_of
 from destinations.runs.summary import computed_summary
@@ -254,10 +253,6 @@ def check_columns(model, rows):
         # An index rounds integers of more than 53 bits.
         found = [None if bound is None else float(bound) for bound in (one.last, one.min, one.max)]
         same(found, [logged[-1][1], *_bounds(finite)])
-        chosen = [pair for pair in logged if pair[1] >= 0.25 and pair[0] > 20]
-        found = values_where(run_dir, name, Where.parse("value >= 0.25 and step > 20"))
-        pairs = [pair for part in found for pair in zip(part.step.tolist(), part.value.tolist(), strict=True)]
-        same(pairs, chosen)
         column = frame.column(name)
         in_index = sum(
             int(part.index.of_column(name)[0].sum()) for part in frame.closed if name in part.index.columns

@@ -232,32 +232,6 @@ def test_if_exists_decides_about_a_completed_run(tmp_path, caplog):
     ]
 
 
-def test_a_second_trainer_of_a_process_leaves_the_rows_of_the_first(tmp_path):
-    """As with another process, the completed run keeps its rows, and the second one is beside it."""
-    torch = pytest.importorskip("torch")
-    for lr in (0.1, 0.2):
-        net = torch.nn.Linear(1, 1)
-        data = [(torch.ones(1, 1), torch.ones(1, 1))] * 2
-        trainer = events.Trainer(
-            net,
-            data,
-            optimizers=torch.optim.SGD(net.parameters(), lr),
-            loss_fn=torch.nn.functional.mse_loss,
-            max_duration="2ba",
-            run_name="mine",
-            loggers=[RunDirectory(tmp_path / "run")],
-        )
-        trainer.logger.log_hyperparameters({"lr": lr})
-        trainer.fit()
-        trainer.close()
-
-    assert [one.name for one in sorted(tmp_path.iterdir())] == ["run", "run-2"]
-    for folder, lr in (("run", 0.1), ("run-2", 0.2)):
-        assert yaml.safe_load((tmp_path / folder / "hparams.yaml").read_text())["lr"] == lr
-        assert not (tmp_path / folder / "abandoned").exists()
-        assert {row.step for row in read_rows(tmp_path / folder)} == {0, 1}
-
-
 LOG_ONCE = """
 import sys
 from destinations import RunDirectory

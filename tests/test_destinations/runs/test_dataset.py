@@ -864,20 +864,6 @@ def test_folder_with_the_users_files_is_refused(root, tmp_path):
     assert files(tmp_path) == before
 
 
-def test_foreign_table_is_refused(root, tmp_path):
-    """No table is created beside it."""
-    import pyarrow as pa
-    from deltalake import write_deltalake
-
-    write_deltalake(str(tmp_path / "data" / "summary"), pa.table({"x": [1]}))
-    before = files(tmp_path)
-
-    with pytest.raises(DatasetError, match=r"summary is not one of this package.*got x"):
-        compact(runs_of(root), str(tmp_path / "data"))
-
-    assert files(tmp_path) == before
-
-
 def test_negative_vacuum_days_raise(root, tmp_path):
     """The error comes before anything is written."""
     for days in (-1, float("nan"), float("inf")):
@@ -912,19 +898,6 @@ def test_gone_runs_are_removed_on_request(root, tmp_path):
     with open_dataset(place, version=before.version) as dataset:
         assert len(dataset) == 4
         assert len(dataset["id-b"].series("loss")) == 50
-
-
-def test_nan_and_infinities_are_kept(tmp_path):
-    """A missing value stays missing."""
-    write_csv(tmp_path / "run", ["step,a,b", "0,nan,1", "1,inf,", "2,-inf,2"])
-
-    compact([Run.open(tmp_path / "run")], str(tmp_path / "data"))
-
-    with open_dataset(tmp_path / "data") as dataset:
-        values = dataset["run"].series("a").value
-        assert np.array_equal(values, [np.nan, np.inf, -np.inf], equal_nan=True)
-        assert list(dataset["run"].series("b").step) == [0, 2]
-        assert dataset.sql("SELECT count(*) FROM metrics WHERE value IS NULL").rows == ((0,),)
 
 
 @pytest.fixture(scope="module")

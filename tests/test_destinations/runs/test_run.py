@@ -1,13 +1,12 @@
 """Opens a run from its folder."""
 
 import math
-import os
 
 import pytest
 
 from destinations.runs import Run, RunNotFoundError, RunRecord
 from destinations.runs.run import MetricSummary
-from tests.test_destinations.runs.written import Written, change_sidecar, write_csv, write_stable_pretraining
+from tests.test_destinations.runs.written import Written, write_csv, write_stable_pretraining
 
 
 @pytest.fixture(scope="module")
@@ -59,21 +58,6 @@ def test_a_missing_summary_is_computed(finished, tmp_path):
     assert computed["val/acc"] == written["val/acc"] == MetricSummary(0.5, 0.5, 0.5, 10, 10, 1, 0, 0.5)
     assert computed["loss"].mean == pytest.approx(written["loss"].mean)
     assert (computed["loss"].min_step, computed["loss"].max_step, computed["loss"].count) == (9, 0, 11)
-
-
-def test_a_heartbeat_in_the_future_keeps_no_killed_run_alive(tmp_path):
-    """Its heartbeat is more than three minutes ahead, and no process holds the lock."""
-    with Written(tmp_path / "run") as written:
-        written.log({"loss": 1.0}, 0)
-        written.flush()
-        run = Run.open(tmp_path / "run")
-        os.utime(tmp_path / "run" / "heartbeat", (1000, 1000))
-    change_sidecar(tmp_path / "run", status="running")
-    os.utime(tmp_path / "run" / "heartbeat", (4600, 4600))
-
-    found = Run(run.record, clock=lambda: 1000.0)
-
-    assert not found.alive
 
 
 def test_a_run_of_stable_pretraining_is_read(tmp_path):

@@ -1,4 +1,4 @@
-"""What Console prints in the style of Composer, line by line."""
+"""What Console prints in the style of Composer, line by line; when it prints is tested in `test_console.py`."""
 
 import functools
 import io
@@ -7,7 +7,7 @@ import pytest
 
 import destinations
 from destinations.testing import DryRun
-from events import Callback, Time
+from events import Time
 
 Console = functools.partial(destinations.Console, style="composer")
 
@@ -39,46 +39,6 @@ def test_each_batch_is_printed_under_its_header():
         "  Train loss/train: 0.3333",
         "[epoch=2/2][batch=2/2]:",
         "  Train loss/train: 0.25",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("interval", "expected"),
-    [("100sp", [1, 2, 4, 5, 7, 8, 10]), ("4sec", [1, 2, 4, 6, 8, 10]), ("0.5dur", [1, 5, 10])],
-)
-def test_the_interval_may_have_any_unit(interval, expected):
-    """Samples, seconds and fractions of the run are intervals too."""
-    console = Console(interval, io.StringIO())
-    run = DryRun(console, max_duration="10ba", samples_per_batch=64, seconds_per_batch=2.0)
-
-    lines = headers(printed(run, console))
-
-    assert lines == [f"[batch={batch}/10]:" for batch in expected]
-
-
-def test_the_last_value_of_an_interval_is_printed():
-    """The block has the last value of each name, and names logged only once."""
-    console = Console("3ba", io.StringIO())
-    run = DryRun(
-        console,
-        max_duration="4ba",
-        train_metrics=lambda state: {
-            "loss": int(state.timestamp.batch),
-            f"only/{int(state.timestamp.batch)}": 1,
-        },
-    )
-
-    assert printed(run, console) == [
-        "[batch=1/4]:",
-        "  Train loss: 0",
-        "  Train only/0: 1",
-        "[batch=3/4]:",
-        "  Train loss: 2",
-        "  Train only/1: 1",
-        "  Train only/2: 1",
-        "[batch=4/4]:",
-        "  Train loss: 3",
-        "  Train only/3: 1",
     ]
 
 
@@ -141,78 +101,6 @@ def test_an_evaluation_of_unknown_length_prints_only_its_end():
     )
 
 
-def test_metrics_of_training_survive_an_evaluation():
-    """Metrics that wait when an evaluation begins are printed at their interval."""
-    console = Console("3ba", io.StringIO())
-    run = DryRun(
-        console, max_duration="4ba", train_metrics=lambda state: {f"at/{int(state.timestamp.batch)}": 1.0}
-    )
-    run.init()
-
-    run.fit(eval_every=2)
-
-    assert console._stream.getvalue().splitlines() == [
-        "[batch=1/4]:",
-        "  Train at/0: 1.0",
-        "[Eval batch=1/2] Eval on eval data",
-        "[Eval batch=2/2] Eval on eval data:",
-        "  Eval metrics/eval/accuracy: 0.5",
-        "[batch=3/4]:",
-        "  Train at/1: 1.0",
-        "  Train at/2: 1.0",
-        "[Eval batch=1/2] Eval on eval data",
-        "[Eval batch=2/2] Eval on eval data:",
-        "  Eval metrics/eval/accuracy: 0.5",
-        "[batch=4/4]:",
-        "  Train at/3: 1.0",
-    ]
-
-
-class LogsAtTheEndOfEpochs(Callback):
-    def epoch_end(self, state, logger):
-        logger.log_metrics({"epoch/loss": 0.125})
-
-
-def test_metrics_of_another_interval_survive_the_end_of_an_epoch():
-    """With an interval in batches, metrics from the end of an epoch are printed with the next batches."""
-    console = Console("2ba", io.StringIO())
-    run = DryRun(
-        console,
-        max_duration="2ep",
-        batches_per_epoch=3,
-        callbacks=[LogsAtTheEndOfEpochs()],
-        train_metrics=lambda _: {"loss": 1.0},
-    )
-
-    lines = printed(run, console)
-
-    assert lines == [
-        "[epoch=1/2][batch=1/3]:",
-        "  Train loss: 1.0",
-        "[epoch=1/2][batch=2/3]:",
-        "  Train loss: 1.0",
-        "[epoch=2/2][batch=1/3]:",
-        "  Train loss: 1.0",
-        "  Train epoch/loss: 0.125",
-        "[epoch=2/2][batch=3/3]:",
-        "  Train loss: 1.0",
-        "[epoch=2/2][batch=3/3]:",
-        "  Train epoch/loss: 0.125",
-    ]
-
-
-def test_metrics_at_the_end_of_an_epoch_belong_to_its_block():
-    """With an interval in epochs, the block is printed after the callbacks have logged."""
-    console = Console("1ep", io.StringIO())
-    run = DryRun(console, max_duration="1ep", batches_per_epoch=3, callbacks=[LogsAtTheEndOfEpochs()])
-
-    assert printed(run, console) == [
-        "[epoch=1/1][batch=3/3]:",
-        "  Train loss/train: 0.3333",
-        "  Train epoch/loss: 0.125",
-    ]
-
-
 def test_hyperparameters_are_printed_once_as_yaml():
     """They come before the first block and aren't repeated; later ones are printed on arrival."""
     console = Console("1ep", io.StringIO())
@@ -262,39 +150,3 @@ def test_texts_and_traces():
 
     text = "[batch=0/1]:\nText note at step 0:\n  one\n  two\\x1b[31m\n"
     assert [stream.getvalue() for stream in streams] == [text, text + "Trace grad: 0.5\n"]
-
-
-def test_pending_metrics_are_printed_at_close():
-    """An interrupted run, and a custom loop without FIT_END, lose nothing."""
-    console = Console("100ba", io.StringIO())
-    run = DryRun(console, max_duration="9ba")
-    run.init()
-    run.fire("fit_start")
-    run.train_batch()
-    run.train_batch()
-
-    run.close(RuntimeError("the user's own"))
-
-    assert console._stream.getvalue().splitlines() == [
-        "[batch=1/9]:",
-        "  Train loss/train: 1.0",
-        "[batch=2/9]:",
-        "  Train loss/train: 0.5",
-    ]
-
-
-def test_a_resumed_run_keeps_its_multiples():
-    """A run that continues at batch 7 with "5ba" prints its first batch, then 10 and 15."""
-    console = Console("5ba", io.StringIO())
-    run = DryRun(console, max_duration="15ba", batches_per_epoch=100)
-    run.state.timestamp = run.state.timestamp.copy(batch=7, batch_in_epoch=7)
-
-    assert headers(printed(run, console)) == ["[batch=8/15]:", "[batch=10/15]:", "[batch=15/15]:"]
-
-
-def test_bad_arguments():
-    """An invalid interval and a negative number of rows raise at once."""
-    with pytest.raises(ValueError, match="interval must be positive"):
-        Console("0ba")
-    with pytest.raises(ValueError, match="table_rows must be at least 0"):
-        Console(table_rows=-1)

@@ -14,7 +14,6 @@ import time
 import uuid
 import warnings
 import wave
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -639,18 +638,3 @@ def test_transient_errors_differ_from_permanent_ones():
 
     assert [is_transient(error) for error in passing] == [True] * 5
     assert [is_transient(error) for error in final] == [False] * 3
-
-
-def test_the_example_of_the_docs_runs(sqlite_uri, tmp_path, monkeypatch):
-    """It runs unchanged, and leaves a run with its rows."""
-    monkeypatch.chdir(tmp_path)
-    # With its tables, which take seconds to create.
-    shutil.copy(sqlite_uri.removeprefix("sqlite:///"), tmp_path / "mlflow.db")
-    page = (Path(__file__).parents[3] / "docs/trackers.md").read_text()
-    (code,) = [one for one in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "MLflow(" in one]
-
-    exec(code, {})  # noqa: S102  # ours
-
-    (run,) = runs_of("sqlite:///mlflow.db", "digits")
-    history = client_of("sqlite:///mlflow.db").get_metric_history(run.info.run_id, "loss")
-    assert sorted(metric.step for metric in history) == list(range(100))

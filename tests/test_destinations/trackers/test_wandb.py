@@ -554,20 +554,6 @@ def test_the_name_may_have_any_placeholder_of_a_run(tmp_path):
     assert found["display_name"] == "dry-run 01"
 
 
-def test_a_disabled_one_writes_nothing(tmp_path):
-    """Nothing fails either."""
-    destination = make(tmp_path, mode="disabled")
-    run = DryRun(destination, max_duration="1ba")
-
-    run.init()
-    run.fit()
-    run.logger.log_images(np.zeros((3, 4, 4)), "image")
-    run.close()
-
-    assert destination.counts.errors == {}
-    assert files_of(tmp_path) == []
-
-
 def test_online_mode_without_a_key_is_an_error_of_the_lane(tmp_path, monkeypatch, caplog):
     """The terminal shows no prompt; one error says what to do, and training continues."""
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
@@ -713,18 +699,6 @@ def test_merged_bins_keep_all_counts(count):
     assert len(counts) <= 512
     assert len(edges) == len(counts) + 1
     assert (sum(counts), edges[0], edges[-1]) == (sum(range(count)), 0.0, count)
-
-
-def test_the_example_of_the_docs_runs(tmp_path, monkeypatch):
-    """It runs unchanged, and leaves a run with its rows."""
-    monkeypatch.chdir(tmp_path)
-    page = (Path(__file__).parents[3] / "docs/trackers.md").read_text()
-    (code,) = [one for one in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "WandB(" in one]
-
-    exec(code, {})  # noqa: S102  # ours
-
-    (path,) = files_of(tmp_path)
-    assert [row["global_step"] for row in rows_of(path)] == list(range(100))
 
 
 def test_a_run_folder_is_sent(tmp_path, monkeypatch):

@@ -265,17 +265,6 @@ def test_values_that_json_lacks_become_text(server):
     assert document["run_name"] == "a\udc80b"
 
 
-def test_memory_for_metrics_is_bounded(server):
-    """The first thousand names are kept up to date."""
-    webhook = make_webhook(server.url, clock=Clock())
-
-    for index in range(3000):
-        webhook.log_metrics({"first": index, f"name {index}": 1.0})
-
-    assert len(webhook._metrics) <= 1001
-    assert webhook._metrics["first"] == 2999
-
-
 def test_each_rank_reports_on_request(server):
     """With `all_ranks`, rank 1 reports too, and includes its rank."""
     webhook = make_webhook(server.url, all_ranks=True)

@@ -12,6 +12,7 @@ import pytest
 from destinations import cli
 from destinations.runs import Run, open_runs
 from destinations.runs.dataset import compact
+from destinations.runs.index import bucket
 from destinations.runs.index.bucket import BucketCopy
 from destinations.viewer import Viewer
 from tests.servers import s3_servers
@@ -163,14 +164,15 @@ def test_object_names_cannot_leave_the_copy(moto, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir() if path.name != "cache") == ["below"]
 
 
-def test_a_copy_is_bounded(moto, tmp_path):
+def test_a_copy_is_bounded(moto, tmp_path, monkeypatch):
     """The largest files are left out; the report and an attempt to open one say so."""
     run = write_run(tmp_path / "runs" / "one")
     (run / "media").mkdir()
     (run / "media" / "film.mp4").write_bytes(b"x" * 100_000)
     put_folder(moto, tmp_path / "runs", "bounded")
 
-    copy = BucketCopy(moto.uri("bounded"), tmp_path / "copy", max_bytes=50_000)
+    monkeypatch.setattr(bucket, "_MAX_BYTES", 50_000)
+    copy = BucketCopy(moto.uri("bounded"), tmp_path / "copy")
     copy.refresh()
 
     copy.bring_files([tmp_path / "copy" / "one" / "media" / "film.mp4"])

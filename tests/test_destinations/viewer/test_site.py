@@ -206,20 +206,6 @@ def test_the_command_exports_matching_runs(root, tmp_path, capsys):
     assert [row["name"] for row in answers_of(target)["runs"]["rows"]] == ["other"]
 
 
-def test_a_folder_with_other_files_is_never_replaced(root, tmp_path, capsys):
-    """Not even `--overwrite` replaces it, and nothing is left behind."""
-    target = tmp_path / "mine"
-    target.mkdir()
-    (target / "thesis.tex").write_text("x")
-
-    code = cli.main(["view", str(root), "--export", str(target), "--overwrite"])
-
-    assert code == 1
-    assert "has other files in it" in capsys.readouterr().err
-    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
-    assert (target / "thesis.tex").read_text() == "x"
-
-
 def _add_repository(site):
     (site / ".git").mkdir()
     (site / ".git/HEAD").write_text("x")

@@ -1,11 +1,11 @@
-"""Tests that throttled GPUs and slow ranks are reported once."""
+"""Tests that throttled GPUs are reported once."""
 
 import threading
 
 import pytest
 
 from destinations import InMemory
-from events import HealthChecker, Run, StragglerDetector
+from events import HealthChecker, Run
 from events.callbacks.system_monitor import Gpus
 
 
@@ -76,35 +76,3 @@ def test_reasons_are_asked_of_nvml_by_either_name(name):
     setattr(Nvml, f"nvmlDeviceGetCurrent{name}", lambda self, handle: 0x20)
 
     assert Gpus(Nvml()).health() == {"gpu0/throttle_reasons": 0x20}
-
-
-def test_time_before_the_backward_pass_is_compared_between_ranks(caplog):
-    """Reading and the forward pass count; the backward pass, where ranks wait for each other, does not."""
-    now, memory = [0.0], InMemory()
-    detector = StragglerDetector("2ba", clock=lambda: now[0])
-    with Run(memory, detector, "r") as run:
-        run.fit_start()
-        for _ in range(4):
-            run.run_event("before_dataloader")
-            now[0] += 0.5
-            run.batch_start()
-            now[0] += 0.25
-            run.run_event("before_backward")
-            now[0] += 100.0
-            run.run_event("before_backward")
-            run.batch_end()
-        detector._compare([0.1, 0.11, 0.3, 0.1], run.state, run.logger)
-        detector._compare([0.1, 0.11, 0.3, 0.1], run.state, run.logger)
-
-    assert [value for _, value in memory.data["straggler/slowest_seconds"]] == [0.75, 0.75, 0.3, 0.3]
-    assert [value for _, value in memory.data["straggler/slowest_rank"]] == [0, 0, 2, 2]
-    assert memory.most_recent_values["straggler/ratio"] == pytest.approx(3.0)
-    assert [record.getMessage() for record in caplog.records] == [
-        "rank 2 takes 0.3 s per batch before the backward pass, 3 times the median; the others wait for it."
-    ]
-
-
-def test_a_threshold_that_everyone_crosses_is_refused():
-    """A threshold of one times the median would make everyone a straggler."""
-    with pytest.raises(ValueError, match="threshold must be above 1"):
-        StragglerDetector(threshold=1.0)

@@ -75,17 +75,6 @@ def test_a_rate_is_the_increase_of_a_counter_per_second():
     ]
 
 
-def test_a_counter_decides_when():
-    """It is due when the counter crosses a multiple; several at once are one; a reset counts from there."""
-    buffer = Buffer(5, 9, 11, 12, 47, 49, 3, 9, 10)
-    monitor = StatsMonitor(buffer, every_count=("written", 10), rates=["written"], clock=every_two_seconds())
-
-    samples = [monitor._next_sample() for _ in range(9)]
-
-    assert [sample.get("written") for sample in samples] == [None, None, 11, None, 47, None, None, None, 10]
-    assert samples[4]["written_per_sec"] == 18.0
-
-
 def test_values_that_are_not_numbers_are_left_out_and_names_are_joined():
     """Numbers of numpy and torch are numbers; integers stay integers."""
     stats = {
@@ -123,7 +112,6 @@ def test_a_failing_source_is_counted_and_training_continues(metric_list, caplog)
     [
         ({"source": 3}, TypeError, "must have stats"),
         ({"source": dict, "every_seconds": 0}, ValueError, "every_seconds must be positive"),
-        ({"source": dict, "every_count": ("x", 0)}, ValueError, "positive multiple"),
     ],
 )
 def test_bad_arguments_are_refused(arguments, error, complaint):

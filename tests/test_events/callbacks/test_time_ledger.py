@@ -515,7 +515,7 @@ def test_the_trace_of_a_trainer_is_one_that_perfetto_opens(make_trainer, tmp_pat
 
 def files_of(ledger, folder, run, **arguments):
     """Returns the writer of a ledger, to be called by the test itself."""
-    return TimeFiles(ledger, folder, run.state, keeps_trace=True, **arguments)
+    return TimeFiles(ledger, folder, run.state, **arguments)
 
 
 def test_open_spans_are_written_before_they_end(clock, tmp_path):

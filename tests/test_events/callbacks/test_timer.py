@@ -6,16 +6,7 @@ import pytest
 import torch
 
 from events import Aggregation, Run, Timer, Trainer
-
-
-class Clock:
-    """A clock that is set."""
-
-    def __init__(self):
-        self.now = 100.0
-
-    def __call__(self):
-        return self.now
+from tests.clock import Clock
 
 
 @pytest.fixture

@@ -8,16 +8,7 @@ import pytest
 from destinations import LoggerDestination
 from events import Engine, Event, Logger, RecordError, State
 from events.logger.faults import Faults
-
-
-class Clock:
-    """Stands still until it is moved."""
-
-    def __init__(self):
-        self.now = 1000.0
-
-    def __call__(self):
-        return self.now
+from tests.clock import Clock
 
 
 class FailsWhileTold(LoggerDestination):

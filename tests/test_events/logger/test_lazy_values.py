@@ -9,14 +9,7 @@ import torch
 from destinations import InMemory, LoggerDestination
 from events import Logger, RecordError, State, WriteRate
 from events.logger.faults import Faults
-
-
-class Clock:
-    def __init__(self):
-        self.now = 0.0
-
-    def __call__(self):
-        return self.now
+from tests.clock import Clock
 
 
 class Counted:
@@ -88,7 +81,7 @@ def test_a_function_that_returns_no_scalar_costs_its_own_value(returned):
 def test_while_no_destination_is_due_nothing_is_called():
     """Twenty functions are logged a thousand times."""
     functions = {str(index): Counted(1.0) for index in range(20)}
-    memory = InMemory(write_rate=WriteRate(every_seconds=10, clock=Clock()))
+    memory = InMemory(write_rate=WriteRate(every_seconds=10, clock=Clock(0.0)))
     logger = Logger(State("r"), memory, raise_errors=True, strict=True)
     logger.log_metrics({"first": 1}, 0)
 
@@ -100,7 +93,7 @@ def test_while_no_destination_is_due_nothing_is_called():
 
 def test_one_destination_that_is_due_is_enough_and_the_others_get_the_same_value():
     """The function was called for the fast destination; the slow one gets the same value later."""
-    clock = Clock()
+    clock = Clock(0.0)
     function = Counted(1.0, 2.0)
     fast = InMemory()
     slow = InMemory(write_rate=WriteRate(every_seconds=10, clock=clock))
@@ -117,7 +110,7 @@ def test_one_destination_that_is_due_is_enough_and_the_others_get_the_same_value
 
 def test_a_function_that_waited_is_called_when_it_is_written():
     """Logged once between two writes it is not lost; the last of its name is called, and has its own step."""
-    clock = Clock()
+    clock = Clock(0.0)
     early, late = Counted(1.0), Counted(2.0)
     memory = InMemory(write_rate=WriteRate(every_seconds=10, clock=clock))
     logger = Logger(State("r"), memory, raise_errors=True, strict=True)
@@ -139,7 +132,7 @@ def test_a_parked_destination_calls_nothing():
             raise OSError("disk full")
 
     logger = Logger(State("r"), Broken())
-    logger.faults = Faults(raise_errors=False, clock=Clock())
+    logger.faults = Faults(raise_errors=False, clock=Clock(0.0))
     for _ in range(10):
         logger.log_metrics({"a": 1})
     function = Counted(1.0)

@@ -7,16 +7,7 @@ import torch
 
 from destinations import Console, InMemory, LoggerDestination, ProgressBar, TextFile
 from events import Engine, Event, Logger, Phase, RecordError, State, WriteRate
-
-
-class Clock:
-    """Stands still until it is moved."""
-
-    def __init__(self):
-        self.now = 100.0
-
-    def __call__(self):
-        return self.now
+from tests.clock import Clock
 
 
 class Run:

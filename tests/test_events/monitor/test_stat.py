@@ -11,18 +11,9 @@ import torch
 
 from events import Aggregation, Stat, monitor
 from events.monitor.stat import Summary, Window, WindowCloser
+from tests.clock import Clock
 
 HOUR = timedelta(hours=1)
-
-
-class Clock:
-    """A clock that is set."""
-
-    def __init__(self):
-        self.now = 0.0
-
-    def __call__(self):
-        return self.now
 
 
 class CloserWithoutThread(WindowCloser):
@@ -139,7 +130,7 @@ def test_windows_of_any_length(heard, size):
 
 def test_a_window_that_ends_late_does_not_move_the_next():
     """Windows follow one another from the making of the Stat on."""
-    clock, events = Clock(), []
+    clock, events = Clock(0.0), []
     closer = CloserWithoutThread(clock)
     window = a_window(events.append, seconds=10.0)
     closer.open(window)
@@ -157,7 +148,7 @@ def test_a_window_that_ends_late_does_not_move_the_next():
 @pytest.fixture
 def clock(monkeypatch):
     """Gives a clock that is set, also for `add`, which has no room for one of its own."""
-    clock = Clock()
+    clock = Clock(0.0)
     monkeypatch.setattr("events.monitor.stat.monotonic", clock)
     return clock
 
@@ -257,7 +248,7 @@ def test_windows_that_nobody_logs_are_merged_in_the_end(clock, closer):
 
 def test_many_windows_each_at_their_time():
     """The next look is when the first of them ends."""
-    clock, events = Clock(), []
+    clock, events = Clock(0.0), []
     closer = CloserWithoutThread(clock)
     for seconds in (3.0, 5.0):
         window = a_window(events.append, seconds)

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import tempfile
 import threading
+import zlib
 from pathlib import Path
 
 import pytest
@@ -187,28 +188,17 @@ class TestWhileItIsWritten:
                 return True
 
             def upload_file(self, state, remote_file_name, file_path, *, overwrite, link=False, crc32=None):
-                if file_path.suffix == ".pt":
-                    import zlib
-
-                    assert link
-                    assert crc32 == zlib.crc32(file_path.read_bytes())
-                self.files.append(remote_file_name)
+                is_pointer = file_path.suffix != ".pt"
+                assert overwrite is is_pointer
+                assert is_pointer or (link and crc32 == zlib.crc32(file_path.read_bytes()))
+                self.files.append(file_path.read_text() if is_pointer else remote_file_name)
 
         links = Links()
 
         make_trainer(save_folder=tmp_path, save_interval="4ba", loggers=links).fit()
 
-        assert links.files == [
-            f"test/checkpoints/{name}"
-            for name in (
-                "ep0-ba4.pt",
-                "latest.symlink",
-                "ep1-ba8.pt",
-                "latest.symlink",
-                "ep2-ba10.pt",
-                "latest.symlink",
-            )
-        ]
+        names = [f"test/checkpoints/{name}.pt" for name in ("ep0-ba4", "ep1-ba8", "ep2-ba10")]
+        assert links.files == [name for name in names for _ in ("file", "pointer")]
 
 
 class TestTheProcessThatWrites:
@@ -252,16 +242,6 @@ class TestTheProcessThatWrites:
         assert pids[0] != pids[1]
         assert saver.counts.failed == 0
 
-    def test_where_none_can_be_started_a_thread_writes(self, make_run, tmp_path, monkeypatch):
-        """A missing interpreter costs no checkpoint."""
-        monkeypatch.setattr("sys.executable", str(tmp_path / "gone"))
-        saver, trainer = make_run(process_bytes=0)
-
-        trainer.fit()
-
-        assert saver.counts.saved == 4
-        assert read_checkpoint(tmp_path / "saved" / "latest.symlink")["timestamp"]["batch"] == 10
-
     @pytest.mark.parametrize("asynchronous", [False, True])
     def test_without_threads_training_writes(self, make_run, tmp_path, monkeypatch, asynchronous):
         """There may be too little memory for its stack: no checkpoint is lost, and training goes on."""
@@ -280,9 +260,13 @@ class TestTheProcessThatWrites:
         assert saver.counts.saved == 4
         assert read_checkpoint(tmp_path / "saved" / "latest.symlink")["timestamp"]["batch"] == 10
 
-    def test_without_memory_files_a_thread_writes(self, make_run, tmp_path, monkeypatch):
-        """Some systems have none, and a process would need one."""
-        monkeypatch.delattr("os.memfd_create")
+    @pytest.mark.parametrize("lacks", ["interpreter", "memory files"])
+    def test_where_there_can_be_none_a_thread_writes(self, make_run, tmp_path, monkeypatch, lacks):
+        """A missing interpreter costs no checkpoint, nor does a system without memory files."""
+        if lacks == "interpreter":
+            monkeypatch.setattr("sys.executable", str(tmp_path / "gone"))
+        else:
+            monkeypatch.delattr("os.memfd_create")
         saver, trainer = make_run(process_bytes=0)
 
         trainer.fit()
@@ -439,7 +423,6 @@ class TestMemory:
     def test_where_there_is_none_training_waits_and_says_so_once(self, make_run, tmp_path, caplog):
         """Every checkpoint is still written."""
         saver, trainer = make_run()
-        saver._writing._parts()
         saver._writing._buffer = SnapshotBuffer(available=lambda: 0)
 
         trainer.fit()
@@ -452,11 +435,11 @@ class TestMemory:
         "process_bytes", times([0], [0, 1 << 30]), ids=times(["process"], ["process", "thread"])
     )
     def test_it_is_the_same_after_many_saves(self, make_run, in_memory, process_bytes):
-        """Descriptors, memory maps, threads and processes after the 50th save are those after the last.
+        """Descriptors, memory maps, threads and processes after half of the saves are those after the last.
 
         So is the memory of the process, but for what Python keeps. CHECKPOINT_SAVES=1000 makes it a thousand.
         """
-        many = int(os.environ.get("CHECKPOINT_SAVES", "100"))
+        many = int(os.environ.get("CHECKPOINT_SAVES", "40"))
         seen, opened, resident = [], [], []
 
         def count():
@@ -481,7 +464,7 @@ class TestMemory:
             resident.append(next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:")))
 
         saver, trainer = make_run(
-            At(**{"ba50": count, f"ba{many}": count}),
+            At(**{f"ba{many // 2}": count, f"ba{many}": count}),
             save_interval="1ba",
             keep=1,
             process_bytes=process_bytes,
@@ -492,7 +475,7 @@ class TestMemory:
 
         assert seen[0] == seen[1]
         assert seen[0][0] == 1
-        # One that stayed with each save would be fifty; a thread of an earlier test may have some for a moment.
+        # One that stayed with each save would be twenty; a thread of an earlier test may have some for a moment.
         assert opened[1] - opened[0] < 10
         assert resident[1] - resident[0] < 32 << 10  # KiB
         assert saver.counts.saved == many + 1
@@ -534,19 +517,6 @@ class TestWhatCannotBeSaved:
 
         with pytest.raises(CheckpointError, match="got a object at callbacks/Keeps/thing"):
             trainer.fit()
-
-    def test_an_unsaveable_object_in_a_destinations_state_is_omitted(self, make_run, tmp_path):
-        """A destination never stops training."""
-
-        class Keeps(LoggerDestination):
-            def state_dict(self):
-                return {"thing": object()}
-
-        _, trainer = make_run(trainer={"loggers": Keeps()})
-
-        trainer.fit()
-
-        assert "Keeps" not in read_checkpoint(tmp_path / "saved" / "latest.symlink")["callbacks"]
 
     @pytest.mark.parametrize("process_bytes", [0, 1 << 30], ids=["process", "thread"])
     def test_a_full_disk_costs_the_checkpoint(self, make_run, tmp_path, caplog, process_bytes):
@@ -603,15 +573,6 @@ class TestHalfWritten:
 
         assert removed == [tmp_path / ".ep1.pt.77-0.tmp", tmp_path / f".latest.symlink.{ended.pid}-3.tmp"]
         assert len(listing(tmp_path)) == 5
-
-    def test_is_swept_when_training_starts(self, make_run, tmp_path):
-        """The next process that saves there removes it."""
-        (tmp_path / "saved").mkdir()
-        (tmp_path / "saved" / ".ep0-ba3.pt.4194999-0.tmp").write_bytes(b"half")
-
-        make_run()[1].fit()
-
-        assert all(not name.startswith(".") for name in listing(tmp_path / "saved"))
 
 
 def test_the_checkpoint_is_the_staged_file(make_run, tmp_path, caplog):

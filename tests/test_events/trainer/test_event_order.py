@@ -96,18 +96,6 @@ def test_reaching_the_duration_on_the_last_batch_ends_the_epoch(make_trainer, ev
     assert trainer.state.timestamp.epoch == "2ep"
 
 
-def test_a_second_fit_continues_within_the_epoch(make_trainer, event_list):
-    """`fit("2ba")` twice is four batches of one epoch, which starts once."""
-    trainer = make_trainer(max_duration=None, callbacks=event_list)
-
-    trainer.fit("2ba")
-    trainer.fit("2ba")
-
-    assert event_list.events.count("epoch_start") == 1
-    assert event_list.events.count("fit_start") == 2
-    assert trainer.state.timestamp.batch_in_epoch == "4ba"
-
-
 def test_stop_training_ends_after_the_batch_at_hand(make_trainer, event_list):
     """`state.stop_training()` leaves the epoch without an end, and fit with one."""
 

@@ -41,16 +41,15 @@ def series(*lists):
     return [(step, {k: float(v) for k, v in row.items()}) for one in lists for step, row in one.metrics]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 @pytest.mark.parametrize(
-    ("event", "batches", "saved"),
+    ("event", "batches", "saved", "number"),
     [
-        ("fit_start", 0, "ep0-ba0.pt"),
-        ("before_forward", 3, "ep0-ba4.pt"),
-        ("batch_end", 5, "ep0-ba5.pt"),
-        ("eval_start", 2, "ep0-ba2.pt"),
-        ("eval_batch_end", 5, "ep1-ba5.pt"),
-        ("eval_batch_start", 10, "ep2-ba10.pt"),
+        ("fit_start", 0, "ep0-ba0.pt", signal.SIGTERM),
+        ("before_forward", 3, "ep0-ba4.pt", signal.SIGUSR1),
+        ("batch_end", 5, "ep0-ba5.pt", signal.SIGTERM),
+        ("eval_start", 2, "ep0-ba2.pt", signal.SIGUSR1),
+        ("eval_batch_end", 5, "ep1-ba5.pt", signal.SIGTERM),
+        ("eval_batch_start", 10, "ep2-ba10.pt", signal.SIGTERM),
     ],
 )
 def test_a_preempted_run_saves_where_it_is_and_resumes_as_if_it_were_not(

@@ -176,27 +176,6 @@ def test_a_damaged_copy_here_is_downloaded_again(make_trainer, uri, machine, tmp
     assert make_trainer(save_folder=uri, autoresume=True, **options).state.timestamp.batch == 8
 
 
-def test_a_damaged_one_in_a_folder_too(make_trainer, tmp_path, caplog):
-    """A custom saver names things in its own way."""
-
-    def saver():
-        return CheckpointSaver(
-            tmp_path / "{run_name}",
-            "n{batch}.pt",
-            save_interval="4ba",
-            latest_filename="newest-rank{rank}.symlink",
-        )
-
-    make_trainer(callbacks=saver()).fit()
-    flip_a_bit(tmp_path / "test" / "n10.pt")
-
-    trainer = make_trainer(callbacks=saver(), autoresume=True)
-
-    assert trainer.state.timestamp.batch == 8
-    assert (tmp_path / "test" / "newest-rank0.symlink").read_text().endswith("n10.pt")
-    assert "bad CRC-32" in caplog.text
-
-
 def test_a_run_without_a_whole_checkpoint_does_not_begin_anew(make_trainer, tmp_path):
     """That would throw away what can perhaps be repaired."""
     make_trainer(save_folder=tmp_path).fit()
@@ -338,9 +317,3 @@ def test_an_invalid_uri_raises_at_once(make_trainer):
     """The error does not wait for the first checkpoint."""
     with pytest.raises(ValueError, match="did you mean 's3'"):
         make_trainer(save_folder="s33://bucket/x")
-
-
-def test_a_uri_without_an_object_says_so(tmp_path):
-    """A path without a file does so too."""
-    with pytest.raises(FileNotFoundError):
-        read_checkpoint(f"file://{tmp_path}/none.pt")

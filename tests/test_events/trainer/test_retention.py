@@ -13,9 +13,8 @@ from destinations.runs import Run
 from events import Callback, CheckpointSaver, CheckpointWriting, Evaluator, Retention, read_checkpoint
 from events.trainer.checkpoint.retention import SavedCheckpoint
 from tests.servers import s3_servers
-from tests.servers.fault_proxy import FaultProxy
 from tests.waiting import until
-from uploads import UploadQueue, open_store
+from uploads import open_store
 
 
 class Accuracy(Callback):
@@ -321,29 +320,6 @@ def test_a_run_directory_follows_the_rules_with_shards_too(in_epochs, tmp_path):
     assert names_in(tmp_path / "run/artifacts/test/checkpoints") == sorted([*folders_of(30), "30"])
 
 
-def test_shards_in_s3_too(in_epochs, monkeypatch, tmp_path):
-    """The queue of a folder in a store deletes them, the manifest of each first."""
-    monkeypatch.setenv("UPLOADS_HOME", str(tmp_path / "machine"))
-    for name, value in s3_servers.ENVIRONMENT.items():
-        monkeypatch.setenv(name, value)
-    with s3_servers.moto() as moto:
-        proxy = FaultProxy(moto.endpoint_url)
-        for duration in ("3ep", "6ep"):
-            in_epochs(folder=moto.at(proxy.url).uri("shards"), duration=duration, sharded=True, **RULES)
-        deleted = [one.path.partition("/shards/")[2] for one in proxy.seen if one.method == "DELETE"]
-        proxy.close()
-
-        assert whole_names(moto.uri("shards")) == folders_of(10, 15, 25, 30)
-    # A name may be deleted again in the second session; of the last one, not all may be in the store yet.
-    order = ["manifest.json", ".metadata", "rank-0.pt", "__0_0.distcp"]
-    for folder in ("5", "20"):
-        files = [name.partition("/")[2] for name in deleted if name.startswith(f"{folder}/")]
-        files = list(dict.fromkeys(file for file in files if "probe" not in file))
-        assert files
-        assert files == [file for file in order if file in files]
-    assert {name.partition("/")[0] for name in deleted if "probe" not in name} == {"5", "20"}
-
-
 def test_shards_of_which_a_part_is_of_another_run_are_not_deleted(in_epochs, tmp_path, caplog):
     """The name was taken: the checkpoint is not whole there, and none of its objects is known to be ours."""
     folder = tmp_path / "store" / "test/checkpoints" / "10"
@@ -367,21 +343,31 @@ def copy_missing(source, target):
 
 
 @pytest.mark.parametrize(
-    ("sharded", "lost"),
-    [(False, ()), (False, ("30.pt", "latest.symlink")), (True, ("30/rank-0.pt", "latest.symlink"))],
-    ids=["deletions", "upload", "shards"],
+    ("sharded", "lost", "is_uri"),
+    [
+        (False, (), False),
+        (False, (), True),
+        (False, ("30.pt", "latest.symlink"), False),
+        (True, ("30/rank-0.pt", "latest.symlink"), False),
+    ],
+    ids=["deletions", "deletions-in-its-store", "upload", "shards"],
 )
 def test_a_session_with_nothing_to_train_finishes_the_work_of_a_killed_one(
-    in_epochs, tmp_path, sharded, lost
+    in_epochs, monkeypatch, tmp_path, sharded, lost, is_uri
 ):
     """Removes and deletes; first uploads the checkpoint and its pointer where they have not arrived."""
+    monkeypatch.setenv("UPLOADS_HOME", str(tmp_path / "machine"))
 
     def run(duration):
-        artifacts = Artifacts(tmp_path / "store", spool=tmp_path / "spool", free_bytes=0)
-        in_epochs(artifacts, duration=duration, keep=1, keep_in_store=1, sharded=sharded)
+        rules = {"duration": duration, "keep": 1, "keep_in_store": 1, "sharded": sharded}
+        if is_uri:
+            in_epochs(folder=f"file://{tmp_path}/store/test/checkpoints", **rules)
+        else:
+            in_epochs(Artifacts(tmp_path / "store", spool=tmp_path / "spool", free_bytes=0), **rules)
 
-    folders = tmp_path / "store", tmp_path / "saved"
     run("5ep")
+    saved = next((tmp_path / "machine").glob("*.checkpoints")) if is_uri else tmp_path / "saved"
+    folders = tmp_path / "store", saved
     for folder in folders:
         shutil.copytree(folder, tmp_path / "before" / folder.name)
     run("6ep")
@@ -398,10 +384,10 @@ def test_a_session_with_nothing_to_train_finishes_the_work_of_a_killed_one(
 
     left = folders_of(30) if sharded else ["30.pt", "latest.symlink"]
     assert whole_names(tmp_path / "store", "test/checkpoints/") == left
-    assert [name for name in names_in(tmp_path / "saved") if name != "30"] == left
-    newest = (tmp_path / "store/test/checkpoints/latest.symlink").read_text()
-    assert newest == ("test/checkpoints/30/manifest.json" if sharded else "test/checkpoints/30.pt")
-    read_checkpoint(tmp_path / "store" / newest)
+    assert [name for name in names_in(saved) if name != "30"] == left
+    newest = (tmp_path / "store/test/checkpoints/latest.symlink").read_text().rpartition("checkpoints/")[2]
+    assert newest == ("30/manifest.json" if sharded else "30.pt")
+    read_checkpoint(tmp_path / "store/test/checkpoints" / newest)
 
 
 def test_a_session_with_nothing_to_train_uploads_nothing_that_is_there(in_epochs, tmp_path):
@@ -413,31 +399,6 @@ def test_a_session_with_nothing_to_train_uploads_nothing_that_is_there(in_epochs
         return {path: path.stat().st_ino for path in (tmp_path / "store").rglob("*")}
 
     assert run() == run()
-
-
-def test_in_s3_such_a_session_deletes_leftovers_too(in_epochs, monkeypatch, tmp_path):
-    """The queue of a folder in a store deletes it."""
-    monkeypatch.setenv("UPLOADS_HOME", str(tmp_path / "machine"))
-    for name, value in s3_servers.ENVIRONMENT.items():
-        monkeypatch.setenv(name, value)
-    with s3_servers.moto() as moto:
-        uri = moto.uri("left")
-        store = open_store(uri)
-        in_epochs(folder=uri, duration="5ep", keep_in_store=1)
-        left = {
-            one.name: b"".join(store.get(one.name)) for one in store.list("") if one.name.startswith("25")
-        }
-        in_epochs(folder=uri, keep_in_store=1)
-        with UploadQueue(uri, spool=tmp_path / "again") as queue:
-            for name, content in left.items():
-                (tmp_path / name.replace("/", "-")).write_bytes(content)
-                queue.submit(tmp_path / name.replace("/", "-"), name)
-            assert queue.drain(60).is_empty
-
-        in_epochs(folder=uri, keep_in_store=1)
-
-        assert left
-        assert whole_names(uri) == ["30.pt", "latest.symlink"]
 
 
 def test_a_run_directory_alone_follows_the_rules_without_a_second_copy(in_epochs, tmp_path):

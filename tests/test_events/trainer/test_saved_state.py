@@ -74,7 +74,7 @@ def resumed(tmp_path, make, at=4, **arguments):
         losses = []
         for end in ends:
             killed = Killed(end)
-            trainer = train(tmp_path / folder, make, killed, **arguments)
+            trainer = train(tmp_path / folder, make, killed, save_interval=f"{at}ba", **arguments)
             losses += killed.losses
         runs.append((losses, {name: one.tolist() for name, one in trainer.state.model.state_dict().items()}))
     return runs

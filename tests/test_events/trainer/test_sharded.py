@@ -22,7 +22,6 @@ from events import (
     CheckpointSaver,
     CheckpointWriting,
     Trainer,
-    export_weights,
     read_checkpoint,
 )
 from tests.waiting import until
@@ -200,17 +199,7 @@ class TestReading:
             torch.testing.assert_close(dict(trainer.state.model.state_dict()), dict(expected), rtol=0, atol=0)
             assert trainer.state.timestamp.batch == 10
 
-    def test_weights_are_exported(self, saved, tmp_path):
-        """Their file looks like a single-file checkpoint."""
-        export_weights(saved / "latest.symlink", tmp_path / "model.pt")
-
-        torch.testing.assert_close(
-            torch.load(tmp_path / "model.pt"), dict(read_checkpoint(saved)["model"]), rtol=0, atol=0
-        )
-
-    @pytest.mark.parametrize(
-        "name", ["latest", "latest.symlink", NEWEST, f"{NEWEST}/manifest.json", "ep0-ba4"]
-    )
+    @pytest.mark.parametrize("name", ["latest", f"{NEWEST}/manifest.json", "ep0-ba4"])
     def test_is_read_from_a_store(self, saved, name):
         """It is named by a pointer, its folder or its manifest."""
         shutil.copytree(saved, saved.parent / "store")

@@ -280,12 +280,6 @@ def test_a_loader_with_a_state_is_given_it_back(resume):
     assert resumed == whole
 
 
-class WithWorkers(Loader):
-    """One that keeps its workers, as torchdata's can."""
-
-    persistent_workers = True
-
-
 class BeginsAnew(Loader):
     """One that begins its next epoch where it is asked at the end of one."""
 

@@ -245,34 +245,6 @@ class TestEnds:
         assert len(metric_list.series("loss/train/total")) == 1
         assert trainer.engine.is_closed
 
-    def test_ctrl_c(self, make_trainer, metric_list):
-        """Ctrl-C closes the run as interrupted, and propagates to the caller."""
-
-        class Interrupts(Callback):
-            def batch_end(self, state, logger):
-                raise KeyboardInterrupt
-
-        trainer = make_trainer(callbacks=Interrupts(), loggers=metric_list)
-
-        with pytest.raises(KeyboardInterrupt):
-            trainer.fit()
-
-        assert [status for status, _ in metric_list.closed_as] == ["interrupted"]
-
-    def test_sigterm_turned_into_exit(self, make_trainer, metric_list):
-        """SystemExit with the code of SIGTERM is a preemption."""
-
-        class Exits(Callback):
-            def batch_end(self, state, logger):
-                raise SystemExit(143)
-
-        trainer = make_trainer(callbacks=Exits(), loggers=metric_list)
-
-        with pytest.raises(SystemExit):
-            trainer.fit()
-
-        assert [status for status, _ in metric_list.closed_as] == ["preempted"]
-
     def test_a_nan_loss_is_logged_as_it_is(self, make_trainer, metric_list):
         """A NaN loss is logged as NaN, and training continues."""
         trainer = make_trainer(

@@ -89,17 +89,6 @@ def test_an_unexplained_failure_becomes_final(error, tries, state):
     assert verdicts[-1].state is state
 
 
-def test_network_faults_never_fail_an_entry():
-    """Transient faults have no limit."""
-    attempts = FailureCounts()
-
-    assert all(
-        classify_failure(TransientStoreError("refused"), attempts, LONGEST, successes=0).action
-        is FailureAction.RETRY
-        for _ in range(10_000)
-    )
-
-
 def test_a_denial_concerns_the_name_only_while_others_succeed():
     """A policy that denies one name fails it; a policy that denies everything parks the store."""
     denied = StoreParkedError("AccessDenied", may_be_the_entry=True)
@@ -178,17 +167,17 @@ def test_one_outage_is_one_probe_for_all_threads():
     now = [100.0]
     health = StoreHealth(RetryPolicy(first_seconds=2.0), lambda: now[0])
 
-    assert [health.park("denied"), health.park("denied")] == [2.0, 2.0]
+    assert [health.park("denied"), health.park("denied")] == [(2.0, True), (2.0, False)]
     now[0] += 0.5
-    assert health.park("denied") == 1.5
+    assert health.park("denied") == (1.5, False)
     now[0] += 1.5
-    assert health.park("still denied") == 4.0
+    assert health.park("still denied") == (4.0, True)
     assert (health.parked_because, health.last_error) == ("still denied", "still denied")
 
     health.record_success()
     now[0] += 4.0
     assert (health.parked_because, health.successes) == ("", 1)
-    assert health.park("denied again") == 2.0
+    assert health.park("denied again") == (2.0, True)
 
 
 def test_resumed_uploads_are_logged_once(caplog):
@@ -210,14 +199,3 @@ def test_failures_count_from_the_last_success():
     assert [health.record_failure("a"), health.record_failure("b")] == [1, 2]
     health.record_success()
     assert (health.record_failure("c"), health.last_error) == (1, "c")
-
-
-def test_credentials_are_renewed_once_for_each_denial():
-    """They are not renewed before the first denial, nor again until the next."""
-    now = [0.0]
-    health = StoreHealth(LONGEST, lambda: now[0])
-
-    assert not health.wants_renewal()
-    for _ in range(2):
-        now[0] += health.park("expired")
-        assert [health.wants_renewal(), health.wants_renewal()] == [True, False]

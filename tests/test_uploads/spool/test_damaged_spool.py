@@ -3,7 +3,6 @@
 import contextlib
 import errno
 import json
-import logging
 import os
 import shutil
 import signal
@@ -340,19 +339,6 @@ def test_an_entry_that_changes_its_place_is_listed_once(tmp_path, turns, start):
     pending, inflight = spool.list_unfinished()
 
     assert [*pending, *inflight] == [entry.folder]
-
-
-def test_the_log_says_what_is_damaged(tmp_path, caplog):
-    """Every quarantined file is logged."""
-    spool = Spool(tmp_path / "spool")
-    spool.create({"uri": "file:///store"})
-    (spool.path / "spool.json").write_text("{")
-
-    with caplog.at_level(logging.ERROR, "uploads"):
-        spool.create({"uri": "file:///store"})
-
-    assert "spool.json is damaged: it does not describe a spool. Moved to" in caplog.text
-    assert spool.describe()["store"] == {"uri": "file:///store"}
 
 
 def test_a_file_that_cannot_be_quarantined_stays(tmp_path, caplog):

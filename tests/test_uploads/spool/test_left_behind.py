@@ -2,10 +2,8 @@
 
 import errno
 import fcntl
-import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -303,16 +301,3 @@ def test_a_lock_file_that_is_deleted_before_it_is_locked_locks_nothing(tmp_path,
     with pytest.raises(SpoolOwnedError):
         OwnerLock(path, "drain").take()
     other.release()
-
-
-def test_a_process_id_that_was_given_again_holds_no_lock(make_queue, make_file):
-    """The lock files of a killed process name an id that this living process has now."""
-    first = make_queue(MemoryStore())
-    spool = first.spool
-    first.close(LIMIT_SECONDS)
-    for lock in (spool.queue_lock, spool.drain_lock):
-        lock.write_text(json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "role": "queue"}))
-
-    handle = make_queue(MemoryStore()).submit(make_file(), "a")
-
-    assert handle.result(LIMIT_SECONDS).state is UploadState.DONE

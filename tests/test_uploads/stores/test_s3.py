@@ -88,7 +88,7 @@ def test_a_server_that_ignores_create_only_is_detected(rclone, prefix, make_file
 
     No probe stays behind.
     """
-    store = open_store(rclone.uri(prefix).replace("=head", "=require"))
+    store = open_store(rclone.uri(prefix) + "&create_only=require")
 
     with Body(make_file(), "id") as body, pytest.raises(RejectedByStoreError, match="ignores If-None-Match"):
         store.put("a", body, overwrite=False)

@@ -45,45 +45,12 @@ def until(proxy, count, fault_of):
     return lambda request: fault_of(request) if len(proxy.seen) <= count else None
 
 
-def wait_for_requests(proxy, count):
-    """Waits until the proxy has seen more requests."""
-    with proxy.arrived:
-        assert proxy.arrived.wait_for(lambda: len(proxy.seen) > count, LIMIT_SECONDS)
-
-
 def submit_all(queue, make_file, count, **options):
     """Submits that many small files, and returns their handles."""
     return [
         queue.submit(make_file(f"{number}", b"content %d" % number), f"n{number}", **options)
         for number in range(count)
     ]
-
-
-def test_an_expired_aws_token_is_renewed(s3_behind, make_queue, make_file, tmp_path, monkeypatch):
-    """AWS answers 400 without a body to a HEAD and 400 ExpiredToken to a PUT."""
-    server, proxy = s3_behind
-    file = tmp_path / "credentials"
-    file.write_text("[default]\naws_access_key_id = OLDKEY\naws_secret_access_key = s\n")
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
-
-    def expired(request):
-        if "OLDKEY" not in request.headers.get("Authorization", ""):
-            return None
-        return Answer(400, "" if request.method == "HEAD" else "ExpiredToken", (("x-amz-request-id", "1"),))
-
-    proxy.plan = expired
-    handles = submit_all(make_queue(uri_at(proxy, "p")), make_file, 2)
-    wait_for_requests(proxy, MANY_REQUESTS)
-    assert not any(handle.done() for handle in handles)
-
-    new = tmp_path / "new-credentials"
-    new.write_text("[default]\naws_access_key_id = NEWKEY\naws_secret_access_key = s\n")
-    new.replace(file)
-
-    assert {handle.result(LIMIT_SECONDS).state for handle in handles} == {UploadState.DONE}
-    assert len(server.under("p")) == 2
 
 
 STATUSES = [302, 400, 401, 403, 404, 407, 418]
@@ -186,31 +153,6 @@ def test_credentials_that_may_only_put_make_no_conflict_of_a_lost_answer(
         assert handle.result(LIMIT_SECONDS).state is UploadState.DONE
     assert server.under("p") == {"name": b"content"}
     assert any("HEAD is denied" in record.message for record in caplog.records)
-
-
-def test_credentials_that_may_only_put_make_no_conflict_of_a_killed_attempt(s3_behind, make_queue, make_file):
-    """The process was killed before the answer came, and the next process is denied."""
-    server, proxy = s3_behind
-    denied = Answer(403, headers=(("x-amz-request-id", "1"),))
-    proxy.plan = lambda request: denied
-    killed = make_queue(uri_at(proxy, "p"))
-    killed.submit(make_file(), "name")
-    killed.close(0)
-    [folder] = killed.spool.list_pending()
-    (killed.spool.claim(folder) / "attempts.json").unlink(missing_ok=True)
-    server.objects["p/name"] = b"content"
-    first = [True]
-
-    def put_only(request):
-        if request.method in {"HEAD", "GET"}:
-            return denied
-        return denied if first and first.pop() else None
-
-    proxy.plan = put_only
-    queue = make_queue(uri_at(proxy, "p"))
-
-    assert queue.close(LIMIT_SECONDS).is_empty
-    assert [outcome.state for outcome in queue.spool.delivered()] == [UploadState.DONE]
 
 
 def test_credentials_that_may_only_put_see_a_real_conflict(s3_behind, make_queue, make_file):

@@ -41,8 +41,7 @@ class S3Options:
             refuses and logged once. With one of the two, see `Requests`, the server must accept it.
         create_only: What `overwrite=False` requires. "auto": if the server doesn't honour `If-None-Match: *`,
             which is tried once, look and then put, so that two ranks at the same instant may both succeed.
-            "require": the server must honour it, and nothing is ever overwritten. "head": an earlier name of
-            "auto".
+            "require": the server must honour it, and nothing is ever overwritten.
         part_bytes: Files up to this size go in one request, larger ones in parts of this size (more for files
             above 10,000 parts).
         part_threads: Parts in flight at the same time, over all uploads. They are read in pieces while they

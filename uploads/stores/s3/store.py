@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 from urllib.parse import quote
 
 import attrs
@@ -71,18 +71,18 @@ class S3Store:
         whole = compose_uri(f"s3://{bucket}", self.prefix, "", self._options.in_uris())
         self._uri, mark, query = whole.partition("?")
         self._uri_options = mark + query
-        choice: tuple[Checksum, ...] = (
-            get_args(Checksum) if self._options.checksum == "auto" else (self._options.checksum,)
-        )
-        # The kinds of checksums that remain to try, for files of one request and of parts.
-        self._checksums = {False: choice, True: choice}
+        chosen = self._options.checksum
+        first: Checksum = "aws" if chosen == "auto" else chosen
+        # The kind that is sent, for files of one request and of parts; and the one that is tried last.
+        self._checksums = {False: first, True: first}
+        self._last_checksum: Checksum = "md5" if chosen == "auto" else chosen
         aws_itself = True if self._options.endpoint_url is None else None  # AWS supports it, since 2024.
         self._create_only = CreateOnlySupport(self._options.create_only, known=aws_itself)
         self._part_bytes = self._options.part_bytes
         self._slots = threading.BoundedSemaphore(self._options.part_threads)
         self._takes_conditions = True  # Until the server refuses If-Match.
         self._present: set[str] = set()  # Names that exist, or that a put of ours may create.
-        self._lock = threading.Lock()  # Guards the client, and the remaining kinds of checksums.
+        self._lock = threading.Lock()  # Guards the client, and the kinds of checksums.
         self._client: Any = None
 
     def put(self, name: str, body: Body, *, overwrite: bool, notes: Path | None = None) -> RemoteObject:
@@ -160,38 +160,35 @@ class S3Store:
         *,
         overwrite: bool = False,
     ) -> None:
-        """Puts with the first kind of checksum that the server accepts, and uses it from then on."""
+        """Puts with the kind of checksum that the server is thought to accept, or else with the last kind."""
         in_parts = body.size > self._part_bytes
-        choice = self._checksums[in_parts]
         refusal: StoreError | None = None
-        for number in range(len(choice)):
+        for kind in dict.fromkeys((self._checksums[in_parts], self._last_checksum)):
             try:
-                left = self._send(name, body, condition, notes, choice[number:], overwrite=overwrite)
+                accepted = self._send(name, body, condition, notes, kind, overwrite=overwrite)
             except (RejectedByStoreError, StoreParkedError) as error:
                 if code_of(error) not in _NOT_KNOWN:
                     raise
-                refusal = error if refusal is None else refusal
+                refusal = refusal or error
             else:
-                self._keep_checksums(left, refusal, in_parts=in_parts)
+                self._note_checksum(accepted, refusal, in_parts=in_parts)
                 return
-        assert refusal is not None  # noqa: S101  # there is one choice at least
+        assert refusal is not None  # noqa: S101  # there is one kind at least
         raise refusal  # The server refuses it with every kind.
 
-    def _keep_checksums(
-        self, left: tuple[Checksum, ...], refusal: StoreError | None, *, in_parts: bool
-    ) -> None:
-        """Keeps the kinds that remain to try; logs a refused kind, but not an ignored one."""
+    def _note_checksum(self, accepted: Checksum, refusal: StoreError | None, *, in_parts: bool) -> None:
+        """Sends the last kind from now on if the server accepts no other; logs a refusal."""
         with self._lock:
-            is_new = 0 < len(left) < len(self._checksums[in_parts])
+            is_new = accepted == self._last_checksum != self._checksums[in_parts]
             if is_new:
-                self._checksums[in_parts] = left
+                self._checksums[in_parts] = accepted
         if is_new and refusal is not None:
             log_warning(
                 "%s refuses our checksums, so files %s %d bytes are sent with checksum=%s: %s",
                 self.uri(),
                 "above" if in_parts else "up to",
                 self._part_bytes,
-                left[0],
+                accepted,
                 refusal,
             )
 
@@ -201,16 +198,16 @@ class S3Store:
         body: Body,
         condition: dict[str, str],
         notes: Path | None,
-        checksums: tuple[Checksum, ...],
+        kind: Checksum,
         *,
         overwrite: bool,
-    ) -> tuple[Checksum, ...]:
-        """Sends with the first kind, or the second if the server ignores it; returns the remaining kinds."""
-        key, requests = self._key(name), self._requests(checksums[0])
+    ) -> Checksum:
+        """Sends a file; returns the kind of checksum to use next: the last if this one is ignored."""
+        key, requests = self._key(name), self._requests(kind)
         if body.size <= self._part_bytes:
             with translated(f"put {key}"):
-                is_taken = requests.put(key, body, condition)
-            return checksums[:1] if is_taken else checksums[1:]
+                is_compared = requests.put(key, body, condition)
+            return kind if is_compared else self._last_checksum
         upload = PartsUpload(
             requests,
             key,
@@ -218,7 +215,7 @@ class S3Store:
             part_bytes=part_bytes_for(body.size, self._part_bytes),
             slots=self._slots,
             notes=notes,
-            otherwise=checksums[1] if checksums[0] == "aws" and len(checksums) > 1 else None,
+            otherwise=None if kind == self._last_checksum else self._last_checksum,
         )
         try:
             upload.run(condition, overwrite=overwrite)
@@ -227,9 +224,9 @@ class S3Store:
                 upload.abort()
             raise
         finally:
-            if upload.is_whole_checked is False and checksums[0] == "aws":
-                self._keep_checksums(checksums[1:], None, in_parts=True)
-        return (upload.checksum,)
+            if upload.is_whole_checked is False and kind != self._last_checksum:
+                self._note_checksum(self._last_checksum, None, in_parts=True)
+        return upload.checksum
 
     def checks_whole(self, size: int) -> bool:
         return size > self._part_bytes

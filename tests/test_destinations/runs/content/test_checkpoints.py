@@ -2,8 +2,6 @@
 
 import json
 import shutil
-import subprocess
-import sys
 import zipfile
 
 import pytest
@@ -357,20 +355,6 @@ def test_impossible_requests_print_a_message(root, command, arguments, code, mes
     found, _, errors = command(*arguments)
 
     assert (found, message in errors) == (code, True), errors
-
-
-def test_torch_is_not_imported(root):
-    """The list of checkpoints appears at once."""
-    train(root, save_folder=root / "digits/checkpoints")
-    program = (
-        "import sys; from destinations import cli; cli.main(['runs', 'checkpoints', 'digits']);"
-        "print([name for name in ('torch', 'numpy') if name in sys.modules])"
-    )
-
-    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-
-    assert found.stdout.splitlines()[-1] == "[]"
-    assert "ep3-ba15.pt" in found.stdout
 
 
 def test_an_unreachable_store_only_hides_its_own_rows(root, command, tmp_path):

@@ -235,14 +235,16 @@ def test_a_byte_order_mark_is_no_part_of_a_name(tmp_path):
 
 
 def test_a_run_is_opened_without_numpy(tmp_path):
-    """Opening a run and reading its summary and records loads neither numpy, torch nor DuckDB."""
+    """Reading the summary, records and checkpoints of a run loads neither numpy, torch nor DuckDB."""
     with Written(tmp_path / "run") as written:
         written.log({"loss": 1.0}, 0)
     program = f"""
 import sys
 from destinations.runs import Run
+from destinations.runs.content.checkpoints import list_checkpoints
 import destinations.runs.dataset, destinations.runs.export
 run = Run.open({str(tmp_path / "run")!r})
+list_checkpoints(run, print)
 run.summary, run.environment, run.images(), run.metric_names(), run.sessions, run.receipt, list(run.follow(until_end=True, poll_seconds=0))
 print([name for name in ("numpy", "torch", "duckdb", "pandas", "PIL", "boto3") if name in sys.modules])
 """

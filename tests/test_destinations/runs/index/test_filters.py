@@ -62,61 +62,33 @@ RUN = record(
     "text",
     [
         "hparams.optim.lr >= 1e-3 and summary.val/acc > 0.9",
-        "hparams.optim.lr>=1e-3 and summary.val/acc>.9",
         "0.9 < summary.val/acc",
-        "status == 'running'",
         'status in ("running", "failed")',
         "status not in ['failed']",
         "'sweep:7' in tags",
         "'sweep' not in tags",
         "tags == 'baseline'",
-        "tags != 'other'",
         "tags ~ '^sweep:'",
         "tags in ('x', 'baseline')",
-        "tags not in ('x', 'y')",
-        "exists(tags)",
         "alive",
-        "alive == true",
         "not archived",
-        "alive in (true, false)",
         "created_at > now-2h",
         "created_at < now - 30m",
-        "created_at > 2020-01-01",
         "created_at >= 2020-01-01T10:00:00Z",
         "2020-01-01 < created_at",
-        "name == 'a'",
         "run_id ~ '^ab'",
         "path == '/runs/a'",
-        "kind == 'run-directory'",
         "notes ~ 'good$'",
         "hparams.flag",
-        "hparams.flag == true",
-        "hparams.off == false",
-        "not hparams.off",
-        "hparams.none == none",
         "hparams.none == null",
-        "exists(hparams.none)",
-        "not exists(hparams.missing)",
-        "not exists(ended_at)",
         "summary.'a b' == 1",
         'summary."a b" >= 1',
         "summary.`a b` in (1, 2,)",
         "summary.loss == nan",
-        "summary.loss != 1",
         "summary.gain == inf",
-        "summary.gain > 1e308",
-        "not summary.loss > 0",
-        "not summary.loss <= 0",
         "not hparams.missing > 0",
-        "not hparams.missing != 0",
-        "not hparams.missing not in (0)",
         "hparams.n == 3.0",
-        "hparams.n != '3'",
-        "not hparams.n == '3'",
         "not hparams.flag == 1",
-        "hparams.flag != 1",
-        "not hparams.opt < 5",
-        "hparams.opt < 'b'",
         "hparams.opt ~ 'D|d'",
         "not hparams.n ~ '3'",
         "alive or archived and archived",
@@ -133,8 +105,8 @@ def test_filters_select_runs(text):
 
 def test_a_time_without_a_zone_is_the_time_of_this_machine():
     """This is what people mean."""
-    at = parse_filter("created_at >= 2026-01-03T10:00:00", NOW).node.value
-    in_zone = parse_filter("created_at >= 2026-01-03T10:00:00+02:00", NOW).node.value
+    at = parse_filter("created_at >= 2026-01-03T10:00:00", NOW).value
+    in_zone = parse_filter("created_at >= 2026-01-03T10:00:00+02:00", NOW).value
 
     import datetime as dt
 
@@ -149,42 +121,29 @@ def test_a_time_without_a_zone_is_the_time_of_this_machine():
     ("text", "position", "expected"),
     [
         ("", 0, "expected a field, got the end"),
-        ("   ", 3, "expected a field, got the end"),
         ("statu == 'x'", 0, "unknown field 'statu'. Did you mean status?"),
         ("sumary.loss < 1", 0, "Did you mean summary.?"),
         ("status", 6, "expected a comparison (== != < <= > >= ~ in) after status"),
         ("status = 'x'", 7, "got =. Write =="),
-        ("hparams.x = 1", 10, "got =. Write =="),
         ("alive & archived", 6, "got &. Write and."),
-        ("alive | archived", 6, "got |. Write or."),
         ("!alive", 0, "expected a field, got !"),
         ("summary.loss <", 14, "expected a value, got the end"),
         ("summary.loss < low", 15, 'Put text in quotes: "low"'),
-        ("summary.loss < hparams.x", 15, "expected a value"),
         ("(alive", 6, "expected ), got the end"),
-        ("alive)", 5, "got )"),
         ("alive archived", 6, "expected and, or, or the end, got archived"),
-        ("status == 3", 10, "expected a text in quotes to compare with status, got 3"),
         ("created_at > 'x'", 13, "expected a time such as now-2d to compare with created_at, got 'x'"),
-        ("created_at > nan", 13, "expected a time"),
         ("alive == 1", 9, "expected true or false to compare with alive, got 1"),
         ("tags < 'x'", 7, "< does not apply to tags. Use == or !="),
         ("hparams.x > true", 12, "> does not apply to true, false and none"),
         ("hparams.x ~ '('", 12, "invalid regular expression '('"),
-        ("hparams.x ~ 3", 12, "expected a regular expression in quotes after ~, got 3"),
-        ("created_at ~ 'x'", 13, "~ does not apply to created_at"),
         ("'x", 0, "missing closing '"),
         ("created_at > 2026-13-01", 13, "invalid date '2026-13-01'"),
         ("hparams.x in 3", 13, "expected a list in parentheses after in, got 3"),
-        ("hparams.x in ()", 14, "expected a value, got )"),
         ("hparams.x not 3", 14, "expected in after not, got 3"),
         ("3 in hparams.x", 5, "expected tags or a list after in"),
         ("3", 1, "expected a comparison after 3, got the end"),
-        ("exists hparams.x", 7, "expected (, got hparams.x"),
-        ("exists(3)", 7, "expected a field, got 3"),
         ("hparams. > 3", 0, "unknown field 'hparams.'"),
         ("a; DROP TABLE runs", 1, "unexpected character ';'"),
-        ("not", 3, "expected a field, got the end"),
     ],
 )
 def test_invalid_filter_names_the_problem_and_its_place(text, position, expected):
@@ -450,7 +409,7 @@ def test_sql_agrees_with_the_plain_meaning(records, filters):
         expected = [bool(predicate(run)) for run in records]
         parsed = parse_filter(text, NOW)
 
-        query = index.compile(parsed.node, order, now=NOW, archived=None)
+        query = index.compile(parsed, order, now=NOW, archived=None)
         numbers = {number for *_, number in index.select(query, None)}
         found = [number + 1 in numbers for number in range(len(records))]
 
@@ -523,7 +482,7 @@ def test_a_filter_with_more_names_than_sqlite_joins_tables():
     parsed = parse_filter(" and ".join(f"hparams.{name} == 1" for name in names), NOW)
     order = Order(Field("hparams", "h99"), descending=True)
 
-    query = index.compile(parsed.node, order, now=NOW, archived=None)
+    query = index.compile(parsed, order, now=NOW, archived=None)
     found = {records[number - 1].run_id for *_, number in index.select(query, None)}
 
     index.close()
