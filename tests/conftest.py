@@ -11,12 +11,15 @@ import re
 import shutil
 import signal
 import tempfile
+import uuid
 from pathlib import Path
 
 import pytest
 from botocore.loaders import JSONFileLoader
 
 from tests.effort import IS_QUICK, LONGEST, is_quick
+from tests.servers import s3_servers
+from tests.servers.fault_proxy import FaultProxy
 from tests.servers.fork_server import ForkServer
 
 ROOT = Path(__file__).parents[1]
@@ -129,6 +132,35 @@ def torch_python(torch_server, tmp_path_factory):
     folder = tmp_path_factory.mktemp("bin")
     torch_server.write_commands(folder)
     return folder / "python"
+
+
+@pytest.fixture(scope="session")
+def moto():
+    """An S3 server that supports conditional puts."""
+    with s3_servers.moto() as server:
+        yield server
+
+
+@pytest.fixture
+def proxy(moto):
+    """A proxy in front of moto that misbehaves as planned."""
+    proxy = FaultProxy(moto.endpoint_url)
+    yield proxy
+    proxy.close()
+
+
+@pytest.fixture
+def prefix(request):
+    """A prefix in the bucket that nothing else uses, not even a repetition of this test."""
+    readable = "".join(letter if letter.isalnum() else "-" for letter in request.node.name[:80])
+    return f"{readable}-{uuid.uuid4().hex[:8]}"
+
+
+@pytest.fixture
+def s3_credentials(monkeypatch):
+    """The credentials of the S3 servers, for clients in this process and in its children."""
+    for name, value in s3_servers.ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
 
 
 @pytest.fixture(scope="session", autouse=True)
