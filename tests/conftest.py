@@ -116,11 +116,17 @@ def torch_server(request, testrun_uid):
     """Runs programs that need torch, in processes that don't have to import it. All test processes share one."""
     # The first optimizer of a process imports torch._dynamo, which is half of torch.
     of_torch = ("torch", "torch.monitor", "torch.distributed.launcher.api", "torch._dynamo")
-    # What our packages import.
-    others = ("attrs", "boto3", "orjson", "PIL.Image", "pyarrow.csv", "pyarrow.parquet", "tqdm", "yaml")
+    # Ours, which do nothing as they are imported, and what they import where it is used.
+    ours = (
+        "events.trainer.trainer",
+        "destinations.run_directory.run_directory",
+        "destinations.runs.run",
+        "destinations.runs.commands",
+    )
+    others = ("boto3", "orjson", "PIL.Image", "pyarrow.csv", "pyarrow.parquet", "tqdm", "yaml")
     is_worker = hasattr(request.config, "workerinput")
     until = os.getppid() if is_worker else os.getpid()
-    server = ForkServer(*of_torch, *others, name=f"torch-{testrun_uid}", until=until)
+    server = ForkServer(*of_torch, *ours, *others, name=f"torch-{testrun_uid}", until=until)
     # Some tests measure the time of a program: it begins when the server has imported everything.
     server.run("", env={})
     return server
