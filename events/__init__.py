@@ -76,6 +76,7 @@ if TYPE_CHECKING:
     from .trainer.checkpoint.reading import read_checkpoint
     from .trainer.checkpoint.retention import Retention
     from .trainer.checkpoint.saver import CheckpointSaver
+    from .trainer.checkpoint.schedule import AutoInterval
     from .trainer.checkpoint.writing import CheckpointWriting
     from .trainer.evaluator import Evaluator
     from .trainer.preemption import Preemption
@@ -93,6 +94,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ActivationMonitor",
     "Aggregation",
+    "AutoInterval",
     "BinnedValues",
     "Callback",
     "CallbackInUseError",
@@ -193,6 +195,7 @@ _TORCH_EXPORTS = {
     ".trainer.preemption": ("Preemption",),
     ".trainer.checkpoint.retention": ("Retention",),
     ".trainer.checkpoint.saver": ("CheckpointSaver",),
+    ".trainer.checkpoint.schedule": ("AutoInterval",),
     ".trainer.checkpoint.writing": ("CheckpointWriting",),
     ".trainer.checkpoint.load_callback": ("LoadCheckpoint",),
     ".trainer.checkpoint.export": ("export_weights",),

@@ -183,8 +183,8 @@ class WriteFailures:
         """Reports the recovery once everything pending is written.
 
         Args:
-            before: the number of errors at the start of the turn that wrote it. An error of another thread since then
-                may concern work that this turn had already done; the next turn decides.
+            before: the number of errors at the start of the turn that wrote it. An error of another thread
+                since then may concern work that this turn had already done; the next turn decides.
         """
         with self._lock:
             if not self.is_failing or before != self.errors.total():

@@ -322,7 +322,7 @@ def journal_records(folder: Path, place: JournalPlace) -> tuple[list[JournalReco
 
 
 def segment_bytes(path: Path) -> bytes | None:
-    """Returns the content of a segment, which doesn't begin with `MAGIC` if it is damaged; None if it is gone."""
+    """Returns a segment's content, which doesn't begin with `MAGIC` if it is damaged; None if it is gone."""
     try:
         return read_regular(path, _MAX_SEGMENT_BYTES)
     except (FileNotFoundError, NotADirectoryError):

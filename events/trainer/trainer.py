@@ -42,6 +42,7 @@ from .checkpoint.contents import load_checkpoint, load_optimizers, load_weights
 from .checkpoint.parts import RunParts
 from .checkpoint.reading import find_checkpoint
 from .checkpoint.saver import CheckpointSaver
+from .checkpoint.schedule import AutoInterval
 from .evaluator import Evaluator, apart_from, as_evaluators
 from .metrics import (
     MeanMetric,
@@ -213,7 +214,7 @@ class Trainer:
         save_latest_filename: str | EllipsisType | None = ...,
         save_overwrite: bool | EllipsisType = ...,
         save_weights_only: bool | EllipsisType = ...,
-        save_interval: str | int | Time | EllipsisType = ...,
+        save_interval: str | int | Time | AutoInterval | EllipsisType = ...,
         save_num_checkpoints_to_keep: int | EllipsisType | None = ...,
         save_sharded: bool | EllipsisType | None = ...,
         load_path: str | Path | None = None,
@@ -680,9 +681,14 @@ class Trainer:
                 "time/sample": state.timestamp.sample.value,
             }
         )
-        seconds, samples, tokens = distributed.sum_numbers(
-            self._seconds(), own_samples, self.tokens_in(state.batch)
+        seconds, samples, tokens, *due = distributed.sum_numbers(
+            self._seconds(),
+            own_samples,
+            self.tokens_in(state.batch),
+            *(one.is_due() for one in self._savers),
         )
+        for saver, is_due in zip(self._savers, due, strict=True):
+            saver.agree(is_due=is_due > 0)
         state.batch_samples = int(samples)
         lap = timedelta(seconds=seconds / distributed.ranks())
         state.timestamp = state.timestamp.to_next_batch(state.batch_samples, int(tokens), lap)

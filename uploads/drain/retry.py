@@ -234,7 +234,7 @@ class StoreHealth:
             return self._consecutive_failures
 
     def park(self, reason: str) -> tuple[float, bool]:
-        """Parks the store; returns the seconds until the next probe, and whether this denial begins the pause.
+        """Parks the store; returns the seconds until the next probe, and whether this denial began the pause.
 
         It doesn't if another thread has met the same denial.
         """

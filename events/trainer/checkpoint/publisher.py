@@ -262,6 +262,8 @@ class Publisher:
         self._store: StoreFolder | None = None
         # Checkpoints in shards that wait for the files of all ranks, oldest first.
         self._uploads: deque[_Upload] = deque()
+        # The target and names of the newest single-file checkpoint; None once it is uploaded.
+        self._newest: tuple[_Target, list[str]] | None = None
         # Checkpoints to delete when the pointer moves next.
         self._surplus: tuple[SavedCheckpoint, ...] = ()
 
@@ -274,6 +276,16 @@ class Publisher:
     def lost_files(self) -> int:
         """How many files can never be uploaded to the folder in a store, because the spool lost them."""
         return 0 if self._store is None else self._store.queue.backlog().lost
+
+    def has_arrived(self) -> bool:
+        """Returns whether the newest checkpoint is uploaded, or never will be."""
+        if self._newest is not None:
+            target, names = self._newest
+            with contextlib.suppress(OSError):
+                if not target.has_uploaded(names):
+                    return False
+            self._newest = None
+        return not self._uploads
 
     def open(self, state: State) -> None:
         """Opens the queue to a store, which also uploads files left by an earlier process."""
@@ -427,6 +439,7 @@ class Publisher:
         state.last_checkpoint = str(here) if self._store is None else state.last_checkpoint_uris[0]
         latest = self._folder.pointer_name(state)
         if not is_sharded:
+            self._newest = target, list(files)
             target.finish(path.name, latest, surplus)
             return
         names = tuple(start + file for file in files)

@@ -11,6 +11,7 @@ import os
 import re
 import secrets
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from .folder import CheckpointFolder, is_uri
 from .parts import find_parts
 from .publisher import CheckpointCounts, Publisher, Save, in_folder
 from .retention import KeptCheckpoints, Retention, SavedCheckpoint, rules_of
+from .schedule import AutoInterval, AutoSchedule
 from .writing import CheckpointWriter, CheckpointWriting
 
 __all__ = ["CheckpointCounts", "CheckpointSaver"]
@@ -80,13 +82,14 @@ class CheckpointSaver(Callback):
         folder: a local folder, or a URI such as "s3://bucket/{run_name}", whose files are uploaded by the
             saver's own queue and not passed to destinations. May contain placeholders such as `{run_name}`.
         filename: the name of a checkpoint in it; must be unique, for example by `{batch}`.
-        save_interval: how often, such as "1ep", "500ba" or "30m".
+        save_interval: how often, such as "1ep", "500ba" or "30m"; "auto", or an `AutoInterval`, for as often
+            as the cost and the store allow.
         latest_filename: the name of the pointer to the newest; may contain placeholders, and gets the suffix
             ".symlink" if it lacks it. None for no pointer.
         keep: what to keep locally, in `folder` and in a `RunDirectory`: how many of the newest, or a
-            `Retention`. None keeps all; but one if `folder` is in a store. While uploads to that store fail,
-            checkpoints that are not kept are withdrawn instead of uploaded, unless `keep_in_store` keeps
-            them.
+            `Retention`. None keeps all; but one if `folder` is in a store, and two if `save_interval` is
+            "auto" or an `AutoInterval`. While uploads to that store fail, checkpoints that are not kept are
+            withdrawn instead of uploaded, unless `keep_in_store` keeps them.
         keep_in_store: what to keep where they are uploaded, in the same form; None, the default, deletes
             nothing there. Older ones that this run has uploaded are deleted once the newer one and its
             pointer are uploaded. The best are the same as for `keep`, and as many, unless a `Retention`
@@ -122,7 +125,7 @@ class CheckpointSaver(Callback):
         folder: str | Path = "{run_name}/checkpoints",
         filename: str = "ep{epoch}-ba{batch}.pt",
         *,
-        save_interval: str | int | Time = "1ep",
+        save_interval: str | int | Time | AutoInterval = "1ep",
         latest_filename: str | None = f"latest{POINTER_SUFFIX}",
         keep: int | Retention | None = None,
         keep_in_store: int | Retention | None = None,
@@ -138,8 +141,17 @@ class CheckpointSaver(Callback):
         if latest_filename is not None and not latest_filename.endswith(POINTER_SUFFIX):
             latest_filename += POINTER_SUFFIX
         folder = os.path.expanduser(str(folder))  # noqa: PTH111  # Path raises without a home
-        self._interval = Interval(save_interval, default_unit="ep")
         newest = None
+        if isinstance(save_interval, str) and save_interval == "auto":
+            save_interval = AutoInterval()
+        # One of the two says when.
+        self._auto: AutoSchedule | None = None
+        self._every: Interval | None = None
+        if isinstance(save_interval, AutoInterval):
+            self._auto = AutoSchedule(save_interval)
+            newest = 2  # All of them would fill the disk.
+        else:
+            self._every = Interval(save_interval, default_unit="ep")
         if is_uri(folder):
             from uploads import open_store
 
@@ -158,6 +170,7 @@ class CheckpointSaver(Callback):
     def _arrange(self, rank: int = 0, local_rank: int = 0) -> None:
         """Makes publisher and writer; they open nothing before they are used."""
         self._publisher = Publisher(self.folder, self._kept, self.counts, overwrite=self._overwrite)
+        self._rank = rank
         self._writing = CheckpointWriter(
             self._how,
             self._close_seconds,
@@ -174,9 +187,13 @@ class CheckpointSaver(Callback):
         return self._writing.writer_pid
 
     @property
-    def interval(self) -> Time:
-        """How often it saves."""
-        return self._interval.time
+    def interval(self) -> Time | None:
+        """How often it saves; None if that depends on the cost."""
+        return None if self._every is None else self._every.time
+
+    @property
+    def _interval(self) -> Interval | AutoSchedule:
+        return self._auto or self._every  # type: ignore[return-value]  # one of them is there
 
     def init(self, state: State, logger: Logger) -> None:
         """Locks the folder, and opens the queue to a store, which continues earlier uploads."""
@@ -249,12 +266,28 @@ class CheckpointSaver(Callback):
 
     def batch_checkpoint(self, state: State, logger: Logger) -> None:
         """Saves if the interval has passed, and hands on the previous checkpoint once it is complete."""
-        self._writing.advance(state, logger)
-        self._publisher.move_pointers(state)
-        if self._interval.passed(state):
-            self._save(state, logger)
-        else:
-            self._writing.prepare(state)
+        interval = self._interval
+        with nullcontext() if self._auto is None else self._auto.measured():
+            self._writing.advance(state, logger)
+            self._publisher.move_pointers(state)
+            if interval.passed(state):
+                self._save(state, logger)
+            else:
+                self._writing.prepare(state)
+
+    def is_due(self) -> bool:
+        """Returns on rank 0 whether to save at the next `BATCH_CHECKPOINT`.
+
+        No collective; pass the result to `agree` on all ranks.
+        """
+        if self._auto is None or self._rank != 0:
+            return False
+        return self._auto.is_due(lambda: self._writing.pending is None and self._publisher.has_arrived())
+
+    def agree(self, *, is_due: bool) -> None:
+        """Takes the decision of rank 0."""
+        if self._auto is not None:
+            self._auto.is_agreed = is_due
 
     def eval_end(self, state: State, logger: Logger) -> None:
         """Records the metric of a checkpoint that was saved before its evaluation."""
