@@ -7,24 +7,14 @@ import pytest
 
 from destinations import Artifacts, LoggerDestination
 from events import Callback, CheckpointError, CheckpointSaver, read_checkpoint
-from tests.servers import s3_servers
 from tests.servers.fault_proxy import Answer, FaultProxy
 from uploads import open_store
 
 
-@pytest.fixture(scope="module")
-def moto():
-    """A server that speaks S3."""
-    with s3_servers.moto() as server:
-        yield server
-
-
 @pytest.fixture(autouse=True)
-def machine(tmp_path, monkeypatch):
+def machine(tmp_path, monkeypatch, s3_credentials):
     """The folder in which this machine keeps spools; removed, it is another machine."""
     monkeypatch.setenv("UPLOADS_HOME", str(tmp_path / "machine"))
-    for name, value in s3_servers.ENVIRONMENT.items():
-        monkeypatch.setenv(name, value)
     return tmp_path / "machine"
 
 
