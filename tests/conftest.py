@@ -11,12 +11,15 @@ import re
 import shutil
 import signal
 import tempfile
+import uuid
 from pathlib import Path
 
 import pytest
 from botocore.loaders import JSONFileLoader
 
 from tests.effort import IS_QUICK, LONGEST, is_quick
+from tests.servers import s3_servers
+from tests.servers.fault_proxy import FaultProxy
 from tests.servers.fork_server import ForkServer
 
 ROOT = Path(__file__).parents[1]
@@ -113,11 +116,17 @@ def torch_server(request, testrun_uid):
     """Runs programs that need torch, in processes that don't have to import it. All test processes share one."""
     # The first optimizer of a process imports torch._dynamo, which is half of torch.
     of_torch = ("torch", "torch.monitor", "torch.distributed.launcher.api", "torch._dynamo")
-    # What our packages import.
-    others = ("attrs", "boto3", "orjson", "PIL.Image", "pyarrow.csv", "pyarrow.parquet", "tqdm", "yaml")
+    # Ours, which do nothing as they are imported, and what they import where it is used.
+    ours = (
+        "events.trainer.trainer",
+        "destinations.run_directory.run_directory",
+        "destinations.runs.run",
+        "destinations.runs.commands",
+    )
+    others = ("boto3", "orjson", "PIL.Image", "pyarrow.csv", "pyarrow.parquet", "tqdm", "yaml")
     is_worker = hasattr(request.config, "workerinput")
     until = os.getppid() if is_worker else os.getpid()
-    server = ForkServer(*of_torch, *others, name=f"torch-{testrun_uid}", until=until)
+    server = ForkServer(*of_torch, *ours, *others, name=f"torch-{testrun_uid}", until=until)
     # Some tests measure the time of a program: it begins when the server has imported everything.
     server.run("", env={})
     return server
@@ -129,6 +138,35 @@ def torch_python(torch_server, tmp_path_factory):
     folder = tmp_path_factory.mktemp("bin")
     torch_server.write_commands(folder)
     return folder / "python"
+
+
+@pytest.fixture(scope="session")
+def moto():
+    """An S3 server that supports conditional puts."""
+    with s3_servers.moto() as server:
+        yield server
+
+
+@pytest.fixture
+def proxy(moto):
+    """A proxy in front of moto that misbehaves as planned."""
+    proxy = FaultProxy(moto.endpoint_url)
+    yield proxy
+    proxy.close()
+
+
+@pytest.fixture
+def prefix(request):
+    """A prefix in the bucket that nothing else uses, not even a repetition of this test."""
+    readable = "".join(letter if letter.isalnum() else "-" for letter in request.node.name[:80])
+    return f"{readable}-{uuid.uuid4().hex[:8]}"
+
+
+@pytest.fixture
+def s3_credentials(monkeypatch):
+    """The credentials of the S3 servers, for clients in this process and in its children."""
+    for name, value in s3_servers.ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
 
 
 @pytest.fixture(scope="session", autouse=True)

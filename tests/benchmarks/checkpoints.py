@@ -9,9 +9,6 @@ shards, two ranks have half of the state each; the figures are rank 0's.
 With a CUDA device, the state is on it, "copy" goes into pinned memory, and both it and the stall end when the device
 is idle: kernels of the next batch would wait behind queued copies.
 
-`python -m tests.benchmarks.checkpoints --many [tensors]` saves many tensors of 16 bytes each, and compares the first
-batch, the stall and the file with copying one tensor after the other.
-
 `python -m tests.benchmarks.checkpoints --steps [GiB]` trains on while a checkpoint is written and uploaded: a loop of
 Python and one that adds to 32 MiB of memory, each in one thread. A step is compared with the same step just before,
 when nothing is being written.
@@ -45,7 +42,6 @@ LIMIT_SECONDS = 600.0
 SPARE_BYTES = 2 * GIBIBYTE
 TARGET_BYTES = GIBIBYTE
 COLUMNS = ("copy", "stall", "/ copy", "first", "total", "in store", "written", "memory")
-MANY, MANY_SAVES, BUDGET_OF_MANY = 133_336, 4, 3.0
 STEPS_SIZE, STEP_BYTES, IDLE_SECONDS, LEAST_STEPS = 0.3, 32 << 20, 1.0, 10
 PARTS = 32
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -89,44 +85,6 @@ def steps(size: float = STEPS_SIZE) -> None:
         if (found := _in_a_process(kind, size, "--one-beside")) is not None:
             until = f"{found['until']:>9.1f} s"
             print(f"{kind:30}{found['Python']:>11.3f}{found['memory']:>11.3f}{until}", flush=True)
-
-
-def many(tensors: int = MANY) -> bool:
-    """Prints what many small tensors cost; returns whether the budget was kept."""
-    with tempfile.TemporaryDirectory(prefix="checkpoints-", dir=os.environ.get("BENCHMARK_FOLDER")) as folder:
-        state = _State(0.0, Path(folder), parts=tensors // 4, columns=4)
-        sources = state.tensors()
-        targets = [torch.empty_like(one) for one in sources]
-        saver = _Ours(state)
-        rows = []
-        for number in range(MANY_SAVES):
-            begin = time.thread_time()
-            with torch.no_grad():
-                for target, source in zip(targets, sources, strict=True):
-                    target.copy_(source)
-            moved = time.thread_time() - begin
-            begin = time.thread_time()
-            clones = [source.clone() for source in sources]
-            copied = time.thread_time() - begin
-            del clones
-            begin = time.thread_time()
-            saver.save(0)  # The batch before: in the first, memory is prepared.
-            before = time.thread_time() - begin
-            begin, started = time.thread_time(), time.perf_counter()
-            saver.save(number)
-            stall = time.thread_time() - begin
-            saver.complete()
-            rows.append([copied, moved, before, stall, time.perf_counter() - started])
-            os.sync()
-        saver.close()
-    first = rows[0][2]
-    copied, moved, _, stall, total = (statistics.median(column) for column in zip(*rows, strict=True))
-    print(
-        f"{len(sources)} tensors, processor time: a copy of each {copied:.2f} s, into memory that is there "
-        f"{moved:.2f} s, first batch {first:.2f} s, stall {stall:.2f} s ({stall / copied:.1f} of the copy); "
-        f"the file is complete after {total:.1f} s"
-    )
-    return stall <= BUDGET_OF_MANY * copied
 
 
 def _too_large(size, saver) -> str:
@@ -182,14 +140,14 @@ def _in_a_process(kind: str, size: float, what: str = "--one"):
 class _State:
     """A model, its optimizer after a step, and the folder to save to."""
 
-    def __init__(self, size: float, folder: Path, parts: int = PARTS, columns: int = COLUMNS_OF_PART):
+    def __init__(self, size: float, folder: Path):
         torch.manual_seed(0)
-        rows = max(1, int(size * GIBIBYTE) // 4 // parts // columns)
+        rows = max(1, int(size * GIBIBYTE) // 4 // PARTS // COLUMNS_OF_PART)
         self.folder = folder
         self.model = torch.nn.Module()
-        for number in range(parts):
+        for number in range(PARTS):
             self.model.register_parameter(
-                f"part{number}", torch.nn.Parameter(torch.randn(rows, columns, device=DEVICE))
+                f"part{number}", torch.nn.Parameter(torch.randn(rows, COLUMNS_OF_PART, device=DEVICE))
             )
         if torch.distributed.is_initialized():
             from torch.distributed.device_mesh import init_device_mesh
@@ -581,7 +539,5 @@ if __name__ == "__main__":
         _one_beside(sys.argv[2], float(sys.argv[3]))
     elif sys.argv[1:2] == ["--steps"]:
         steps(*map(float, sys.argv[2:]))
-    elif sys.argv[1:2] == ["--many"]:
-        sys.exit(0 if many(*map(int, sys.argv[2:])) else 1)
     else:
         sys.exit(0 if main(sys.argv[1:]) else 1)

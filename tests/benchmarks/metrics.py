@@ -38,7 +38,6 @@ def main() -> None:
     print_calls()
     print_tensors()
     print_busy_thread()
-    print_writers()
     print_drain()
     print_step_loop()
     print_kills()
@@ -285,73 +284,6 @@ def print_busy_thread() -> None:
     print_table(f"Ten floats per call beside a busy Python thread, {ROWS:,} calls, best of {ROUNDS}", rows)
 
 
-# Other processes that add to the run.
-
-WRITERS = 8
-PAUSE_SECONDS = 0.001
-
-
-def write_beside(folder: str, name: str) -> None:
-    """Adds a row a second to a run as a named writer, until its input ends."""
-    log, close, _ = ours(folder, writer=name)
-    is_over = threading.Event()
-    print("writing", flush=True)
-    threading.Thread(target=lambda: (sys.stdin.read(), is_over.set()), daemon=True).start()
-    step = 0
-    while not is_over.wait(1.0):
-        log(dict.fromkeys(NAMES, 0.1 * step), step)
-        step += 1
-    close()
-
-
-def measure_beside(count: str) -> None:
-    """Logs rows of ten floats, a thousand a second, beside so many writers of the same run; prints JSON."""
-    rows: list[dict[str, Any]] = [
-        {key: 0.1 * step + place for place, key in enumerate(NAMES)} for step in range(ROWS)
-    ]
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "tests.benchmarks.metrics", "writer", folder]
-        writers = [
-            subprocess.Popen(
-                [*command, f"writer-{number}"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-            )
-            for number in range(int(count))
-        ]
-        for writer in writers:
-            assert writer.stdout is not None
-            assert writer.stdout.readline() == "writing\n"
-        log, close, _ = ours(folder)
-        timed(log, rows[:500])
-        clock, taken = time.perf_counter_ns, []
-        for step, row in enumerate(rows):
-            time.sleep(PAUSE_SECONDS)
-            start = clock()
-            log(row, step)
-            taken.append(clock() - start)
-        close()
-        for writer in writers:
-            writer.communicate()
-    taken.sort()
-    result = {"p50": taken[len(taken) // 2], "p99": taken[int(len(taken) * 0.99)]}
-    print(json.dumps({key: value / 1000 for key, value in result.items()}))
-
-
-def print_writers() -> None:
-    """Prints whether a trainer feels other writers of its run, each with a row a second."""
-    found: dict[int, list[dict[str, Any]]] = {0: [], WRITERS: []}
-    for _ in range(ROUNDS):
-        for count, rounds in found.items():
-            result = in_child("beside", str(count))
-            assert result is not None
-            rounds.append(result)
-    rows = [
-        Row(f"{count or 'no'} writers beside it, {what}", min(one[what] for one in rounds))
-        for what in ("p50", "p99")
-        for count, rounds in found.items()
-    ]
-    print_table(f"Ten floats per call, 1,000 calls a second, best of {ROUNDS}", rows)
-
-
 # Draining.
 
 
@@ -555,10 +487,6 @@ if __name__ == "__main__":
             measure_calls(name, kind)
         case ["busy", journal]:
             measure_busy_thread(journal)
-        case ["beside", count]:
-            measure_beside(count)
-        case ["writer", folder, name]:
-            write_beside(folder, name)
         case ["drain", count, keys]:
             measure_drain(int(count), int(keys))
         case ["steps", kind]:

@@ -133,7 +133,6 @@ def _discard(queue: UploadQueue) -> None:
 def measure_throughput(folder: Path) -> None:
     """Compares with bare boto3 in a thread pool of the same size."""
     small = [_random_file(folder / f"{number}", SMALL_BYTES) for number in range(SMALL_FILES)]
-    large = _random_file(folder / "large", GIBIBYTE // 2)
     with s3_servers.rclone(folder / "served") as server:
         client = _client(server)
         kinds = {
@@ -203,7 +202,6 @@ def measure_throughput(folder: Path) -> None:
             _row(what, per_file[kind], "ms", per_file["bare"])
         each = statistics.median(served) / SMALL_FILES * 1000
         _row("200 x 256 KiB: processor time for each, the server", each, "ms", per_file["bare"])
-        _compare_composer(server, small, large, reference)
         for queue in kinds.values():
             queue.close(10)
 
@@ -353,46 +351,6 @@ def _checksums_of(file: Path) -> None:
             sha256.update(chunk)
             md5.update(chunk)
             crc32 = zlib.crc32(chunk, crc32)
-
-
-def _compare_composer(server, small, large: Path, reference: float) -> None:
-    """Composer's uploader at the same files, where it is installed: eight threads, then one process as is its default."""
-    try:
-        from composer.devices import DeviceCPU
-        from composer.loggers import RemoteUploaderDownloader
-    except ImportError:
-        print("Composer's RemoteUploaderDownloader: not installed", flush=True)
-        return
-
-    class State:
-        run_name = "benchmark"
-        device = DeviceCPU()
-
-    def upload(files, *, use_procs, threads):
-        uploader = RemoteUploaderDownloader(
-            f"s3://{s3_servers.BUCKET}", use_procs=use_procs, num_concurrent_uploads=threads
-        )
-        uploader.init(State, None)
-        seconds = _seconds(lambda: _upload_with_composer(uploader, State, files))
-        uploader.post_close()
-        return seconds
-
-    os.environ["S3_ENDPOINT_URL"] = server.endpoint_url
-    try:
-        for what, files, options in (
-            ("200 x 256 KiB, Composer, 8 threads", small, {"use_procs": False, "threads": 8}),
-            ("200 x 256 KiB, Composer, its default", small, {"use_procs": True, "threads": 1}),
-        ):
-            _row(what, upload(files, **options), "s", reference)
-        _row("512 MiB, Composer", upload([large], use_procs=False, threads=1))
-    finally:
-        del os.environ["S3_ENDPOINT_URL"]
-
-
-def _upload_with_composer(uploader, state, files) -> None:
-    for file in files:
-        uploader.upload_file(state, f"composer-{file.name}", file, overwrite=True)
-    uploader.wait_for_workers(state.device)
 
 
 def _large_seconds(queue: UploadQueue, source: Path, name: str, how: str, crc32: int) -> float:

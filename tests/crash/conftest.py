@@ -3,21 +3,12 @@
 import os
 import subprocess
 import sys
-import uuid
 
 import pytest
 
 from tests.servers import s3_servers
 from tests.servers.counting_s3 import CountingS3
-from tests.servers.fault_proxy import FaultProxy
 from uploads import command_line as commands
-
-
-@pytest.fixture(scope="session")
-def moto():
-    """A server that supports conditional puts."""
-    with s3_servers.moto() as server:
-        yield server
 
 
 @pytest.fixture(scope="session")
@@ -26,21 +17,6 @@ def counting_s3():
     server = CountingS3()
     yield server
     server.close()
-
-
-@pytest.fixture
-def proxy(moto):
-    """A proxy in front of moto that misbehaves as planned."""
-    proxy = FaultProxy(moto.endpoint_url)
-    yield proxy
-    proxy.close()
-
-
-@pytest.fixture
-def prefix(request):
-    """A prefix in the bucket that nothing else uses, not even a repetition of this test."""
-    readable = "".join(letter if letter.isalnum() else "-" for letter in request.node.name[:80])
-    return f"{readable}-{uuid.uuid4().hex[:8]}"
 
 
 @pytest.fixture

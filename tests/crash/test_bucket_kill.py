@@ -48,11 +48,7 @@ FAULTS = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def _credentials(monkeypatch):
-    """The server's credentials, for readers in this process."""
-    for name, value in s3_servers.ENVIRONMENT.items():
-        monkeypatch.setenv(name, value)
+pytestmark = pytest.mark.usefixtures("s3_credentials")
 
 
 @attrs.define

@@ -7,7 +7,6 @@ pytest.importorskip("deltalake")
 from destinations.runs import Run, open_runs
 from destinations.runs.dataset import compact, open_dataset
 from tests.effort import times
-from tests.servers import s3_servers
 from tests.test_destinations.runs.written import write_csv
 
 pytestmark = pytest.mark.xdist_group("duckdb")
@@ -46,15 +45,12 @@ for line in sys.stdin:
 
 
 @pytest.fixture(params=["folder", "bucket"])
-def place(request, tmp_path, monkeypatch):
+def place(request, tmp_path):
     """Where the dataset is: a folder, or a bucket of a server that supports conditional puts."""
     if request.param == "folder":
-        yield str(tmp_path / "data")
-        return
-    for name, value in s3_servers.ENVIRONMENT.items():
-        monkeypatch.setenv(name, value)
-    with s3_servers.moto() as server:
-        yield server.uri("data")
+        return str(tmp_path / "data")
+    request.getfixturevalue("s3_credentials")
+    return request.getfixturevalue("moto").uri("data")
 
 
 def write_run(root, number, shift=0):

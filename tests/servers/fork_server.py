@@ -351,7 +351,8 @@ def _end(error=None):
             print(code, file=sys.stderr)
             code = 1
     elif error is not None:
-        sys.excepthook(type(error), error, error.__traceback__)
+        sys.last_type, sys.last_value, sys.last_traceback = found = type(error), error, error.__traceback__
+        sys.excepthook(*found)
         code = 1
     threading._shutdown()
     atexit._run_exitfuncs()

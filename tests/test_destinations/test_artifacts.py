@@ -12,8 +12,9 @@ import torch
 from destinations import Artifacts, LoggerDestination
 from destinations.testing import DestinationContract, DryRun, RecordingDestination
 from events import Logger, Run, State, Trainer, read_checkpoint
-from tests.servers import s3_servers
 from uploads import LocalStore, Timeouts
+
+pytestmark = pytest.mark.usefixtures("s3_credentials")
 
 
 def files_in(folder):
@@ -41,15 +42,6 @@ def make_artifacts(tmp_path):
         return Artifacts(tmp_path / "store" if store is None else store, **(defaults | options))
 
     return make
-
-
-@pytest.fixture(scope="module")
-def moto():
-    """A server that speaks S3."""
-    with pytest.MonkeyPatch.context() as patch, s3_servers.moto() as server:
-        for name, value in s3_servers.ENVIRONMENT.items():
-            patch.setenv(name, value)
-        yield server
 
 
 class TestArtifacts(DestinationContract):

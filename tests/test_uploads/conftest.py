@@ -3,13 +3,11 @@
 import os
 import tempfile
 import threading
-import uuid
 from pathlib import Path
 
 import pytest
 
 from tests.servers import s3_servers, sshd
-from tests.servers.fault_proxy import FaultProxy
 from uploads import RetryPolicy, Timeouts, UploadQueue, open_store
 
 LIMIT_SECONDS = 120
@@ -35,13 +33,6 @@ def _credentials(_home):
 
 
 @pytest.fixture(scope="session")
-def moto():
-    """A server that supports conditional puts."""
-    with s3_servers.moto() as server:
-        yield server
-
-
-@pytest.fixture(scope="session")
 def rclone(tmp_path_factory):
     """A server that checks MD5 and ignores If-None-Match."""
     with s3_servers.rclone(tmp_path_factory.mktemp("rclone")) as server:
@@ -61,21 +52,6 @@ def sshd_login(tmp_path_factory):
         pytest.skip("sshd is not installed")
     with sshd.sshd(tmp_path_factory.mktemp("sshd")) as login:
         yield login
-
-
-@pytest.fixture
-def proxy(moto):
-    """A proxy in front of moto that injects planned faults."""
-    proxy = FaultProxy(moto.endpoint_url)
-    yield proxy
-    proxy.close()
-
-
-@pytest.fixture
-def prefix(request):
-    """A prefix in the bucket that no other test uses, nor this one when it's repeated."""
-    readable = "".join(letter if letter.isalnum() else "-" for letter in request.node.name[:80])
-    return f"{readable}-{uuid.uuid4().hex[:8]}"
 
 
 @pytest.fixture

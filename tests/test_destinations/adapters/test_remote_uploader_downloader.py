@@ -4,16 +4,8 @@ import pytest
 
 from destinations.adapters.remote_uploader_downloader import RemoteUploaderDownloader
 from events import Run
-from tests.servers import s3_servers
 
-
-@pytest.fixture(scope="module")
-def moto():
-    """A server that speaks S3."""
-    with pytest.MonkeyPatch.context() as patch, s3_servers.moto() as server:
-        for name, value in s3_servers.ENVIRONMENT.items():
-            patch.setenv(name, value)
-        yield server
+pytestmark = pytest.mark.usefixtures("s3_credentials")
 
 
 def test_every_argument_reaches_the_store(moto, tmp_path, monkeypatch):

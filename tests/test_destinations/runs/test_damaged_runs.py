@@ -69,7 +69,7 @@ ODD = [
     {"a": {"b": [1]}},
 ]
 # One in this many odd values is tried; the next place tries the next one of `ODD`.
-ONE_IN = times(4 * len(ODD) + 1, 11)
+ONE_IN = times(3 * len(ODD) + 1, 11)
 JSON_FILES = ["sidecar.json", "summary.json", "environment.json", "edits.json", "journal/rank0/position.json"]
 LINE_FILES = [
     "sessions.jsonl",

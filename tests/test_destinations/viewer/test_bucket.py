@@ -24,18 +24,9 @@ from uploads import LocalStore, open_store
 from uploads.disk import UnreadableError, open_regular
 
 
-@pytest.fixture(scope="module")
-def moto():
-    """Gives an S3 server."""
-    with s3_servers.moto() as server:
-        yield server
-
-
 @pytest.fixture(autouse=True)
-def _environment(tmp_path, monkeypatch):
+def _environment(tmp_path, monkeypatch, s3_credentials):
     """Sets the server's credentials, and a separate cache for each test."""
-    for name, value in s3_servers.ENVIRONMENT.items():
-        monkeypatch.setenv(name, value)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 

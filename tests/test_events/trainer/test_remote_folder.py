@@ -7,24 +7,14 @@ import pytest
 
 from destinations import Artifacts, LoggerDestination
 from events import Callback, CheckpointError, CheckpointSaver, read_checkpoint
-from tests.servers import s3_servers
 from tests.servers.fault_proxy import Answer, FaultProxy
 from uploads import open_store
 
 
-@pytest.fixture(scope="module")
-def moto():
-    """A server that speaks S3."""
-    with s3_servers.moto() as server:
-        yield server
-
-
 @pytest.fixture(autouse=True)
-def machine(tmp_path, monkeypatch):
+def machine(tmp_path, monkeypatch, s3_credentials):
     """The folder in which this machine keeps spools; removed, it is another machine."""
     monkeypatch.setenv("UPLOADS_HOME", str(tmp_path / "machine"))
-    for name, value in s3_servers.ENVIRONMENT.items():
-        monkeypatch.setenv(name, value)
     return tmp_path / "machine"
 
 
@@ -200,8 +190,9 @@ def test_a_store_with_another_run_of_the_name_is_refused(make_trainer, uri, mach
     assert trainer.state.timestamp.batch == 5
 
 
-@pytest.mark.parametrize("template", ["{run_name}", ""])
-@pytest.mark.parametrize("options", [{}, {"save_sharded": True}], ids=["file", "shards"])
+@pytest.mark.parametrize(
+    ("template", "options"), [("{run_name}", {}), ("", {"save_sharded": True})], ids=["file", "shards"]
+)
 def test_names_that_a_destination_has_of_another_run_are_refused(make_trainer, tmp_path, template, options):
     """The machine has nothing of it; runs of other names, and this run resumed, are let in."""
 
