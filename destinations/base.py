@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from events import Callback, Destination, RecordMethods, State, WriteRate, WriteSchedule
+from events import Callback, Destination, State, WriteRate, WriteSchedule
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,10 +18,6 @@ __all__ = ["LoggerDestination", "RecordDestination", "check_folder", "closed_sta
 
 _log = logging.getLogger("destinations")
 
-_RECORD_METHODS = tuple(
-    name for name in vars(RecordMethods) if name.startswith("log_") and name != "log_record"
-)
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -29,16 +25,6 @@ def _default(method: F) -> F:
     """Marks a method that does nothing, so that a logger knows which kinds a destination accepts."""
     method.__dict__["is_default"] = True
     return method
-
-
-def _ignored(method: Any) -> Any:
-    """Returns a method with the same arguments that does nothing."""
-
-    @functools.wraps(method)
-    def log(self: Any, *args: Any, **options: Any) -> None:
-        """Does nothing."""
-
-    return _default(log)
 
 
 def _passed_on(method: Any) -> Any:
@@ -74,7 +60,7 @@ def _report_unopened(what: str, kind: str, owner_pid: int) -> None:
     )
 
 
-class LoggerDestination(Callback, RecordMethods):
+class LoggerDestination(Callback):
     """The base class of destinations: a callback that receives records and files.
 
     ```python
@@ -89,12 +75,6 @@ class LoggerDestination(Callback, RecordMethods):
     `log_record(kind, arguments)` gets all kinds of records that have no method of their own. Methods and
     arguments have the names of Composer's class, so a destination written for Composer works here: change the
     import.
-
-    **Records.** `log_table`, `log_images`, `log_text`, `log_audio`, `log_video`, `log_histogram`,
-    `log_point_cloud` and `log_traces` have the arguments of the methods of `Logger`, by position and in the
-    simplest of their forms: a table is a list of column names and a list of rows, images are those of one
-    name. `caption`, `captions` (a text for each image) and `format` are passed by name, only if there is one,
-    and only to a method that has this argument.
 
     **Threading.** Every method is called in the training thread, one call at a time. Anything that takes
     longer than a few microseconds belongs in a background thread or process, behind a bounded queue.
@@ -140,9 +120,9 @@ class LoggerDestination(Callback, RecordMethods):
     def __init_subclass__(cls, **options: Any) -> None:
         """Passes each kind of record without a method to `log_record`, if the class has that."""
         super().__init_subclass__(**options)
-        if cls.log_record is not LoggerDestination.log_record:
-            for name in _RECORD_METHODS:
-                method = getattr(cls, name)
+        if hasattr(cls, "log_record"):
+            for name in set(dir(cls)) - {"log_record", "log_metrics", "log_hyperparameters"}:
+                method = getattr(cls, name) if name.startswith("log_") else None
                 if getattr(method, "is_default", False):
                     setattr(cls, name, _passed_on(method))
 
@@ -207,6 +187,153 @@ class LoggerDestination(Callback, RecordMethods):
         Args:
             metrics: Python numbers by name, in the caller's order, including NaN and infinities.
             step: the step that they belong to; steps may repeat and decrease.
+        """
+
+    @_default
+    def log_table(
+        self,
+        columns: "list[str]",
+        rows: "list[list[Any]]",
+        name: str = "Table",
+        step: int | None = None,
+        *,
+        caption: str | None = None,
+    ) -> None:
+        """Logs a table.
+
+        Args:
+            columns: the names of the columns.
+            rows: for each row, a value for each column.
+            name: the name of the table; it may be used again with another step.
+            step: the step that it belongs to.
+            caption: a text that belongs to it. Like `captions` and `format` below, it is passed only if there
+                is one, and only to a method with this argument.
+        """
+
+    @_default
+    def log_images(
+        self,
+        images: Any,
+        name: str = "Images",
+        channels_last: bool = False,
+        step: int | None = None,
+        masks: "dict[str, Any] | None" = None,
+        mask_class_labels: "dict[int, str] | None" = None,
+        use_table: bool = True,
+        *,
+        captions: "Sequence[str] | None" = None,
+    ) -> None:
+        """Logs images.
+
+        Args:
+            images: an array or tensor `(H, W)`, `(C, H, W)` or `(N, C, H, W)`, uint8 or float in [0, 1], or a
+                list of arrays, PIL images or paths.
+            name: the name of the images.
+            channels_last: shapes are `(H, W, C)` and `(N, H, W, C)`.
+            step: the step that they belong to.
+            masks: class indices by name, `(H, W)` or `(N, H, W)`, or a list of these.
+            mask_class_labels: the meaning of each class index.
+            use_table: show the images in a table, if the destination can do either.
+            captions: a text for each image, "" for none.
+        """
+
+    @_default
+    def log_text(self, text: str, name: str = "Text", step: int | None = None) -> None:
+        """Logs a text.
+
+        Args:
+            text: the text.
+            name: its name.
+            step: the step that it belongs to.
+        """
+
+    @_default
+    def log_audio(
+        self,
+        audio: Any,
+        sample_rate: int,
+        name: str = "Audio",
+        step: int | None = None,
+        *,
+        caption: str | None = None,
+    ) -> None:
+        """Logs audio.
+
+        Args:
+            audio: `(samples,)` or `(channels, samples)`, float in [-1, 1] or int16; or the path or bytes of a
+                WAV file.
+            sample_rate: samples per second.
+            name: its name.
+            step: the step that it belongs to.
+            caption: a text that belongs to it.
+        """
+
+    @_default
+    def log_video(
+        self,
+        video: Any,
+        fps: float | None = None,
+        name: str = "Video",
+        step: int | None = None,
+        *,
+        caption: str | None = None,
+        format: str = "mp4",
+    ) -> None:
+        """Logs a video.
+
+        Args:
+            video: frames `(T, C, H, W)`, uint8 or float in [0, 1]; or the path or bytes of a video file.
+            fps: frames per second, for frames.
+            name: its name.
+            step: the step that it belongs to.
+            caption: a text that belongs to it.
+            format: how frames are encoded, "mp4" or "gif"; a video file keeps its own.
+        """
+
+    @_default
+    def log_histogram(
+        self,
+        values: Any,
+        name: str = "Histogram",
+        step: int | None = None,
+        bins: "int | Sequence[float]" = 64,
+    ) -> None:
+        """Logs a histogram.
+
+        Args:
+            values: numbers in any shape; or `BinnedValues`, which has the counts and edges of the histogram
+                and may be treated as an array.
+            name: the name of the histogram.
+            step: the step that it belongs to.
+            bins: a number of bins of equal width, or rising edges.
+        """
+
+    @_default
+    def log_point_cloud(
+        self,
+        points: Any,
+        name: str = "Points",
+        step: int | None = None,
+        colors: Any = None,
+        *,
+        caption: str | None = None,
+    ) -> None:
+        """Logs a point cloud, or several.
+
+        Args:
+            points: `(N, 3)`, or `(B, N, 3)` for several clouds.
+            name: the name of the points.
+            step: the step that they belong to.
+            colors: `(N, 3)` or `(N, 4)`, with B if the points have it; uint8 or float in [0, 1].
+            caption: a text that belongs to them.
+        """
+
+    @_default
+    def log_traces(self, traces: "dict[str, Any]") -> None:
+        """Logs debugging traces.
+
+        Args:
+            traces: values of any kind by name.
         """
 
     def upload_file(self, state: State, remote_file_name: str, file_path: Path, *, overwrite: bool) -> None:
@@ -296,10 +423,6 @@ class LoggerDestination(Callback, RecordMethods):
     @_default
     def flush(self) -> None:
         """Passes on buffered records, without waiting for anything remote."""
-
-
-for _name in ("log_record", *_RECORD_METHODS):
-    setattr(LoggerDestination, _name, _ignored(getattr(RecordMethods, _name)))
 
 
 class RecordDestination(LoggerDestination):

@@ -11,9 +11,7 @@ from .base import LoggerDestination
 __all__ = ["Functions"]
 
 _TAKEN = tuple(
-    name
-    for name in vars(LoggerDestination)
-    if (name.startswith("log_") and name != "log_record") or name in {"flush", "upload_file"}
+    name for name in vars(LoggerDestination) if name.startswith("log_") or name in {"flush", "upload_file"}
 )
 
 

@@ -27,6 +27,7 @@ import numpy as np
 from PIL import Image
 
 from events import BinnedValues, RecordError
+from uploads import needs_package
 
 __all__ = [
     "Pixels",
@@ -377,7 +378,8 @@ def mp4_bytes(frames: Any, fps: float) -> bytes:
     """
     from fractions import Fraction
 
-    av = _pyav("encoding video frames", "Encoded bytes and paths need no package.")
+    with needs_package("encoding video frames", "av", note=". Encoded bytes and paths need no package"):
+        import av
     pixels = _frames(frames)
     pixels = np.repeat(pixels, 3, axis=-1) if pixels.shape[-1] == 1 else pixels
     height, width = pixels.shape[1:3]
@@ -426,7 +428,8 @@ def _frames(video: Any) -> Array:
 
 def _decoded_video(data: bytes) -> tuple[Any, float]:
     """Decodes a video; returns its frames and frame rate."""
-    av = _pyav("encoded video other than GIF")
+    with needs_package("encoded video other than GIF", "av"):
+        import av
     try:
         with av.open(io.BytesIO(data), "r") as container:
             stream = container.streams.video[0]
@@ -435,17 +438,6 @@ def _decoded_video(data: bytes) -> tuple[Any, float]:
     except (av.FFmpegError, IndexError) as error:
         raise RecordError(f"PyAV cannot read the video: {error}.") from error
     return np.moveaxis(np.stack(frames), -1, 1), rate
-
-
-def _pyav(what: str, more: str = "") -> Any:
-    try:
-        import av
-    except ImportError as error:
-        raise ImportError(
-            f"{what} needs PyAV, which is not installed. Run: pip install av. {more}".rstrip(),
-            name="av",
-        ) from error
-    return av
 
 
 # Numbers and points.

@@ -26,7 +26,6 @@ from .logger.converters import as_picture, as_table, plain_config, safe_text
 from .logger.destination import Destination, WriteRate, WriteSchedule
 from .logger.device import DeviceCopies
 from .logger.logger import Logger
-from .logger.records import RecordMethods
 from .logger.values import BinnedValues, host_metrics
 from .monitor.monitor_event import Event as MonitorEvent
 from .monitor.stat import Aggregation, Stat
@@ -139,7 +138,6 @@ __all__ = [
     "Preemption",
     "Ranks",
     "RecordError",
-    "RecordMethods",
     "Retention",
     "Run",
     "RunStatus",

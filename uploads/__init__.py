@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .messages import (
         encodable,
         missing_name,
+        needs_package,
         one_line,
         one_line_json,
         parse_retry_after,
@@ -70,6 +71,7 @@ __all__ = [
     "exit_on_sigterm",
     "exposition",
     "missing_name",
+    "needs_package",
     "object_store_location",
     "one_line",
     "one_line_json",
@@ -94,7 +96,8 @@ _MODULES = {
         ".drain.retry": "RetryPolicy",
         ".errors": "RemoteConflictError TransientStoreError UploadError",
         ".handle": "Backlog FolderHandle Outcome UploadHandle UploadState",
-        ".messages": "encodable missing_name one_line one_line_json parse_retry_after parse_seconds",
+        ".messages": "encodable missing_name needs_package one_line one_line_json parse_retry_after "
+        "parse_seconds",
         ".prometheus": "Gauge exposition",
         ".redaction": "redact redact_arguments redact_table redact_text",
         ".stores": "LocalStore RemoteObject Store put_new",

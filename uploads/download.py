@@ -57,7 +57,6 @@ def download_file(
     overwrite: bool = False,
     progress_bar: bool = True,
     policy: RetryPolicy | None = None,
-    sleep: Callable[[float], None] = time.sleep,
 ) -> Path:
     """Downloads an object to a file and returns the file's path. Blocks until it is complete.
 
@@ -78,7 +77,6 @@ def download_file(
         overwrite: Whether an existing file may be replaced.
         progress_bar: Whether to show a tqdm bar of the bytes on stderr, for a MiB or more.
         policy: How long to wait between tries.
-        sleep: Waits; injected by tests.
 
     Raises:
         FileExistsError: `overwrite=False` and the destination exists.
@@ -101,7 +99,7 @@ def download_file(
     destination.parent.mkdir(parents=True, exist_ok=True)
     with _new_file(destination, overwrite=overwrite) as descriptor:
         with _bar(found, shown=progress_bar) as bar:
-            crc32 = _Download(store, found, descriptor, bar, policy or RetryPolicy(), sleep).run()
+            crc32 = _Download(store, found, descriptor, bar, policy or RetryPolicy()).run()
         _verify(found, descriptor, crc32)
     return destination
 
@@ -226,7 +224,6 @@ class _Download:
     descriptor: int
     bar: Any
     policy: RetryPolicy
-    sleep: Callable[[float], None]
     lock: threading.Lock = attrs.field(factory=threading.Lock)
     stop: threading.Event = attrs.field(factory=threading.Event)
 
@@ -293,7 +290,7 @@ class _Download:
                 failures = failures + 1 if done == before else 1
                 if failures >= _TRIES_WITHOUT_PROGRESS or self.stop.is_set():
                     raise
-                self.sleep(self.policy.delay_seconds(failures, error.retry_after_seconds))
+                time.sleep(self.policy.delay_seconds(failures, error.retry_after_seconds))
             else:
                 if done >= limit or done == before:
                     break  # Complete, or no progress: see _verify.

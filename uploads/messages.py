@@ -6,7 +6,7 @@ import logging
 import math
 import opcode
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "log_safely",
     "log_warning",
     "missing_name",
+    "needs_package",
     "one_line",
     "one_line_json",
     "parse_retry_after",
@@ -78,6 +79,31 @@ def encodable(text: str, stream: Any) -> str:
     except UnicodeEncodeError:
         return text.encode(encoding, "backslashreplace").decode(encoding)
     return text
+
+
+@contextlib.contextmanager
+def needs_package(what: str, *packages: str, note: str = "") -> Iterator[None]:
+    """Makes a failed import in a `with` block say how to install the packages.
+
+    ```python
+    with needs_package("the report", "numpy"):
+        import numpy
+    ```
+
+    Args:
+        what: what needs them, at the beginning of the message.
+        packages: their names on PyPI.
+        note: a text after the command.
+
+    Raises:
+        ImportError: an import in the block failed.
+    """
+    try:
+        yield
+    except ImportError as error:
+        names = f"package{'s' * (len(packages) > 1)} {' and '.join(map(repr, packages))}"
+        command = f"pip install {' '.join(packages)}{note}"
+        raise ImportError(f"{what} needs the {names}: {error}. Run: {command}", name=packages[0]) from error
 
 
 def missing_name(module: str, name: str, known: Iterable[str]) -> AttributeError | ImportError:

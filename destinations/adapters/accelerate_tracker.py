@@ -10,15 +10,14 @@ from typing import Any
 
 from destinations.run_directory import RunDirectory
 from events import Callback, Destination, Logger
+from uploads import needs_package
 
 from .media import log_images, log_table
-from .session import Session, log_values, missing_package_error, whole
+from .session import Session, log_values, whole
 
-try:
+with needs_package("this adapter", "accelerate"):
     from accelerate import Accelerator
     from accelerate.tracking import GeneralTracker, on_main_process
-except ImportError as error:
-    raise missing_package_error("accelerate", error) from error
 
 __all__ = ["AccelerateTracker"]
 

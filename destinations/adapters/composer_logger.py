@@ -13,15 +13,14 @@ from typing import Any
 
 from destinations.base import LoggerDestination
 from events import Callback, Destination, Event, LiteralName, Phase, RunStatus, State, Time, Timestamp
+from uploads import needs_package
 
-from .session import Session, log_metrics_and_traces, missing_package_error
+from .session import Session, log_values
 
-try:
+with needs_package("this adapter", "mosaicml", note=", in an environment of its own"):
     from composer.core import Time as TheirTime
     from composer.core import Timestamp as TheirTimestamp
     from composer.loggers import LoggerDestination as TheirDestination
-except ImportError as error:
-    raise missing_package_error("mosaicml", error, ", in an environment of its own") from error
 
 __all__ = ["ComposerDestination", "FromComposer", "from_composer"]
 
@@ -166,9 +165,9 @@ class ComposerDestination(TheirDestination):
             self._logger_now(self._session).log_hyperparameters(hyperparameters)
 
     def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
-        """Logs scalars, also those on a device, as metrics, and other values as traces."""
+        """Logs scalars, also those on a device, as metrics, strings as texts, and other values as traces."""
         if self._session is not None:
-            log_metrics_and_traces(self._logger_now(self._session), metrics, step)
+            log_values(self._logger_now(self._session), metrics, step)
 
     def upload_file(self, state: Any, remote_file_name: str, file_path: Path, *, overwrite: bool) -> None:
         """Passes a file to destinations that accept files; they have their own copy when the call returns."""

@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from events import Callback, Destination, Event, Phase, RunStatus, Time, Timestamp, TimeUnit
+from uploads import needs_package
 
-from .session import Session, SessionMixin, length_of, log_metrics_and_traces, missing_package_error
+from .session import Session, SessionMixin, length_of, log_values
 
-try:
+with needs_package("this adapter", "transformers"):
     from transformers import TrainerCallback
     from transformers.trainer_callback import ExportableState
-except ImportError as error:
-    raise missing_package_error("transformers", error) from error
 
 __all__ = ["TransformersCallback"]
 
@@ -34,7 +33,7 @@ class TransformersCallback(SessionMixin, TrainerCallback, ExportableState):
     ```
 
     **Names** are the same as in Hugging Face's own integrations: `train/loss`, `eval/loss`, `test/loss`; the
-    epoch stays `epoch`. Values that are not scalars are logged as traces.
+    epoch stays `epoch`. Strings are logged as texts, other values that are not scalars as traces.
 
     **End of the run.** A successful `train` marks the run as completed, but leaves it open for further calls.
     Hugging Face does not report exceptions to callbacks, so the `with` block records them; without it, the
@@ -202,9 +201,9 @@ class TransformersCallback(SessionMixin, TrainerCallback, ExportableState):
     def on_log(
         self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **kwargs: Any
     ) -> None:
-        """Logs scalars as metrics and other values as traces."""
+        """Logs scalars as metrics, strings as texts, and other values as traces."""
         values = {_name(str(key)): value for key, value in (logs or {}).items()}
-        log_metrics_and_traces(self._session.logger, values, self._step(state))
+        log_values(self._session.logger, values, self._step(state))
 
     # Evaluation and prediction.
 

@@ -7,13 +7,12 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from events import Callback, Destination, Phase, RunStatus, Time, Timestamp, TimeUnit
+from uploads import needs_package
 
-from .session import Session, SessionMixin, log_metrics_and_traces, missing_package_error
+from .session import Session, SessionMixin, log_values
 
-try:
+with needs_package("this adapter", "keras"):
     import keras
-except ImportError as error:
-    raise missing_package_error("keras", error) from error
 
 __all__ = ["KerasCallback"]
 
@@ -118,7 +117,7 @@ class KerasCallback(SessionMixin, keras.callbacks.Callback):
 
     def _log(self, phase: str, logs: Mapping[str, Any] | None, step: int) -> None:
         values = {f"{phase}/{name}": value for name, value in (logs or {}).items()}
-        log_metrics_and_traces(self._session.logger, values, step)
+        log_values(self._session.logger, values, step)
 
     # Evaluation and prediction.
 

@@ -21,9 +21,10 @@ from destinations.compat.summary_calls import SummaryCalls
 from destinations.compat.wandb.items import Items
 from destinations.run_directory import RunDirectory
 from events import Callback, Destination, Event, Logger, Phase, RunStatus, State, Time, Timestamp, TimeUnit
+from uploads import needs_package
 
 from .media import WandbMedia
-from .session import Session, SessionContext, as_tuple, log_values, missing_package_error, samples_in
+from .session import Session, SessionContext, as_tuple, log_values, samples_in
 from .watch import ModelHistograms
 
 __all__ = ["Experiment", "LightningEvents", "LightningLogger", "RegistryLogger"]
@@ -42,10 +43,8 @@ def _class_trees() -> tuple[tuple[type, ...], tuple[type, ...]]:
             # If one is broken, the other can still be used.
             error = failure
     if not loggers:
-        raise missing_package_error(
-            "lightning",
-            ImportError(error or "neither lightning nor pytorch_lightning is installed"),
-        )
+        with needs_package("this adapter", "lightning"):
+            raise ImportError(error or "neither lightning nor pytorch_lightning is installed")
     return tuple(loggers), tuple(callbacks)
 
 

@@ -44,10 +44,7 @@ __all__ = [
     "SessionMixin",
     "as_tuple",
     "length_of",
-    "log_metrics_and_traces",
     "log_values",
-    "missing_package_error",
-    "plain_values",
     "samples_in",
     "whole",
 ]
@@ -59,18 +56,6 @@ _NUMBERS = frozenset({bool, int, float})
 
 # The sessions that have been opened, and not collected since.
 _opened: "weakref.WeakSet[Session]" = weakref.WeakSet()
-
-
-def missing_package_error(package: str, error: ImportError, note: str = "") -> ImportError:
-    """Returns an error that tells how to install a missing package.
-
-    Args:
-        package: the missing package.
-        error: the original import error.
-        note: a text after the command.
-    """
-    hint = f"pip install {package}{note}"
-    return ImportError(f"this adapter needs the package {package!r}: {error}. Run: {hint}", name=package)
 
 
 def as_tuple(one_or_more: Any) -> tuple[Any, ...]:
@@ -99,30 +84,6 @@ def samples_in(batch: Any) -> int:
     return next((count for count in map(samples_in, parts) if count), 0)
 
 
-def log_metrics_and_traces(logger: Logger, values: Mapping[Any, Any], step: int | None) -> None:
-    """Logs scalars as one record of metrics, and all other values as one record of traces.
-
-    Args:
-        logger: of the run.
-        values: by name; nested mappings are flattened, names that are not strings become strings.
-        step: as for `Logger.log_metrics`.
-    """
-    metrics, others = plain_values(values)
-    if metrics:
-        logger.log_metrics(metrics, step)
-    if others:
-        logger.log_traces(others)
-
-
-def plain_values(values: Mapping[Any, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Splits logged values, nested mappings flattened, into scalars and others, such as strings and lists."""
-    metrics: dict[str, Any] = {}
-    others: dict[str, Any] = {}
-    for name, value in flattened(values, "/", keeps_empty=False).items():
-        (metrics if _is_scalar(value) else others)[name] = value
-    return metrics, others
-
-
 def _is_scalar(value: Any) -> bool:
     if isinstance(value, bool | int | float):
         return True
@@ -147,7 +108,8 @@ def log_values(
     if _NUMBERS.issuperset(map(type, values.values())):
         logger.log_metrics(values, step)
         return
-    metrics, others = plain_values(values)
+    flat = flattened(values, "/", keeps_empty=False)
+    metrics = {name: value for name, value in flat.items() if _is_scalar(value)}
     refusals: list[RecordError] = []
 
     def attempt(call: Callable[..., None], *arguments: Any, **named: Any) -> None:
@@ -158,7 +120,9 @@ def log_values(
 
     if metrics:
         attempt(logger.log_metrics, metrics, step)
-    for name, value in others.items():
+    for name, value in flat.items():
+        if name in metrics:
+            continue
         if isinstance(value, str):
             attempt(logger.log_text, value, name=name, step=step)
         elif are_histograms and _is_array(value):

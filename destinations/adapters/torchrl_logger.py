@@ -21,15 +21,14 @@ from destinations.registry import create_destination
 from destinations.run_directory import RunDirectory
 from destinations.text.formatting import flattened
 from events import Callback, Destination, Logger
+from uploads import needs_package
 
 from .media import log_images, log_videos
-from .session import Session, SessionContext, log_values, missing_package_error, whole
+from .session import Session, SessionContext, log_values, whole
 
-try:
+with needs_package("this adapter", "torchrl"):
     from tensordict import TensorDictBase, is_non_tensor
     from torchrl.record.loggers.common import Logger as TorchRLBase
-except ImportError as error:
-    raise missing_package_error("torchrl", error) from error
 
 __all__ = ["FromTorchRL", "TorchRLLogger", "from_torchrl", "generate_exp_name", "get_logger"]
 

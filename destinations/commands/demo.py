@@ -3,7 +3,6 @@
 The images are scikit-learn's: 1,797 of them, 8 by 8 pixels, part of the package; nothing is downloaded.
 """
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -141,11 +140,10 @@ def main(store: str = "store", *, epochs: int = 8) -> Path:
     Returns:
         The folder of the run.
     """
-    memory = InMemory()
     loggers = [
         ProgressBar(),
         Console(),
-        memory,
+        InMemory(),
         RunDirectory("runs/{run_name}"),
         TextFile("runs/{run_name}/log.txt"),
         Artifacts(store),
@@ -157,32 +155,5 @@ def main(store: str = "store", *, epochs: int = 8) -> Path:
     folder = Path("runs") / run_name
     with UploadQueue(store) as queue:
         queue.submit(folder, run_name)
-
-    show_folder(folder)
-    show_receipt(folder)
-    sys.stdout.write(f"\nuploaded to {queue.uri(run_name)}\n")
+    sys.stdout.write(f"uploaded to {queue.uri(run_name)}\n")
     return folder
-
-
-def show_folder(folder: Path) -> None:
-    """Prints what the run left on disk."""
-    sys.stdout.write(f"\n{folder}/\n")
-    for path in sorted(folder.iterdir()):
-        files = [file for file in path.rglob("*") if file.is_file()] if path.is_dir() else [path]
-        size = sum(file.stat().st_size for file in files)
-        name = f"{path.name}/" if path.is_dir() else path.name
-        count = f" in {len(files)} files" if path.is_dir() else ""
-        sys.stdout.write(f"  {name:<20} {size:>10,} bytes{count}\n")
-
-
-def show_receipt(folder: Path) -> None:
-    """Prints what logging cost the training thread, and what is safe."""
-    receipt = json.loads((folder / "sidecar.json").read_text(encoding="utf-8"))["overhead"]
-    media = receipt["media"]
-    sys.stdout.write(
-        f"\n{receipt['calls']} rows of metrics, {receipt['p50_us']:.1f} µs each (median), "
-        f"{receipt['dropped']} dropped\n"
-        f"{media['accepted']} records of media in {media['files']} files, "
-        f"{media['failed']} failed, {media['dropped']} dropped\n"
-        f"safe on disk to step {receipt['safe_on_disk_to_step']}\n"
-    )

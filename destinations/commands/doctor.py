@@ -76,15 +76,13 @@ def _python() -> Check:
 
 
 def _packages() -> Check:
-    places = set()
-    for name in ("destinations", "events", "uploads"):
-        try:
-            if name != "destinations":
-                require_own(name)
-        except ImportError as error:
-            return Check("packages", "problem", str(error))
-        module = importlib.import_module(name)
-        places.add(Path(str(module.__file__)).parent.parent)
+    try:
+        for name in ("events", "uploads"):
+            require_own(name)
+    except ImportError as error:
+        return Check("packages", "problem", str(error))
+    modules = map(importlib.import_module, ("destinations", "events", "uploads"))
+    places = {Path(str(module.__file__)).parent.parent for module in modules}
     if len(places) > 1:
         return Check(
             "packages",
@@ -137,16 +135,12 @@ def _extras(wanted: Sequence[str]) -> Iterator[Check]:
     extras: dict[str, dict[str, str]] = {}
     for requirement in requirements:
         found = _REQUIREMENT.fullmatch(requirement.strip())
-        if found is None or found["extra"] in _OURS or found["name"] == PROJECT:
-            continue
-        packages = extras.setdefault(found["extra"], {})
-        packages[found["name"]] = _problem_of(found["name"], found["limits"] or "")
+        if found is not None and found["extra"] not in _OURS and found["name"] != PROJECT:
+            problem = _problem_of(found["name"], found["limits"] or "")
+            extras.setdefault(found["extra"], {})[found["name"]] = problem
     complete = [extra for extra, packages in extras.items() if not any(packages.values())]
-    left_out = [
-        extra
-        for extra, packages in extras.items()
-        if extra not in wanted and not any(map(_version_of, packages))
-    ]
+    absent = [extra for extra, packages in extras.items() if not any(map(_version_of, packages))]
+    left_out = [extra for extra in absent if extra not in wanted]
     if complete:
         yield Check("extras", "ok", ", ".join(complete))
     if left_out:

@@ -19,13 +19,14 @@ from destinations.history.sealed import ParquetSnapshot
 from destinations.history.snapshot import MetricsSnapshot
 
 from .layout import OWN_COLUMNS, PLAIN, parse_header
-from .parquet import PartIndex, filled_column, read_lines
+from .parquet import PartIndex, filled_column, indexed_columns, read_lines
 
 __all__ = [
     "MISSING_STEP",
     "Block",
     "Floats",
     "Steps",
+    "add_rows",
     "block_of_rows",
     "blocks_of",
     "indexed_files",
@@ -146,6 +147,23 @@ def read_blocks(
             return
         block = None if others else _block_of_numbers(columns, chunk, wanted, with_time=with_time)
         yield block_of_rows(parse_rows(columns, [chunk]), wanted) if block is None else block
+
+
+def add_rows(file: CsvSnapshot, statistics: Aggregate, until: float | None = None) -> None:
+    """Adds the rows of a file to statistics, from its index if that has all that they need.
+
+    An index lacks the steps of last values.
+
+    Args:
+        file: the CSV, or the part in Parquet.
+        statistics: the statistics.
+        until: rows of a named writer that were logged later don't count.
+    """
+    if isinstance(file, ParquetSnapshot) and not statistics.by_step:
+        file.packed.index().add_to(statistics)
+        return
+    for block in blocks_of(file, indexed_columns(parse_header(file.header))):
+        block.until(until).add_to(statistics)
 
 
 def indexed_files(

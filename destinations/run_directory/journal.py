@@ -393,26 +393,23 @@ class Journal:
         Raises:
             OSError: no segment can be made: disk full, or folder deleted.
         """
-        for _ in range(3):
-            if self._is_abandoned:
-                return True
-            writing = self._writing
-            try:
-                writing.segment.write(self._frame(entry, writing))
-            except BlockingIOError:
-                return False
-            except OSError:
-                self._retry_at = time.monotonic() + _RETRY_SECONDS
-                raise
-            except ValueError:
-                pass  # The segment is full.
-            else:
-                return True
-            try:
-                self._rotate(self._needed_bytes(entry))
-            except OSError:
-                self._retry_at = time.monotonic() + _RETRY_SECONDS
-                raise
+        try:
+            for _ in range(3):
+                if self._is_abandoned:
+                    return True
+                writing = self._writing
+                try:
+                    writing.segment.write(self._frame(entry, writing))
+                except ValueError:
+                    # The segment is full.
+                    self._rotate(self._needed_bytes(entry))
+                else:
+                    return True
+        except BlockingIOError:
+            return False
+        except OSError:
+            self._retry_at = time.monotonic() + _RETRY_SECONDS
+            raise
         return False
 
     def _frame(self, entry: tuple[Any, ...], writing: _ActiveSegment) -> bytes:

@@ -473,18 +473,12 @@ class ParquetRows:
         """Yields the rows as chunks of CSV lines, formatted like the writer's; see `arrays`."""
         for table in self._tables(tuple(range(len(self._columns))), start, end, _BATCH_ROWS):
             cells: list[list[bytes]] = []
-            floats: list[Floats] = []
-            for column in table:
-                values, present = _numpy(column)
-                if present.all() and values.dtype == np.float64:
-                    floats.append(values)  # Formatting adjacent columns together is faster.
-                    continue
-                if floats:
-                    cells.append(format_cell_rows(np.stack(floats, axis=1)))
-                    floats = []
-                cells.append(_texts(values, present))
-            if floats:
-                cells.append(format_cell_rows(np.stack(floats, axis=1)))
+            # Formatting adjacent columns of floats together is faster.
+            for is_whole, group in itertools.groupby(map(_numpy, table), _has_all_floats):
+                if is_whole:
+                    cells.append(format_cell_rows(np.stack([values for values, _ in group], axis=1)))
+                else:
+                    cells += itertools.starmap(_texts, group)
             yield b"\n".join([*map(b",".join, zip(*cells, strict=True)), b""])
 
     # Inside.
@@ -638,6 +632,11 @@ def _numpy(column: Any) -> tuple[Numbers, Bools]:
     values: Numbers = np.frombuffer(numbers, kind, count, offset * 8) if count else np.empty(0, kind)
     present = np.ones(count, np.bool_) if not array.null_count else _bools(bits, offset, count)
     return values, present
+
+
+def _has_all_floats(column: tuple[Numbers, Bools]) -> bool:
+    values, present = column
+    return values.dtype == np.float64 and bool(present.all())
 
 
 def _texts(values: Numbers, present: Bools) -> list[bytes]:

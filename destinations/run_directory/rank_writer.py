@@ -23,7 +23,7 @@ from destinations.history.aggregate import Aggregate
 from events import redact_text
 from uploads.disk import file_system_of, is_network_file_system
 
-from .blocks import blocks_of, read_blocks
+from .blocks import add_rows
 from .document_writer import DocumentWriter
 from .documents import Documents
 from .drain import PART_BYTES, JournalDrain
@@ -34,12 +34,10 @@ from .journal_files import MakeSegment, make_journal, remove_journal, sync_journ
 from .layout import (
     journal_path,
     metrics_name,
-    parse_header,
     segment_paths,
 )
 from .media_writer import FileKeeping
 from .metrics_csv import MetricsCsv
-from .parquet import indexed_columns
 from .segments import AppendedSegment, MappedSegment
 
 if TYPE_CHECKING:
@@ -78,24 +76,16 @@ def _percentile(values: list[int], share: float) -> float | None:
 
 
 def _statistics_of(csv: MetricsCsv, between: Callable[[], object], *, by_step: bool) -> Aggregate:
-    """Returns the statistics of all rows that belong to the run; calls `between` after each chunk."""
+    """Returns the statistics of all rows that belong to the run; calls `between` after each part."""
     statistics = Aggregate(by_step=by_step)
     for part in csv.parts.present():
         try:
             with contextlib.closing(part.open()) as file:
-                if by_step:
-                    for block in blocks_of(file, indexed_columns(parse_header(file.header))):
-                        block.add_to(statistics)
-                else:
-                    file.packed.index().add_to(statistics)
+                add_rows(file, statistics)
         except OSError as error:
             _log.warning("run folder %s: a part cannot be read: %s", csv.path.parent, error)
         between()
-    columns = indexed_columns(parse_header(csv.header))
-    for lines in csv.snapshot().chunks(chunk_bytes=128 << 10):
-        for block in read_blocks(csv.header, [lines], columns):
-            block.add_to(statistics)
-        between()
+    add_rows(csv.snapshot(), statistics)
     return statistics
 
 
@@ -379,26 +369,22 @@ class RankWriter:
     # The writer thread.
 
     def _tick(self, is_last: bool) -> None:  # called by the timer
-        if self._disowned:
-            if is_last:
-                self._report_loss()
-            return
-        self._papers.touch()
         failures = self._failures.errors.total()
         self._is_well, is_well = False, True
-        try:
-            self._drain_journal(is_last)
-        except (RunInUseError, RunPathError) as error:
-            self._disown(error)
-            if is_last:
-                self._report_loss()
-            return
-        except Exception as error:  # noqa: BLE001  # even one of our own
-            # The documents are still written, because they report the error.
-            is_well = False
-            self._failed(error)
+        if not self._disowned:
+            self._papers.touch()
+            try:
+                self._drain_journal(is_last)
+            except (RunInUseError, RunPathError) as error:
+                self._disown(error)
+            except Exception as error:  # noqa: BLE001  # even one of our own
+                # The documents are still written, because they report the error.
+                is_well = False
+                self._failed(error)
         if is_last:
             self._report_loss()
+        if self._disowned:
+            return
         self._papers.write(is_last=is_last, is_urgent=is_well and self._failures.is_failing)
         self._is_well = is_well
         if is_well:

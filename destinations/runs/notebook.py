@@ -11,6 +11,7 @@ from typing import Any
 
 from destinations.run_directory.layout import metrics_name, part_numbers, parts_path
 from destinations.text.formatting import one_line
+from uploads import needs_package
 
 from .commands.screen import age_text, duration_text, value_text
 from .order import MISSING
@@ -194,13 +195,8 @@ def require_matplotlib() -> None:
     Raises:
         ImportError: matplotlib is missing.
     """
-    try:
+    with needs_package("plot", "matplotlib"):
         import matplotlib.figure  # noqa: F401  # checked only
-    except ImportError as error:
-        raise ImportError(
-            f"plot needs matplotlib, which is not installed ({error}). Run: pip install matplotlib",
-            name="matplotlib",
-        ) from error
 
 
 def draw(

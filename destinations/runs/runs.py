@@ -610,18 +610,10 @@ class Runs:
                 )
             root.refresh(path)
             record = self._find(record.path)
-            given: dict[str, Any] = {
-                "tags": None if tags is None else list(tags),
-                "notes": notes,
-                "display_name": display_name,
-                "archived": archived,
-            }
-            there = {
-                "tags": list(record.tags),
-                "notes": record.notes,
-                "display_name": record.display_name or "",
-                "archived": record.archived,
-            }
+            there = {"tags": [*record.tags], "notes": record.notes, "archived": record.archived}
+            there["display_name"] = record.display_name or ""
+            given = {"tags": None if tags is None else [*tags], "notes": notes, "archived": archived}
+            given["display_name"] = display_name
             changed = {name: one for name, one in given.items() if one is not None and one != there[name]}
             if changed:
                 edit_run(record.path, root.own_tags(path), **changed, based_on=based_on, clock=self._clock)

@@ -201,16 +201,11 @@ def _computed_records(stream: Stream, rank: int) -> _Records:
     """Computes the statistics of each metric of a stream from its rows."""
     from destinations.history.aggregate import Aggregate
     from destinations.history.snapshot import take_snapshot
-    from destinations.run_directory.blocks import block_of_rows, blocks_of, indexed_files
+    from destinations.run_directory.blocks import add_rows, block_of_rows
 
     statistics = Aggregate(by_step=bool(stream.writer))
     with take_snapshot(stream.folder, rank, end=stream.row_end, with_parents=False) as snapshot:
-        for file, index in indexed_files(snapshot):
-            # An index lacks the steps of last values.
-            if index and not stream.writer:
-                index.add_to(statistics)
-                continue
-            for block in blocks_of(file):
-                block.until(stream.until).add_to(statistics)
+        for file in snapshot.files():
+            add_rows(file, statistics, stream.until)
         block_of_rows(snapshot.journal_rows()).until(stream.until).add_to(statistics)
     return statistics.to_json()

@@ -309,7 +309,7 @@ class Console(LoggerDestination):
             for name, value in hyperparameters.items():
                 self._hyperparameters |= self._style.rendered(name, value)
 
-    def log_table(  # type: ignore[override]  # a logger always passes the rows
+    def log_table(
         self,
         columns: list[str],
         rows: list[list[Any]],

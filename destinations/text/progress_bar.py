@@ -4,6 +4,7 @@ Everything runs in the training thread. A step costs about a microsecond, to rea
 ten times a second.
 """
 
+import contextlib
 import fnmatch
 import functools
 import importlib.util
@@ -187,30 +188,32 @@ class PrintGuard:
     """
 
     def __init__(self) -> None:
-        self._redirection: Redirection | None = None
-        self._handlers: list[tuple[Any, StreamWrapper]] = []
+        self._installed = contextlib.ExitStack()
+        self._is_installed = False
 
     def start(self) -> None:
         """Installs the wrappers; idempotent."""
-        if self._redirection is not None:
+        if self._is_installed:
             return
+        self._is_installed = True
         names = [name for name in ("stdout", "stderr") if is_terminal(getattr(sys, name))]
-        self._redirection = Redirection(lambda _, stream: _AboveBars(stream), names)
+        redirection = Redirection(lambda _, stream: _AboveBars(stream), names)
+        self._installed.callback(redirection.undo)
         for handler in _handlers():
-            for wrapper in self._redirection.wrappers.values():
+            for wrapper in redirection.wrappers.values():
                 if getattr(handler, "stream", None) is wrapper.wrapped:
                     handler.setStream(wrapper)  # type: ignore[attr-defined]  # every StreamHandler has it
-                    self._handlers.append((handler, wrapper))
+                    self._installed.callback(_restore, handler, wrapper)
 
     def stop(self) -> None:
         """Removes the wrappers, after the bars are closed; idempotent."""
-        if self._redirection is None:
-            return
-        for handler, wrapper in self._handlers:
-            if handler.stream is wrapper:
-                handler.setStream(wrapper.wrapped)
-        self._redirection.undo()
-        self._redirection, self._handlers = None, []
+        self._installed.close()
+        self._is_installed = False
+
+
+def _restore(handler: Any, wrapper: StreamWrapper) -> None:
+    if handler.stream is wrapper:
+        handler.setStream(wrapper.wrapped)
 
 
 def _handlers() -> list[logging.Handler]:

@@ -131,15 +131,6 @@ def json_bytes(value: Any) -> bytes:
     return json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
 
 
-def json_list(text: str | None) -> list[dict[str, str]]:
-    """Parses a JSON list; returns an empty one if there is none."""
-    try:
-        found = json.loads(text or "[]")
-    except ValueError:
-        return []
-    return found if isinstance(found, list) else []
-
-
 # Errors.
 
 
@@ -327,7 +318,7 @@ class MLflowSink(Sink):
             name = run.data.tags.get(entity_key(_NAME_TAG + key), key)
             self._metric_names.take(name, key)
         self._params = dict(run.data.params)
-        self._tables = json_list(run.data.tags.get("mlflow.loggedArtifacts"))
+        self._tables = json.loads(run.data.tags.get("mlflow.loggedArtifacts", "[]"))
         for key, value in self._tags.items():
             self._client.set_tag(run_id, entity_key(key), cut(str(value), _MAX_TAG))
         return run_id

@@ -314,9 +314,8 @@ class Catalog:
             statistics = self._statistics(record, columns)
             of_group = cells.setdefault(label, {})
             for name in columns:
-                kind, value = key_of(_cell_of(record, name, now, statistics))
-                if kind is Kind.NUMBER and math.isfinite(value):
-                    of_group.setdefault(name, []).append(value)
+                for number in _finite([_cell_of(record, name, now, statistics)]):
+                    of_group.setdefault(name, []).append(number)
         return {
             label: {
                 name: {
@@ -471,10 +470,8 @@ class Catalog:
         if ranks:
             return [(run.name, [(run_id, run, rank) for rank in run.ranks()]) for run_id, run in runs]
         now = self.clock()
-        # Labels include the names of the columns, unless the user chose them.
-        is_named = not groups
         fields = self._checked([*groups, *([over] if over else [])])
-        if is_named:
+        if not groups:
             names = {name for _, run in runs for name in run.hparams}
             names -= (
                 {over.removeprefix("hparams.")}
@@ -486,18 +483,19 @@ class Catalog:
                 for name in sorted(names)
                 if not same_values(run.hparams.get(name, MISSING) for _, run in runs)
             ]
-        rows: list[tuple[Any, ...]] = [(None, (run_id, run, 0)) for run_id, run in runs]
+        members = [(run_id, run, 0) for run_id, run in runs]
         for field in reversed(fields if groups else ()):
-            found = [(value_of(member[1].record, field, now), member) for _, member in rows]
-            rows = list(sort_rows(found, descending=False))
+            cells = [(value_of(member[1].record, field, now), member) for member in members]
+            members = [member for _, member in sort_rows(cells, descending=False)]
         of_label: dict[str, list[tuple[str, RecordedRun, int]]] = {}
-        for _, member in rows:
+        for member in members:
             labels = [label_of(value_of(member[1].record, field, now)) for field in fields]
-            if is_named:
-                names_of = [field.removeprefix("hparams.") for field in fields]
-                label = ", ".join(f"{name}={one}" for name, one in zip(names_of, labels, strict=True))
-            else:
+            if groups:
                 label = " · ".join(labels)
+            else:
+                # The user did not choose the columns, so labels name them.
+                named = zip(fields, labels, strict=True)
+                label = ", ".join(f"{field.removeprefix('hparams.')}={one}" for field, one in named)
             of_label.setdefault(label or "all", []).append(member)
         return sorted(of_label.items(), key=lambda group: self._distance(goal, group[1]))
 
@@ -505,17 +503,11 @@ class Catalog:
         """Returns the mean of a goal over runs, negated if the largest is best; infinity without one."""
         if not goal:
             return 0.0
-        now = self.clock()
-        cells = [
-            _cell_of(run.record, goal, now, self._statistics(run.record, [goal])) for _, run, _ in members
-        ]
-        numbers = [
-            value for kind, value in map(key_of, cells) if kind is Kind.NUMBER and math.isfinite(value)
-        ]
-        if not numbers:
-            return math.inf
-        mean = statistics_module.fmean(numbers)
-        return -mean if goal.startswith("max.") else mean
+        records = [run.record for _, run, _ in members]
+        cells = (_cell_of(one, goal, self.clock(), self._statistics(one, [goal])) for one in records)
+        numbers = list(_finite(cells))
+        mean = statistics_module.fmean(numbers) if numbers else math.inf
+        return -mean if numbers and goal.startswith("max.") else mean
 
     def shown_path(self, record: RunRecord) -> str:
         """Returns the folder of a run, relative to its root."""
@@ -652,6 +644,13 @@ def _cell_of(record: RunRecord, name: str, now: float, statistics: Mapping[str, 
         return value_of(record, name, now)
     found = getattr(statistics.get(metric), name.partition(".")[0], None)
     return MISSING if found is None else found
+
+
+def _finite(cells: Iterable[Any]) -> Iterator[float]:
+    """Yields the finite numbers among cells."""
+    for kind, value in map(key_of, cells):
+        if kind is Kind.NUMBER and math.isfinite(value):
+            yield value
 
 
 def _kind_of(name: str, records: Sequence[RunRecord]) -> str:

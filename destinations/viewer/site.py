@@ -157,8 +157,7 @@ def _foreign_in(folder: Path) -> str | None:
     if not folder.is_dir() or folder.is_symlink():
         return "it is no folder"
     if not (listed := read_object_file(folder / _FILES)):
-        by_hand = ", so that a site of an older version is to be deleted by hand"
-        return f"there is no {_FILES}{by_hand * (folder / _MANIFEST).is_file()}"
+        return f"there is no {_FILES}"
     folders = {str(parent) for name in (*listed, _FILES) for parent in Path(name).parents}
 
     def refuse(error: OSError) -> None:

@@ -237,8 +237,7 @@ class TimeFiles:
             return
         self._moved[most] -= moved
         self._moved[self._ledger.buckets.index("stopped")] += moved
-        self._ledger.spans.append(("stopped", now - moved, now, "stopped"))
-        self._ledger.spans_made += 1
+        self._ledger.spans.keep("stopped", now - moved, now, "stopped")
 
     # Files.
 
@@ -280,8 +279,8 @@ class TimeFiles:
         ledger = self._ledger
         lines: list[str] = []
         # Only the current ones, because training adds more.
-        for _ in range(len(ledger.spans)):
-            name, begin, end, track = ledger.spans.popleft()
+        for _ in range(len(ledger.spans.kept)):
+            name, begin, end, track = ledger.spans.kept.popleft()
             self._spans_taken += 1
             self._add(lines, name, begin, (end - begin) // 1000, track)
         opened = {key: one for key, *one in ledger.open_now() if now - one[1] >= _OPEN_NANOSECONDS}
@@ -289,7 +288,7 @@ class TimeFiles:
             if key not in self._noted:
                 self._add(lines, name, begin, "", track)
         self._noted = set(opened)
-        self._left_out = max(self._left_out, ledger.spans_made - self._spans_taken - len(ledger.spans))
+        self._left_out = max(self._left_out, ledger.spans.count - self._spans_taken - len(ledger.spans.kept))
         if lines:
             self._file("spans", "begin,microseconds,name,track").write("\n".join(lines), is_last=True)
             self._thin()

@@ -154,6 +154,42 @@ class DeviceClock:
                 self.nanoseconds[bucket] += begin.elapsed_time(end) * 1e6
 
 
+class Spans:
+    """The spans of a run that are not in its file yet, and those that are open; for any thread."""
+
+    def __init__(self) -> None:
+        # (bucket or name, begin, end, track), in nanoseconds.
+        self.kept: deque[_Span] = deque(maxlen=_MAX_PENDING_SPANS)
+        self.count = 0
+        # Name, begin and track, by key.
+        self.open: dict[Any, tuple[str, int, str]] = {}
+        self._tracks: dict[int, str] = {}
+
+    def keep(self, bucket: int | str, begin: int, end: int, track: str = "time") -> None:
+        """Keeps a span for the file; the oldest gives way if too many wait."""
+        self.kept.append((bucket, begin, end, track))
+        self.count += 1
+
+    def begin(self, key: object, name: str, begin: int, track: str) -> None:
+        """Opens a span."""
+        self.open[key] = (name, begin, track)
+
+    def end(self, key: object, end: int) -> None:
+        """Ends a span; does nothing if it is not open."""
+        if (one := self.open.pop(key, None)) is not None:
+            self.keep(one[0], one[1], end, one[2])
+
+    def track_of_thread(self, training_thread: int) -> str:
+        """Returns the unique track for the spans of this thread."""
+        ident = threading.get_ident()
+        if ident not in self._tracks:
+            name = "spans" if ident == training_thread else f"spans of {threading.current_thread().name}"
+            names = itertools.chain([name], (f"{name} ({number})" for number in itertools.count(2)))
+            taken = set(self._tracks.values())
+            self._tracks[ident] = next(one for one in names if one not in taken)
+        return self._tracks[ident]
+
+
 class TimeLedger(Callback):
     """Measures where the time of a session goes, in buckets that add up, and keeps spans for a trace.
 
@@ -266,12 +302,7 @@ class TimeLedger(Callback):
         self._has_ranks = False
         self._hooks: dict[str, tuple[_Hook, ...]] = {}
         self._hooks_within: dict[bool, dict[str, tuple[_Hook, ...]]] = {True: {}, False: {}}
-        # (bucket or name, begin, end, track), in nanoseconds.
-        self.spans: deque[_Span] = deque(maxlen=_MAX_PENDING_SPANS)
-        self.spans_made = 0
-        # Open spans, by key.
-        self.open: dict[Any, tuple[str, int, str]] = {}
-        self._tracks: dict[int, str] = {}
+        self.spans = Spans()
         # (step, begin, end, totals at its begin, totals at its end) of slow steps.
         self.slow_steps: deque[tuple[int, int, int, list[int], list[int]]] = deque(maxlen=_MAX_PENDING_STEPS)
         self.slow_nanoseconds = _NEVER
@@ -311,12 +342,8 @@ class TimeLedger(Callback):
         self._bucket = bucket
         self.totals[before] += taken
         if taken >= self._keep[before] and before != bucket:
-            self._keep_span(before, now - taken, now)
+            self.spans.keep(before, now - taken, now)
         return before
-
-    def _keep_span(self, bucket: int | str, begin: int, end: int, track: str = "time") -> None:
-        self.spans.append((bucket, begin, end, track))
-        self.spans_made += 1
 
     def snapshot(self) -> tuple[int, list[int]]:
         """Returns now, and the nanoseconds of each bucket until now; any thread may call it."""
@@ -383,7 +410,7 @@ class TimeLedger(Callback):
             self._bucket = _LOGGING
             self.totals[before] += taken
             if taken >= self._keep[before]:
-                self._keep_span(before, now - taken, now)
+                self.spans.keep(before, now - taken, now)
             try:
                 log_metrics(metrics, step)
             finally:
@@ -393,7 +420,7 @@ class TimeLedger(Callback):
                 self._bucket = before
                 self.totals[_LOGGING] += taken
                 if taken >= self._keep[_LOGGING]:
-                    self._keep_span(_LOGGING, now - taken, now)
+                    self.spans.keep(_LOGGING, now - taken, now)
 
         return charge
 
@@ -443,7 +470,7 @@ class TimeLedger(Callback):
     @contextlib.contextmanager
     def span(self, name: str) -> Iterator[None]:
         """Keeps the time of a block for the trace; see `Logger.span`."""
-        end = self.begin_span(str(name), self._track())
+        end = self.begin_span(str(name), self.spans.track_of_thread(self._thread_id))
         try:
             yield
         finally:
@@ -451,28 +478,9 @@ class TimeLedger(Callback):
 
     def begin_span(self, name: str, track: str) -> Callable[[], None]:
         """Begins a span on a separate track; the returned function ends it, in any thread."""
-        key, begin = object(), self._clock()
-        self.open[key] = (name, begin, track)
-
-        def end() -> None:
-            if self.open.pop(key, None) is not None:
-                self._keep_span(name, begin, self._clock(), track)
-
-        return end
-
-    def _track(self) -> str:
-        """Returns the unique track for the spans of this thread."""
-        ident = threading.get_ident()
-        track = self._tracks.get(ident)
-        if track is None:
-            name = "spans" if ident == self._thread_id else f"spans of {threading.current_thread().name}"
-            taken, number = set(self._tracks.values()), 1
-            track = name
-            while track in taken:
-                number += 1
-                track = f"{name} ({number})"
-            self._tracks[ident] = track
-        return track
+        key = object()
+        self.spans.begin(key, name, self._clock(), track)
+        return lambda: self.spans.end(key, self._clock())
 
     def _take_thread(self) -> None:
         self._thread_id = threading.get_ident()
@@ -489,7 +497,7 @@ class TimeLedger(Callback):
     def doing(self) -> dict[str, Any]:
         """Returns the current bucket, for how many seconds it has lasted, and the open spans."""
         seconds = (self._clock() - self._since) / 1e9
-        spans = [name for name, _, track in list(self.open.values()) if track.startswith("spans")]
+        spans = [name for name, _, track in list(self.spans.open.values()) if track.startswith("spans")]
         return {"bucket": self.name_of(self._bucket), "seconds": round(seconds, 3), "spans": spans}
 
     @staticmethod
@@ -501,7 +509,7 @@ class TimeLedger(Callback):
         """Returns the open spans: key, name, begin and track; any thread may call it."""
         since, bucket = self._since, self._bucket
         yield since, self.name_of(bucket), since, "time"
-        for key, one in list(self.open.items()):
+        for key, one in list(self.spans.open.items()):
             yield key, *one
 
     # Events: training thread.
@@ -587,21 +595,16 @@ class TimeLedger(Callback):
 
     def _at_epoch_start(self, state: State, logger: Logger) -> None:
         self.switch(self._after_batch)
-        self.open["epoch"] = (f"epoch {state.timestamp.epoch.value}", self._since, "loop")
+        self.spans.begin("epoch", f"epoch {state.timestamp.epoch.value}", self._since, "loop")
 
     def _at_epoch_end(self, state: State, logger: Logger) -> None:
         self.switch(self._after_batch)
-        self._end_of_loop("epoch")
+        self.spans.end("epoch", self._since)
 
     def _at_fit_end(self, state: State, logger: Logger) -> None:
         self.switch(_IDLE)
         # Training may have stopped within an epoch.
-        self._end_of_loop("epoch")
-
-    def _end_of_loop(self, key: str) -> None:
-        one = self.open.pop(key, None)
-        if one is not None:
-            self._keep_span(one[0], one[1], self._since, one[2])
+        self.spans.end("epoch", self._since)
 
     def _at_before_dataloader(self, state: State, logger: Logger) -> None:
         # Needed for the first batch of a resumed epoch; later, the end of a batch switches.
@@ -615,7 +618,7 @@ class TimeLedger(Callback):
         before = self._bucket
         self.totals[before] += taken
         if taken >= self._keep[before]:
-            self._keep_span(before, now - taken, now)
+            self.spans.keep(before, now - taken, now)
         self._left -= 1
         if self._left:
             self._bucket, self._keep = _WHOLE, _LONG_ENOUGH
@@ -646,7 +649,7 @@ class TimeLedger(Callback):
         self._bucket = self._after_batch
         self.totals[before] += taken
         if taken >= self._keep[before]:
-            self._keep_span(before, now - taken, now)
+            self.spans.keep(before, now - taken, now)
         if self._has_ranks:
             self._find_slow(state, now)
         if self._is_divided:
@@ -666,7 +669,7 @@ class TimeLedger(Callback):
             if self._device is not None:
                 self._device.end()
             if self._is_traced:
-                self._keep_span(f"batch {step - 1}", self._batch_begin, now, "loop")
+                self.spans.keep(f"batch {step - 1}", self._batch_begin, now, "loop")
                 self._is_traced = False
             length = max(now - self._batch_begin, 1)
             self._left = 1 if length >= _SHORT_NANOSECONDS else _DIVIDED_NANOSECONDS // length + 1
@@ -685,12 +688,12 @@ class TimeLedger(Callback):
         self._begin_inside(state, logger)
         is_prediction = state.phase is Phase.PREDICT
         name = "prediction" if is_prediction else f"evaluation {state.dataloader_label}"
-        self.open["evaluation"] = (name, self._since, "loop")
+        self.spans.begin("evaluation", name, self._since, "loop")
 
     def _end_inside(self, state: State, logger: Logger) -> None:
         self.switch(self._outer.pop() if self._outer else _IDLE)
         self._keep = _LONG_ENOUGH
-        self._end_of_loop("evaluation")
+        self.spans.end("evaluation", self._since)
 
     def _on_garbage(self, phase: str, info: dict[str, int]) -> None:
         # The youngest generation takes microseconds.
@@ -722,7 +725,7 @@ class TimeLedger(Callback):
         self._log_at = _NEVER
         self.switch(_CLOSING)
         for key in ("evaluation", "epoch"):
-            self._end_of_loop(key)
+            self.spans.end(key, self._since)
 
     def post_close(self) -> None:
         """Writes the rest."""

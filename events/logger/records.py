@@ -1,7 +1,7 @@
 """The kinds of records other than metrics: their methods, and what is checked, copied and delivered of each.
 
-A new kind has a method in `RecordMethods` and an entry in `RECORD_KINDS` here, and a declaration in
-`destinations.kinds`.
+A new kind has a method in `RecordMethods` and an entry in `RECORD_KINDS` here, a method in
+`destinations.base.LoggerDestination`, and a declaration in `destinations.kinds`.
 """
 
 import math
@@ -156,9 +156,9 @@ RECORD_KINDS = {
 
 
 class RecordMethods:
-    """The methods of `Logger`, `Run` and destinations for tables, texts, traces and media."""
+    """The methods of `Logger` and `Run` for tables, texts, traces and media."""
 
-    def log_record(self, kind: str, arguments: Any) -> None:
+    def log_record(self, kind: str, arguments: Mapping[str, Any]) -> None:
         """Logs a record of any kind; see `Logger.log_record`."""
         raise NotImplementedError
 
@@ -354,7 +354,7 @@ class RecordMethods:
         values = {"points": points, "name": name, "step": step, "colors": colors, "caption": caption}
         self.log_record("point_cloud", values)
 
-    def log_traces(self, traces: Any) -> None:
+    def log_traces(self, traces: Mapping[str, Any]) -> None:
         """Logs debugging traces: values of any kind by name; secrets are redacted.
 
         ```python

@@ -106,7 +106,7 @@ class Stat:
 
     **Threading.** Everything may be called from any thread. `add` neither blocks nor calls handlers: these
     run in the thread that closes windows, in the thread that calls `flush`, or, with `max_samples`, in the
-    thread whose `add` reached the limit.
+    thread whose `add` reached the limit. They run one at a time.
 
     **After fork.** The child's Stats begin empty; their windows end on time once the child has made a Stat
     itself.

@@ -40,7 +40,7 @@ from . import distributed
 from .batches import has_parts, move, samples_in, split
 from .checkpoint.contents import load_checkpoint, load_optimizers, load_weights
 from .checkpoint.parts import RunParts
-from .checkpoint.reading import find_checkpoint
+from .checkpoint.reading import find_checkpoint, newest_checkpoint
 from .checkpoint.saver import CheckpointSaver
 from .checkpoint.schedule import AutoInterval
 from .evaluator import Evaluator, apart_from, as_evaluators
@@ -417,10 +417,10 @@ class Trainer:
         self.engine.run_event(Event.BEFORE_LOAD)
         is_latest = load_path == "latest" and bool(savers)
         folder = savers[0].folder if autoresume or is_latest else None
-        found = None if folder is None else find_checkpoint(None, folder, self.state, self.logger)
+        found = None if folder is None else newest_checkpoint(folder, self.state, self.logger)
         is_new = found is None or is_latest
         if found is None and not is_latest:
-            found = find_checkpoint(load_path, None, self.state, self.logger)
+            found = find_checkpoint(load_path, self.state, self.logger)
         if found is None and is_latest and not autoresume:
             raise FileNotFoundError(
                 f"load_path='latest' found no checkpoint in {savers[0].folder.template!r}."

@@ -117,7 +117,7 @@ def test_ctrl_c_in_the_terminal_does_not_reach_the_worker(start, tmp_path):
 import os, sys
 from uploads import UploadQueue
 queue = UploadQueue(sys.argv[1], spool=sys.argv[2], isolation="process", free_bytes=0)
-print(os.getpgid(0) == os.getpgid(queue._drainer.pid), os.getsid(0) == os.getsid(queue._drainer.pid))
+print(os.getpgid(0) == os.getpgid(queue._drainer._worker.process.pid), os.getsid(0) == os.getsid(queue._drainer._worker.process.pid))
 queue.close(120)
 """
 

@@ -124,17 +124,6 @@ def test_close_comes_for_all_in_that_order_and_then_post_close():
     assert calls == [(name, "close") for name in order] + [(name, "post_close") for name in order]
 
 
-def test_the_state_knows_every_callback():
-    """Destinations are callbacks too, and `state.callbacks` has all of them."""
-    callback, destination = Listener(), ListeningDestination()
-    state = State("r")
-
-    engine = Engine(state, Logger(state, destination), [callback])
-
-    assert state.callbacks == (callback, destination)
-    engine.close()
-
-
 # Dispatch -----------------------------------------------------------------------------------------
 
 
@@ -222,18 +211,6 @@ def test_callbacks_without_a_hook_are_not_called():
     heard = {event for event, hooks in engine._hooks.items() if hooks}
 
     assert heard == {Event.EVAL_END, Event.EVAL_STANDALONE_END, Event.PREDICT_END, Event.FIT_END}
-
-
-@pytest.mark.parametrize("event", ["batch", "", None, 7])
-def test_an_unknown_event_is_an_error(event):
-    """No callback is called."""
-    callback = Listener()
-    engine = _engine([callback])
-
-    with pytest.raises(UnknownEventError):
-        engine.run_event(event)
-
-    assert callback.calls == []
 
 
 # Errors -------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from events import Callback, Engine, Logger, Phase, RunStatus, State, Time, Timestamp, TimeStringError
+from events import Callback, Engine, Logger, Phase, RunStatus, State, Time, Timestamp
 
 RANK_VARIABLES = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK"]
 
@@ -69,12 +69,6 @@ def test_a_maximum_is_a_time_also_when_it_is_set_later(duration):
     assert state.max_duration == Time(2, "ep")
 
 
-def test_a_maximum_without_a_unit_is_refused():
-    """A bare number has no unit."""
-    with pytest.raises(TimeStringError, match="must have a unit, got 5"):
-        State("r", 5)
-
-
 def test_a_run_is_done_when_its_maximum_is_reached():
     """The timestamp is compared in the unit of the maximum."""
     state = State("r", "2ba")
@@ -85,11 +79,6 @@ def test_a_run_is_done_when_its_maximum_is_reached():
         state.timestamp = state.timestamp.to_next_batch()
 
     assert done == [False, False, True]
-
-
-def test_a_run_without_a_maximum_is_never_done():
-    """A custom loop decides for itself."""
-    assert not State("r", timestamp=Timestamp(batch=10**9)).is_done
 
 
 def test_stop_training_ends_a_run_until_training_begins_again():
@@ -104,24 +93,6 @@ def test_stop_training_ends_a_run_until_training_begins_again():
 
     assert (before, stopped) == ((False, False), (True, True))
     assert (state.is_done, state.is_stopping) == (False, False)
-
-
-def test_a_run_without_a_maximum_can_be_stopped():
-    """The request is enough."""
-    state = State("r")
-
-    state.stop_training()
-
-    assert state.is_done
-
-
-def test_training_that_begins_again_is_running():
-    """The outcome of an earlier `fit` no longer counts."""
-    state = State("r", status=RunStatus.FAILED, exception=RuntimeError())
-
-    state.begin_training()
-
-    assert (state.status, state.exception) == (RunStatus.RUNNING, None)
 
 
 @pytest.mark.parametrize(
@@ -152,15 +123,6 @@ def test_the_text_of_a_state_leaves_the_model_out():
     )
 
     assert repr(state) == "State('r', batch=3ba, epoch=1ep, phase=train, status=running, rank=0)"
-
-
-def test_a_callback_may_attach_what_it_needs():
-    """Attributes of a user's own are kept."""
-    state = State("r")
-
-    state.temperature = 0.7
-
-    assert state.temperature == 0.7
 
 
 def test_two_states_share_nothing():

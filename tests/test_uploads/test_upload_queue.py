@@ -382,18 +382,6 @@ def test_a_second_close_does_nothing(make_queue, make_file):
         queue.submit(make_file(), "a")
 
 
-def test_a_queue_is_a_context_manager(tmp_path, make_file):
-    """Leaving the block waits for the uploads."""
-    store = MemoryStore()
-
-    with UploadQueue(
-        store, spool=tmp_path / "spool", free_bytes=0, timeouts=Timeouts(exit_seconds=LIMIT_SECONDS)
-    ) as queue:
-        queue.submit(make_file(), "a")
-
-    assert store.objects == {"a": b"content"}
-
-
 def test_two_queues_cannot_share_a_spool(make_queue):
     """The second one's error names the owner."""
     make_queue(MemoryStore())

@@ -107,12 +107,6 @@ class WorkerSupervisor:
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._supervise, name="uploads-worker-link", daemon=True)
 
-    @property
-    def pid(self) -> int | None:
-        """The process id of the current worker; None if there is none."""
-        with self._lock:
-            return None if self._worker is None else self._worker.process.pid
-
     def start(self) -> None:
         """Starts the worker; does not wait for the second or so that it takes to import its client.
 

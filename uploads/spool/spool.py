@@ -625,13 +625,7 @@ class Spool:
                 self._delivered.replace(self._delivered_before)
         except FileNotFoundError:
             pass
-        except IsADirectoryError:
-            self.quarantine(self._delivered_before, "it is not a regular file")
-        try:
-            append_line(self._delivered, line, mode=PRIVATE_MODE)
-        except IRREGULAR as error:
-            self.quarantine(self._delivered, str(error))
-            append_line(self._delivered, line, mode=PRIVATE_MODE)
+        append_line(self._delivered, line, mode=PRIVATE_MODE)
 
     def recover(self) -> None:
         """Prepares the spool for a drain: interrupted uploads become pending, delivered ones are logged."""
@@ -710,17 +704,18 @@ class Spool:
         place.rename(self.pending / folder)
 
     def _delivered_lines(self) -> Iterator[bytes]:
-        """Yields the lines of both files, oldest first."""
+        """Yields at most the last `log_bytes` of both files, as lines."""
         with contextlib.ExitStack() as opened:
             files: list[BinaryIO] = []
-            # Opens the newer first: if it is renamed meanwhile, it is found twice and not missed.
+            # Opens the newer first: if it is renamed meanwhile, its lines come twice and are not missed.
             for path in (self._delivered, self._delivered_before):
                 with contextlib.suppress(OSError):
                     files.insert(0, opened.enter_context(os.fdopen(open_regular(path), "rb")))
-            if len(files) > 1 and os.path.sameopenfile(files[0].fileno(), files[1].fileno()):
-                files.pop()
             for file in files:
                 size = os.fstat(file.fileno()).st_size
+                if size > self._log_bytes + _LINE_BYTES:
+                    file.seek(size - self._log_bytes)
+                    file.readline(_LINE_BYTES)
                 while file.tell() < size and (line := file.readline(_LINE_BYTES)):
                     yield line
 

@@ -20,6 +20,7 @@ from uploads.errors import (
     StoreParkedError,
     TransientStoreError,
 )
+from uploads.messages import needs_package
 from uploads.redaction import redact
 
 from .create_only import CreateOnlyPolicy, CreateOnlySupport
@@ -69,12 +70,8 @@ class CloudStore:
         backend: Any = None,
         **config: Any,
     ) -> None:
-        try:
+        with needs_package(f"{scheme}://", "obstore"):
             import obstore
-        except ImportError as error:
-            raise ImportError(
-                f"{scheme}:// needs obstore, which is not installed. Run: pip install obstore"
-            ) from error
         if scheme == "s3":
             endpoint_url = endpoint_url or configured_endpoint()
         if scheme == "az" and not {"account_name", "azure_storage_account_name"} & config.keys():

@@ -6,18 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from uploads.errors import StoreParkedError
+from uploads.messages import needs_package
 from uploads.redaction import redact
 
 from .file_system import FileSystemStore
 from .uri import StoreLocation
 
-try:
+with needs_package("sftp://", "paramiko", "fsspec"):
     import paramiko
     from fsspec.implementations.sftp import SFTPFileSystem
-except ImportError as error:
-    raise ImportError(
-        "sftp:// needs paramiko and fsspec. Install them with: pip install paramiko fsspec"
-    ) from error
 
 __all__ = ["SshFileSystem", "open_at"]
 

@@ -70,7 +70,7 @@ class Records:
             with reported(stream):
                 parsed = self._parsed(stream, wanted.index)
                 found.append(_without_deleted([record for kind, record in parsed if kind is wanted]))
-        return chosen(_merged(found), name, step)
+        return chosen(by_time(found, lambda record: getattr(record, "time", None)), name, step)
 
     def table(self, name: str, step: int | None = None) -> Table:
         """Reads a table.
@@ -177,13 +177,6 @@ def count_records(records: Iterable[tuple[Kind | None, Any]], found: dict[str, R
         one.size += max(0, size)
         if name in one.names or len(one.names) < _MAX_NAMES:
             one.names[name] += 1
-
-
-def _merged(found: list[list[Any]]) -> list[Any]:
-    """Returns the records of several writers in the order of logging."""
-    if len(found) == 1:
-        return found[0]
-    return list(by_time(found, lambda record: getattr(record, "time", None)))
 
 
 def _table_of(entry: TableEntry, columns: list[str], rows: list[list[Any]]) -> Table:

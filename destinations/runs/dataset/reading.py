@@ -47,6 +47,7 @@ from destinations.runs.index.scan import ScanChange, ScanReport
 from destinations.runs.record import Extremes, RunRecord, Scalar, sound_value
 from destinations.runs.run import MetricSummary, RecordedRun
 from destinations.runs.runs import Result, RunLike, Runs
+from uploads import needs_package
 
 from .tables import COLUMNS, PARTITIONS, Location, TableVersions, delta_errors, load, scalar_of
 from .writing import DatasetWriter, condition, delete_runs, edited_row
@@ -310,10 +311,8 @@ class Dataset(Runs):
 
     def _show(self, snapshot: TableVersions) -> None:
         """Opens a version of the tables."""
-        try:
+        with needs_package("a dataset", "duckdb"):
             import duckdb
-        except ImportError as error:
-            raise ImportError(f"datasets need DuckDB ({error}). Run: pip install duckdb") from error
         # By default, DuckDB spills to the current folder.
         spill = Path(tempfile.gettempdir(), f"duckdb-{uuid.uuid4().hex}")
         self._connection = duckdb.connect(config={"memory_limit": _MEMORY, "temp_directory": str(spill)})

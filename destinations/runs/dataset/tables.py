@@ -34,7 +34,7 @@ import attrs
 from destinations.runs.errors import DatasetError, RunsError
 from destinations.runs.record import FIELDS, FieldType, Scalar
 from destinations.runs.run import MetricSummary
-from uploads import UploadError, object_store_location, one_line, redact_text
+from uploads import UploadError, needs_package, object_store_location, one_line, redact_text
 
 __all__ = [
     "APPLICATION",
@@ -222,10 +222,8 @@ def delta_errors(uri: str) -> Iterator[None]:
         DatasetError: there is no dataset, or it can't be read or written.
         ImportError: deltalake is not installed.
     """
-    try:
+    with needs_package("a dataset", "deltalake"):
         from deltalake.exceptions import DeltaError, TableNotFoundError
-    except ImportError as error:
-        raise ImportError(f"datasets need deltalake ({error}). Run: pip install deltalake") from error
     try:
         yield
     except TableNotFoundError as error:

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import attrs
+
 from destinations.history.metric_summary import metric_of
 from destinations.kinds.images import IMAGE, read_pixels
 from destinations.kinds.line import file_inside, number_of, whole_of
@@ -86,22 +88,22 @@ def _numbers(values: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
     return {name: number for name, number in numbers if number is not None}
 
 
+@attrs.define
 class _Axes:
     """Finds the step of each value: from the x axis set by `define_metric`, or else W&B's own step.
 
     W&B's own step counts the calls of `log`, unless the program sets it.
 
-    Args:
+    Attributes:
         run: the run, for counts of omitted records.
+        last: the last value of each axis, for rows without it.
     """
 
-    def __init__(self, run: SourceRun) -> None:
-        self._run = run
-        self._axis_of: dict[str, str] = {}
-        self._axes: set[str] = set()
-        self._found: dict[str, str | None] = {}
-        # The last value of each axis, for rows without it.
-        self._last: dict[str, Any] = {}
+    run: SourceRun
+    last: dict[str, Any] = attrs.field(factory=dict)
+    _axis_of: dict[str, str] = attrs.field(factory=dict)
+    _axes: set[str] = attrs.field(factory=set)
+    _found: dict[str, str | None] = attrs.field(factory=dict)
 
     def define(self, name: str, axis: str) -> None:
         """Sets the x axis, "" for none, of a metric or of a pattern such as "val/*"."""
@@ -130,14 +132,14 @@ class _Axes:
             values: the numbers in the row.
             own_step: W&B's own step.
         """
-        self._last |= {name: values[name] for name in self._axes & values.keys()}
+        self.last |= {name: values[name] for name in self._axes & values.keys()}
         axes, steps = {name: self.of(name) for name in names}, {}
         used = {axis for name, axis in axes.items() if axis != name}
         for name, axis in axes.items():
-            at = own_step if axis is None else self._last.get(axis, math.nan)
+            at = own_step if axis is None else self.last.get(axis, math.nan)
             is_step = 0 <= at < _STEPS and float(at).is_integer()
             if not is_step and axis != name:
-                self._run.left_out["x values that are not steps, replaced by W&B's own step"] += 1
+                self.run.left_out["x values that are not steps, replaced by W&B's own step"] += 1
             if not is_step or axis != name or name not in used:
                 steps[name] = int(at) if is_step else own_step
         return steps

@@ -2,7 +2,7 @@
 
 import contextlib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,6 @@ from .source import unique_id
 
 # Values of a step share a row if they were logged within this time.
 _ROW_SECONDS = 1.0
-# Version of the conversion: runs that an earlier version wrote are written again.
-_VERSION = 2
 
 
 class _Directory(RunDirectory):
@@ -65,14 +63,9 @@ class Writer:
             BusyError: another process is writing it.
             SendingError: its folder holds something else, or was written to after the import.
         """
-        stamp = {"stamp": run.stamp if isinstance(run.stamp, str) else run.stamp(), "version": _VERSION}
-        folder = self._folders.get(run.identity, self._root)
-        known = read_ledger(folder / LEDGER)
-        facts = known.get("facts") or {}
-        # A run that was continued here is not replaced just because of a new version.
-        is_same = facts.get("stamp") == stamp["stamp"] and "failed" not in facts
-        is_same = is_same and (folder / SESSIONS).exists()
-        if known.get("state") == "done" and (facts == stamp or is_same):
+        stamp = {"stamp": run.stamp if isinstance(run.stamp, str) else run.stamp()}
+        known = read_ledger(self._folders.get(run.identity, self._root) / LEDGER)
+        if known.get("state") == "done" and _is_current(known.get("facts") or {}, stamp):
             self._report.unchanged += 1
             return
         run.facts(run)
@@ -108,7 +101,7 @@ class Writer:
                 place = run_place(self._root, sent, given, tracker=_Directory, folder=self._folder_of(sent))
                 place.check()
                 ledger = held.enter_context(SentLedger(place.ledger_path, sent.run_id, self._source))
-                if ledger.state == "done" and ledger.facts == stamp:
+                if ledger.state == "done" and _is_current(ledger.facts, stamp):
                     self._report.unchanged += 1
                     return
                 if ledger.state == "done" and (place.folder / SESSIONS).exists():
@@ -143,6 +136,11 @@ class Writer:
         text = strict_json(environment, indent=2)
         replace_file(folder / ENVIRONMENT, text.encode())
         (folder / SESSIONS).unlink(missing_ok=True)
+
+
+def _is_current(facts: Mapping[str, Any], stamp: Mapping[str, Any]) -> bool:
+    """Returns whether a ledger has this state of the source, all of which was written."""
+    return facts.get("stamp") == stamp["stamp"] and "failed" not in facts
 
 
 def joined(records: Iterable[Record]) -> Iterator[Record]:

@@ -226,66 +226,58 @@ class _Token:
     quoted: str | None = None
 
 
-_SPACE = re.compile(r"\s+")
-_SYMBOL = re.compile(r"==|!=|<=|>=|[<>~(),\[\]=!&|]")
-_NUMBER = re.compile(r"[-+]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?(?![\w.:/])|[-+]inf\b")
-_DATE = re.compile(r"\d{4}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}(?::\d{2}(?:\.\d+)?)?(?:Z|[-+]\d{2}:?\d{2})?)?")
-_NOW = re.compile(r"now((?:\s*[-+]\s*\d+(?:\.\d+)?[smhdw])*)(?![\w.])")
+_LEXEME = re.compile(
+    r"""(?P<space>\s+)
+    |(?P<date>\d{4}-\d{2}-\d{2}(?:[T\ ]\d{2}:\d{2}(?::\d{2}(?:\.\d+)?)?(?:Z|[-+]\d{2}:?\d{2})?)?)
+    |(?P<number>[-+]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?(?![\w.:/])|[-+]inf\b)
+    |(?P<now>now(?:\s*[-+]\s*\d+(?:\.\d+)?[smhdw])*(?![\w.]))
+    # Names of metrics and hyperparameters, with dots, slashes and dashes.
+    |(?P<word>[^\W\d][\w./@:%+$\#-]*)
+    |(?P<symbol>==|!=|<=|>=|[<>~(),\[\]=!&|])""",
+    re.VERBOSE,
+)
 _SHIFT = re.compile(r"([-+])\s*(\d+(?:\.\d+)?)([smhdw])")
-# Names of metrics and hyperparameters, with dots, slashes and dashes.
-_WORD = re.compile(r"[^\W\d][\w./@:%+$#-]*")
 _QUOTES = {'"', "'", "`"}
+# Only quotes and backslashes are escaped, because regular expressions have many backslashes.
+_QUOTED = re.compile(r"""(["'`])((?:\\(?:\1|\\)|(?!\1).)*+)\1""", re.DOTALL)
 
 
 def _tokens(text: str, now: float = 0.0) -> Iterator[_Token]:
     position = 0
-    while position < len(text):
-        token, end = _token(text, position, now)
-        if token is not None:
-            yield token
-        position = end
-
-
-def _token(text: str, start: int, now: float) -> tuple[_Token | None, int]:
-    if found := _SPACE.match(text, start):
-        return None, found.end()
-    if text[start] in _QUOTES:
-        value, end = _quoted(text, start)
-        return _Token("text", value, start), end
-    if found := _DATE.match(text, start):
-        return _Token("number", _date(found[0], text, start), start), found.end()
-    if found := _NUMBER.match(text, start):
-        return _Token("number", _number(found[0]), start), found.end()
-    if found := _NOW.match(text, start):
-        shifts = _SHIFT.findall(found[1])
-        seconds = sum(float(f"{sign}{count}") * _UNIT_SECONDS[unit] for sign, count, unit in shifts)
-        return _Token("number", now + seconds, start), found.end()
-    if found := _WORD.match(text, start):
-        end = found.end()
-        if found[0].endswith(".") and end < len(text) and text[end] in _QUOTES:
-            name, end = _quoted(text, end)
-            return _Token("word", found[0][:-1], start, name), end
-        return _Token("word", found[0], start), end
-    if found := _SYMBOL.match(text, start):
-        return _Token("symbol", found[0], start), found.end()
-    problem = f'unexpected character {text[start]!r}. Put odd names in quotes: summary."a b".'
-    raise FilterError(problem, text, start)
+    while (start := position) < len(text):
+        if text[start] in _QUOTES:
+            value, position = _quoted(text, start)
+            yield _Token("text", value, start)
+            continue
+        found = _LEXEME.match(text, start)
+        if found is None:
+            problem = f'unexpected character {text[start]!r}. Put odd names in quotes: summary."a b".'
+            raise FilterError(problem, text, start)
+        lexeme, position = found[0], found.end()
+        match found.lastgroup:
+            case "date":
+                yield _Token("number", _date(lexeme, text, start), start)
+            case "number":
+                yield _Token("number", _number(lexeme), start)
+            case "now":
+                shifts = _SHIFT.findall(lexeme)
+                seconds = sum(float(f"{sign}{count}") * _UNIT_SECONDS[unit] for sign, count, unit in shifts)
+                yield _Token("number", now + seconds, start)
+            case "word" if lexeme.endswith(".") and text[position : position + 1] in _QUOTES:
+                name, position = _quoted(text, position)
+                yield _Token("word", lexeme[:-1], start, name)
+            case "word":
+                yield _Token("word", lexeme, start)
+            case "symbol":
+                yield _Token("symbol", lexeme, start)
 
 
 def _quoted(text: str, start: int) -> tuple[str, int]:
-    quote, position = text[start], start + 1
-    parts: list[str] = []
-    while position < len(text):
-        char = text[position]
-        if char == quote:
-            return "".join(parts), position + 1
-        # Only quotes and backslashes are escaped, because regular expressions have many backslashes.
-        if char == "\\" and text[position + 1 : position + 2] in {quote, "\\"}:
-            position += 1
-            char = text[position]
-        parts.append(char)
-        position += 1
-    raise FilterError(f"missing closing {quote}", text, start)
+    """Returns the text in quotes, and where it ends."""
+    found = _QUOTED.match(text, start)
+    if found is None:
+        raise FilterError(f"missing closing {text[start]}", text, start)
+    return re.sub(rf"\\([{found[1]}\\])", r"\1", found[2]), found.end()
 
 
 def _number(text: str) -> float:

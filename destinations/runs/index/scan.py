@@ -311,6 +311,8 @@ class Scanner:
             raw, _ = self._disk.read(base + SIDECAR)
             fields: Mapping[str, Any] = read_sidecar(read_object(raw), dict)
         except ABSENT:
+            if self._writers(base) is None:
+                raise
             fields = self._fields_of_writers(base) or {}
         except ValueError:
             return ()
@@ -354,11 +356,7 @@ class Scanner:
             found = self._lightning(path, state, has_writers=has_writers)
         elif has_writers:
             found = self._of_writers(path, state)
-        never = _NEVER if found is None else _NEVER_IN_RUN
-        base = f"{path}/" if path else ""
-        self._pending.extend(
-            base + name for name, is_folder in entries if is_folder and name not in never and name[0] != "."
-        )
+        self._add_below(path, entries, _NEVER if found is None else _NEVER_IN_RUN)
         if found is None:
             self._seen_folders.add(path)
             # A writer may begin in the folder of writers without a change of this folder.
@@ -377,12 +375,14 @@ class Scanner:
         except OSError as error:
             self._unreadable(path, error, is_kept=False)
             return False
-        self._pending.extend(
-            f"{path}/{name}" if path else name
-            for name, is_folder in entries
-            if is_folder and name not in _NEVER_IN_RUN and name[0] != "."
-        )
+        self._add_below(path, entries, _NEVER_IN_RUN)
         return (WRITERS_FOLDER, True) in entries
+
+    def _add_below(self, path: str, entries: list[tuple[str, bool]], never: frozenset[str]) -> None:
+        base = f"{path}/" if path else ""
+        self._pending.extend(
+            base + name for name, is_folder in entries if is_folder and name not in never and name[0] != "."
+        )
 
     def _unreadable(self, path: str, error: OSError, *, is_kept: bool = True) -> None:
         """Records that a folder can't be read; a deleted folder isn't a problem."""
@@ -499,23 +499,20 @@ class Scanner:
 
     # Writers.
 
-    def _writers(self, base: str) -> list[str]:
-        """Returns the names of the writers of a run.
-
-        Raises:
-            OSError: they cannot be listed.
-        """
+    def _writers(self, base: str) -> list[str] | None:
+        """Returns the names of the writers of a run; None if they can't be listed."""
         folder = base + WRITERS_FOLDER
         try:
             return [] if self._disk.is_link(folder) else writer_names(self._disk.list(folder))
-        except (FileNotFoundError, NotADirectoryError):
+        except ABSENT:
             return []
+        except OSError:
+            return None
 
     def _writers_state(self, base: str) -> str:
         """Returns a text that changes when a writer of the run writes."""
-        try:
-            names = self._writers(base)
-        except OSError:
+        names = self._writers(base)
+        if names is None:
             return f" writers {_UNKNOWN}"
         states = (self._writer_state(base, name) for name in names[:MAX_WRITERS])
         return " ".join([f" writers {len(names)}", *states])
@@ -562,38 +559,25 @@ class Scanner:
     def _damage_of_writers(self, base: str) -> list[str]:
         """Returns which rows of writers are missing; unreadable files are reported when they are read."""
         found = []
-        with contextlib.suppress(OSError):
-            for name in self._writers(base)[:MAX_WRITERS]:
-                folder = f"{base}{WRITERS_FOLDER}/{name}/"
-                with contextlib.suppress(*ABSENT, ValueError):
-                    sidecar = read_object(self._disk.read(folder + SIDECAR)[0])
-                    problem = self._damage_of_rows(folder, sidecar)
-                    found += [] if problem is None else [f"writer {name}: {problem}"]
+        for name in (self._writers(base) or ())[:MAX_WRITERS]:
+            folder = f"{base}{WRITERS_FOLDER}/{name}/"
+            with contextlib.suppress(OSError, ValueError):
+                sidecar = read_object(self._disk.read(folder + SIDECAR)[0])
+                problem = self._damage_of_rows(folder, sidecar)
+                found += [] if problem is None else [f"writer {name}: {problem}"]
         return found
 
     def _of_writers(self, path: str, state: os.stat_result) -> ScanChange | None:
         """Returns the change of a run whose trainer hasn't written yet; None if it isn't a run."""
         base = self._base(path)
-        try:
-            fields = self._fields_of_writers(base)
-        except OSError as error:
-            self.problems.append((Path(base + WRITERS_FOLDER), f"folder cannot be read: {error.strerror}"))
-            return None
+        fields = self._fields_of_writers(base)
         if fields is None:
             return None
         heartbeat_at = fields.pop("heartbeat_at")
         fields, edits, problem = self._with_edits(base, fields)
+        flags, trusted = 0 if problem is None else DAMAGED, self._trusted_ns(state)
         return self._with_writers(
-            ScanChange(
-                path,
-                fields,
-                problem,
-                heartbeat_at,
-                self._trusted_ns(state),
-                state.st_ino,
-                f"- {edits}",
-                0 if problem is None else DAMAGED,
-            )
+            ScanChange(path, fields, problem, heartbeat_at, trusted, state.st_ino, f"- {edits}", flags)
         )
 
     def _fields_of_writers(self, base: str) -> dict[str, Any] | None:
@@ -601,8 +585,10 @@ class Scanner:
 
         Any folder may be called `writers`. A writer's sidecar names the writer.
         """
-        names = self._writers(base)[:MAX_WRITERS]
-        every = [fields for name in names if (fields := self._writer_fields(base, name))]
+        names = self._writers(base)
+        if names is None:
+            self.problems.append((Path(base + WRITERS_FOLDER), "folder cannot be listed"))
+        every = [one for name in (names or ())[:MAX_WRITERS] if (one := self._writer_fields(base, name))]
         if not every:
             return None
         first = min(every, key=lambda fields: fields.get("created_at") or math.inf)
@@ -685,16 +671,10 @@ class Scanner:
         except OSError as error:
             problem = f"{METRICS} cannot be read: {error.strerror}"
             return self._damaged(path, state, f"csv {_UNKNOWN}", problem)
-        found = ScanChange(
-            path,
-            fields,
-            fields["problem"],
-            trusted_heartbeat(self._base(path), fields["updated_at"], self._now),
-            self._trusted_ns(state),
-            state.st_ino,
-            files,
-            RUNNING if fields["problem"] is None else RUNNING | DAMAGED,
-        )
+        base, problem = self._base(path), fields["problem"]
+        heartbeat_at = trusted_heartbeat(base, fields["updated_at"], self._now)
+        flags, trusted = RUNNING if problem is None else RUNNING | DAMAGED, self._trusted_ns(state)
+        found = ScanChange(path, fields, problem, heartbeat_at, trusted, state.st_ino, files, flags)
         return self._with_writers(found) if has_writers else found
 
     def _files(self, path: str, run: KnownRun) -> tuple[str, float | None]:

@@ -50,6 +50,6 @@ class LoadCheckpoint(Callback):
     def before_load(self, state: State, logger: Logger) -> None:
         """Loads the weights."""
         find_parts(state, logger)
-        found = find_checkpoint(self._load_path, None, state, logger)
+        found = find_checkpoint(self._load_path, state, logger)
         if found is not None:
             load_weights(found[0]["model"], state, strict=self._strict, exclude=self._exclude)

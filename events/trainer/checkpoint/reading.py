@@ -35,7 +35,7 @@ from .folder import (
 )
 from .sharded import Fetch, ShardedCheckpoint
 
-__all__ = ["find_checkpoint", "read_checkpoint"]
+__all__ = ["find_checkpoint", "newest_checkpoint", "read_checkpoint"]
 
 _log = logging.getLogger("events")
 
@@ -138,26 +138,19 @@ def _check_sums(file: IO[bytes]) -> None:
 
 
 def find_checkpoint(
-    load_path: str | Path | None, run_folder: CheckpointFolder | None, state: State, logger: Logger
+    load_path: str | Path | None, state: State, logger: Logger
 ) -> tuple[dict[str, Any], str] | None:
-    """Reads the checkpoint to start from; returns it and its path as a save would give it, or None.
+    """Reads the checkpoint at a path; returns it and its path as a save would give it.
 
     Args:
-        load_path: a local path, a URI, "latest" for the newest of the run, or a name that a destination can
-            download.
-        run_folder: the folder where the run saves, if it is to be resumed; its newest intact checkpoint takes
-            precedence over `load_path`.
+        load_path: a local path, a URI, or a name that a destination can download; None for no checkpoint.
         state: the run.
         logger: its destinations may download the checkpoint.
 
     Raises:
-        FileNotFoundError: `load_path` was found neither locally nor remotely.
-        CheckpointError: checkpoints were found, but none is intact.
+        FileNotFoundError: it was found neither locally nor remotely.
+        CheckpointError: it is damaged.
     """
-    if run_folder is not None:
-        found = _newest_whole(run_folder, state, logger)
-        if found is not None:
-            return found
     if load_path is None:
         return None
     text = os.path.expanduser(load_path)  # noqa: PTH111  # Path raises without a home
@@ -170,10 +163,10 @@ def find_checkpoint(
     return _read(path, state=state, fetch=fetch), _called(str(path))
 
 
-def _newest_whole(
+def newest_checkpoint(
     run_folder: CheckpointFolder, state: State, logger: Logger
 ) -> tuple[dict[str, Any], str] | None:
-    """Reads the newest intact checkpoint of a run; rank 0 chooses it for all ranks.
+    """Reads the newest intact checkpoint of a run, as `find_checkpoint`; rank 0 chooses it for all ranks.
 
     A checkpoint in shards must be intact on every rank. Ranks without a single-file checkpoint get the
     content that rank 0 has read.

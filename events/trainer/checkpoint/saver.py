@@ -141,17 +141,15 @@ class CheckpointSaver(Callback):
         if latest_filename is not None and not latest_filename.endswith(POINTER_SUFFIX):
             latest_filename += POINTER_SUFFIX
         folder = os.path.expanduser(str(folder))  # noqa: PTH111  # Path raises without a home
-        newest = None
         if isinstance(save_interval, str) and save_interval == "auto":
             save_interval = AutoInterval()
-        # One of the two says when.
-        self._auto: AutoSchedule | None = None
-        self._every: Interval | None = None
+        newest = None
+        self._interval: Interval | AutoSchedule
         if isinstance(save_interval, AutoInterval):
-            self._auto = AutoSchedule(save_interval)
+            self._interval = AutoSchedule(save_interval)
             newest = 2  # All of them would fill the disk.
         else:
-            self._every = Interval(save_interval, default_unit="ep")
+            self._interval = Interval(save_interval, default_unit="ep")
         if is_uri(folder):
             from uploads import open_store
 
@@ -189,11 +187,11 @@ class CheckpointSaver(Callback):
     @property
     def interval(self) -> Time | None:
         """How often it saves; None if that depends on the cost."""
-        return None if self._every is None else self._every.time
+        return self._interval.time if isinstance(self._interval, Interval) else None
 
     @property
-    def _interval(self) -> Interval | AutoSchedule:
-        return self._auto or self._every  # type: ignore[return-value]  # one of them is there
+    def _auto(self) -> AutoSchedule | None:
+        return self._interval if isinstance(self._interval, AutoSchedule) else None
 
     def init(self, state: State, logger: Logger) -> None:
         """Locks the folder, and opens the queue to a store, which continues earlier uploads."""

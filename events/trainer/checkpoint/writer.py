@@ -291,15 +291,14 @@ class BackgroundWriter:
             return None
         if not self._sent_buffer:  # It has no work, and may still be importing torch.
             process.kill()
-        try:
-            return process.wait(_END_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-        try:
-            return process.wait(_KILL_SECONDS)
-        except subprocess.TimeoutExpired:  # It waits for a disk, and ends when the disk responds.
-            _log.warning("the process that writes checkpoints (pid %s) hangs and is left behind", process.pid)
-            return None
+        for seconds in (_END_SECONDS, _KILL_SECONDS):
+            try:
+                return process.wait(seconds)
+            except subprocess.TimeoutExpired:
+                process.kill()
+        # It waits for a disk, and ends when the disk responds.
+        _log.warning("the process that writes checkpoints (pid %s) hangs and is left behind", process.pid)
+        return None
 
     def _forget_after_fork(self) -> None:
         """Closes the socket in a forked child, so that the process notices the end of the parent."""

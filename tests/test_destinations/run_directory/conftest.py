@@ -1,6 +1,9 @@
 """Runs driven by hand: a state, a logger and an engine around one destination."""
 
 import contextlib
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,17 @@ from events import Engine, Logger, State, Timestamp
 def steps_left(run_dir: Path) -> list[list[int | None]]:
     """Returns the steps of each abandoned branch, by its first step."""
     return [[row.step for file in one.files() for row in file.rows()] for one in branches_of(run_dir)]
+
+
+def lines_on_a_small_disk(disk: Path, code: str) -> list[str]:
+    """Runs a program with the folder of a file system of 24 MiB, and returns the lines that it prints."""
+    may_mount = ["unshare", "-m", "true"]
+    if os.geteuid() != 0 or subprocess.run(may_mount, check=False, capture_output=True).returncode != 0:
+        pytest.skip("this user may not mount a file system in a namespace of its own")
+    script = f"mount -t tmpfs -o size=24m tmpfs {disk} && exec {sys.executable} -c '{code}' {disk}"
+    command = ["unshare", "-m", "sh", "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    return [*done.stdout.splitlines(), *([done.stderr] if done.returncode else [])]
 
 
 class Driven:

@@ -187,19 +187,6 @@ def test_readers_of_a_fork_have_the_rows_of_its_parent(digits, tmp_path, monkeyp
     assert Opened.open(digits).parent is None
 
 
-def test_later_records_of_the_parent_do_not_belong_to_the_fork(digits):
-    """A fork ends where it was made, even if its parent continues or goes back."""
-    run = write_fork(digits.parent / "fork", "digits")
-    before = run.series("loss").value.tolist()
-
-    with Run(RunDirectory(digits, if_exists="resume"), run_name="digits", raise_errors=True) as parent:
-        parent.log_metrics({"loss": 9.0}, step=7)
-        parent.log_hyperparameters({"lr": 9.0})
-
-    assert run.series("loss").value.tolist() == before == [4.0, 3.0, 2.0, 1.0]
-    assert run.hyperparameters["lr"] == 0.1
-
-
 def test_a_live_parent_is_forked_at_a_given_place(digits):
     """Its end is not known yet; rows that are still in its journal count."""
     with Run(RunDirectory(digits, if_exists="resume", flush_seconds=1000.0), run_name="digits") as parent:

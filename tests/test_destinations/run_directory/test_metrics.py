@@ -17,7 +17,7 @@ from destinations.run_directory.journal import Journal
 from destinations.run_directory.layout import journal_path, part_numbers, parts_path
 from destinations.run_directory.metrics_csv import MetricsCsv
 from events import RecordError, State, WriteRate
-from uploads.disk import Disk
+from tests.crash.disk_model import HastyDisk
 
 
 def table(path):
@@ -263,16 +263,6 @@ def test_a_destination_can_be_pickled(drive, tmp_path):
     assert copy.run_dir is None
 
 
-class Hasty(Disk):
-    """Waits for nothing."""
-
-    def sync(self, fd):
-        """Does nothing."""
-
-    def sync_folder(self, path):
-        """Does nothing."""
-
-
 def test_one_new_metric_per_step_does_not_rewrite_the_file_each_time(tmp_path):
     """Two thousand metrics that each appear at a step of their own cost a bounded number of rewrites.
 
@@ -281,8 +271,8 @@ def test_one_new_metric_per_step_does_not_rewrite_the_file_each_time(tmp_path):
     folder = journal_path(tmp_path, 0)
     folder.mkdir(parents=True)
     journal = Journal(folder, State("x"))
-    csv = MetricsCsv(tmp_path / "metrics.csv", Hasty())
-    drain = JournalDrain(tmp_path, folder, csv, journal, clock=lambda: 0.0, disk=Hasty())
+    csv = MetricsCsv(tmp_path / "metrics.csv", HastyDisk())
+    drain = JournalDrain(tmp_path, folder, csv, journal, clock=lambda: 0.0, disk=HastyDisk())
 
     for step in range(2000):
         journal.append({f"key{step}": float(step)}, step)

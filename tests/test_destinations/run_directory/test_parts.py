@@ -35,9 +35,9 @@ from destinations.runs.move.ledger import ReadPosition
 from destinations.runs.move.stored import records_of
 from destinations.viewer.columns import ColumnCache
 from events import Run, State
+from tests.crash.disk_model import HastyDisk
 from tests.test_destinations.run_directory.conftest import steps_left
 from tests.test_destinations.runs.written import Written, change_sidecar
-from uploads.disk import Disk
 
 
 class Rolling(RunDirectory):
@@ -52,16 +52,6 @@ class WrittenInParts(Written):
     kind = Rolling
 
 
-class Hasty(Disk):
-    """Waits for nothing."""
-
-    def sync(self, fd):
-        """Does nothing."""
-
-    def sync_folder(self, path):
-        """Does nothing."""
-
-
 IDS = itertools.count(1)
 
 
@@ -73,7 +63,7 @@ class Writer:
         self.folder.mkdir(parents=True, exist_ok=True)
         times = itertools.count(1000)
         self.journal = Journal(self.folder, State("x"), segment_bytes=4096, clock=lambda: float(next(times)))
-        disk = disk or Hasty()
+        disk = disk or HastyDisk()
         csv = MetricsCsv(run_dir / "metrics.csv", disk)
         self.journal.begin_session(f"{next(IDS):012d}")
         self.drain = JournalDrain(run_dir, self.folder, csv, self.journal, part_bytes=part_bytes, disk=disk)

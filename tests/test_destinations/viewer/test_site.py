@@ -206,62 +206,38 @@ def test_the_command_exports_matching_runs(root, tmp_path, capsys):
     assert [row["name"] for row in answers_of(target)["runs"]["rows"]] == ["other"]
 
 
-def _add_repository(site):
-    (site / ".git").mkdir()
-    (site / ".git/HEAD").write_text("x")
-    return ".git/"
-
-
-def _add_file(site):
-    (site / "data/raw.csv").write_text("x")
-    return "data/raw.csv"
-
-
-def _add_link(site):
-    (site / "mine").symlink_to(site.parent, target_is_directory=True)
-    return "mine/"
-
-
-def _change_file(site):
-    with (site / "index.html").open("a") as page:
-        page.write("<!-- mine -->")
-    return "index.html"
+def _put(path, text="x"):
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
 
 
 def _put_link_in_place(site):
     (site / "index.html").rename(site.parent / "page.html")
     (site / "index.html").symlink_to(site.parent / "page.html")
-    return "index.html"
 
 
 def _list_what_is_no_file(site):
     (site / "data/files.json").write_text('{"mine": [], "index.html": null}')
     (site / "mine").symlink_to(site / "index.html")
-    return ""
-
-
-def _lose_the_list(site):
-    (site / "data/files.json").unlink()
-    return "there is no data/files.json, so that a site of an older version is to be deleted by hand"
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("change", "named"),
     [
-        _add_repository,
-        _add_file,
-        _add_link,
-        _change_file,
-        _put_link_in_place,
-        _list_what_is_no_file,
-        _lose_the_list,
+        (lambda site: _put(site / ".git/HEAD"), ".git/"),
+        (lambda site: _put(site / "data/raw.csv"), "data/raw.csv"),
+        (lambda site: (site / "mine").symlink_to(site.parent, target_is_directory=True), "mine/"),
+        (lambda site: _put(site / "index.html", "mine"), "index.html"),
+        (_put_link_in_place, "index.html"),
+        (_list_what_is_no_file, ""),
+        (lambda site: (site / "data/files.json").unlink(), "there is no data/files.json"),
     ],
 )
-def test_a_site_with_anything_else_is_never_replaced(root, site, tmp_path, capsys, change):
+def test_a_site_with_anything_else_is_never_replaced(root, site, tmp_path, capsys, change, named):
     """The error names the file that the site doesn't list, and everything stays."""
     target = tmp_path / "site"
     shutil.copytree(site, target)
-    named = change(target)
+    change(target)
     before = sorted(tmp_path.rglob("*"))
 
     code = cli.main(["view", str(root), "--export", str(target), "--overwrite"])

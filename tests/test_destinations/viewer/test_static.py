@@ -37,19 +37,6 @@ def test_only_data_fetches(name):
     assert bool(found) == (name == "data.js")
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_imports_exist_and_are_used(name):
-    """Every imported name is exported there and used here, in a form that the exported site can join."""
-    source = MODULES[name]
-    rest = IMPORT.sub("", source)
-    assert not re.search(r"^import\b", rest, re.MULTILINE)
-    assert "export default" not in source
-    for names, module in IMPORT.findall(source):
-        for one in filter(None, map(str.strip, names.split(","))):
-            assert one in exports(MODULES[module]), f"{module} has no {one}"
-            assert re.search(rf"\b{one}\b", rest), f"{one} is not used"
-
-
 def test_every_export_is_used_elsewhere():
     """No module exports a name that only it uses."""
     imported = {

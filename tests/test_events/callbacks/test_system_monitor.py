@@ -48,24 +48,6 @@ def sampling_threads():
     return lambda: [thread for thread in now() if thread not in before]
 
 
-def test_samples_are_taken_in_a_thread_and_logged_by_the_training_thread(metric_list, sampling_threads):
-    """They are logged in order at the end of a batch, the rest at close; then the thread is gone."""
-    sensor = Sensor()
-    with Run(metric_list, SystemMonitor(0.001, sample=sensor), "mine") as run:
-        at_the_start = len(metric_list.metrics)
-        sensor.wait_for(at_the_start + 3)
-        between_events = len(metric_list.metrics)
-        run.batch_end()
-        after_the_batch = len(metric_list.metrics)
-
-    assert between_events == at_the_start
-    assert after_the_batch > between_events
-    assert numbers(metric_list) == list(range(1, len(metric_list.metrics) + 1))
-    assert metric_list.threads == {threading.get_ident()}
-    assert sensor.threads == {"events-system-monitor"}
-    assert sampling_threads() == []
-
-
 def test_a_sample_has_the_step_of_its_time(metric_list):
     """It doesn't have the step at the end of the batch."""
     sensor = Sensor()
@@ -132,13 +114,6 @@ def test_the_documented_metrics_of_the_machine_are_logged(metric_list):
     assert 0 <= sample["cpu_percent"] <= 100
     assert 0 < sample["memory_percent"] <= 100
     assert sample["process/threads"] >= 1
-
-
-@pytest.mark.parametrize("seconds", [0, -1, float("nan")])
-def test_no_time_between_samples_is_refused(seconds):
-    """Sampling would use a whole processor."""
-    with pytest.raises(ValueError, match="every_seconds must be positive"):
-        SystemMonitor(seconds, sample=dict)
 
 
 def test_without_psutil_the_error_names_the_package(in_child):

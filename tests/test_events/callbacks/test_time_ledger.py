@@ -259,17 +259,6 @@ def test_few_of_short_batches_are_divided(clock):
         }
 
 
-def test_an_event_reads_the_clock_once(clock):
-    """Also one with hooks of others to charge: those read it twice each."""
-    ledger = TimeLedger(clock=clock)
-    with Run(None, ledger, "mine") as run:
-        run.fit_start()
-        before = clock.reads
-        for _ in range(10):
-            run.run_event(Event.BEFORE_FORWARD)
-        assert clock.reads - before == 10
-
-
 def test_shares_are_metrics(clock):
     """They are logged at a rate and at the end, for the time since the last ones."""
     kept = InMemory()

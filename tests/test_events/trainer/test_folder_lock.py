@@ -51,8 +51,7 @@ def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-@pytest.mark.parametrize("autoresume", [False, True])
-@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize(("autoresume", "sharded"), [(False, False), (True, True)])
 def test_a_folder_of_another_process_is_refused(make_trainer, holder, tmp_path, autoresume, sharded):
     """The error comes before anything is loaded, and names the owner."""
     who = rf"process {holder.pid} on {os.uname().nodename} saves checkpoints of run 'theirs' there, since 20"

@@ -60,7 +60,6 @@ def trained(make_trainer, tmp_path, capsys):
     [
         (2.5, {"keep": 2}, {"9.pt", "10.pt", "latest.symlink"}),
         (1.5, {"keep": 2}, {"10.pt", "latest.symlink"}),
-        (2.5, {"keep": None}, {"9.pt", "10.pt", "latest.symlink"}),
         (2.5, {"keep": 3, "keep_in_store": Retention(2, every=7)}, {"7.pt", "10.pt", "latest.symlink"}),
     ],
 )

@@ -190,8 +190,9 @@ def test_a_store_with_another_run_of_the_name_is_refused(make_trainer, uri, mach
     assert trainer.state.timestamp.batch == 5
 
 
-@pytest.mark.parametrize("template", ["{run_name}", ""])
-@pytest.mark.parametrize("options", [{}, {"save_sharded": True}], ids=["file", "shards"])
+@pytest.mark.parametrize(
+    ("template", "options"), [("{run_name}", {}), ("", {"save_sharded": True})], ids=["file", "shards"]
+)
 def test_names_that_a_destination_has_of_another_run_are_refused(make_trainer, tmp_path, template, options):
     """The machine has nothing of it; runs of other names, and this run resumed, are let in."""
 

@@ -12,7 +12,6 @@ from destinations import Artifacts, RunDirectory
 from destinations.runs import Run
 from events import Callback, CheckpointSaver, CheckpointWriting, Evaluator, Retention, read_checkpoint
 from events.trainer.checkpoint.retention import SavedCheckpoint
-from tests.servers import s3_servers
 from tests.waiting import until
 from uploads import open_store
 
@@ -242,21 +241,17 @@ def test_the_store_has_a_rule_of_its_own(in_epochs, tmp_path):
     ]
 
 
-def test_in_s3_too_and_nothing_is_deleted_unasked(in_epochs, monkeypatch, tmp_path):
+def test_in_a_store_of_its_own_too_and_nothing_is_deleted_unasked(in_epochs, monkeypatch, tmp_path):
     """The queue of a folder in a store deletes; what is not a checkpoint of this run stays."""
     monkeypatch.setenv("UPLOADS_HOME", str(tmp_path / "machine"))
-    for name, value in s3_servers.ENVIRONMENT.items():
-        monkeypatch.setenv(name, value)
-    with s3_servers.moto() as moto:
-        in_epochs(folder=moto.uri("ruled"), duration="3ep", **RULES)
-        # By default, one is kept here.
-        in_epochs(folder=moto.uri("ruled"), **RULES | {"keep": Retention(best="metrics/eval/accuracy")})
-        in_epochs(folder=moto.uri("all"), keep=1)
+    ruled, everything = (f"file://{tmp_path}/{name}" for name in ("ruled", "all"))
+    in_epochs(folder=ruled, duration="3ep", **RULES)
+    # By default, one is kept here.
+    in_epochs(folder=ruled, **RULES | {"keep": Retention(best="metrics/eval/accuracy")})
+    in_epochs(folder=everything, keep=1)
 
-        assert stored(moto.uri("ruled")) == KEPT_IN_STORE
-        assert stored(moto.uri("all")) == sorted(
-            [*(f"{batch}.pt" for batch in range(5, 31, 5)), "latest.symlink"]
-        )
+    assert stored(ruled) == KEPT_IN_STORE
+    assert stored(everything) == sorted([*(f"{batch}.pt" for batch in range(5, 31, 5)), "latest.symlink"])
 
 
 def test_a_checkpoint_to_which_another_pointer_leads_stays(in_epochs, tmp_path, caplog):

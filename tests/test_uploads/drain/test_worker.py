@@ -53,7 +53,7 @@ def test_remote_stores_get_their_own_worker(make_worker_queue, make_file, moto, 
 
     assert outcome.state is UploadState.DONE
     assert moto.objects(prefix) == {"a": b"content"}
-    assert owner_of(queue.spool.drain_lock)["pid"] == queue._drainer.pid != os.getpid()
+    assert owner_of(queue.spool.drain_lock)["pid"] == queue._drainer._worker.process.pid != os.getpid()
 
 
 def test_closing_ends_the_worker_and_frees_the_spool(make_worker_queue, make_file):
@@ -83,7 +83,7 @@ def test_a_stopped_worker_never_blocks_training(make_worker_queue, make_file, mo
     """With the worker frozen and the pipe full, submit continues; afterwards everything arrives."""
     queue = make_worker_queue(workers=8)
     queue.submit(make_file(), "first").result(LIMIT_SECONDS)
-    pid = queue._drainer.pid
+    pid = queue._drainer._worker.process.pid
     source = make_file("small")
     fcntl.fcntl(queue._drainer._worker.commands, fcntl.F_SETPIPE_SZ, 4096)  # Full after sixty messages.
     os.kill(pid, signal.SIGSTOP)

@@ -48,7 +48,7 @@ def test_a_file_that_kills_the_worker_delays_no_other(make_worker_queue, make_fi
     def kill(request):
         if request.method != "PUT" or not request.path.partition("?")[0].endswith("/poison"):
             return None
-        os.kill(queue._drainer.pid, signal.SIGKILL)
+        os.kill(queue._drainer._worker.process.pid, signal.SIGKILL)
         return Reset()
 
     proxy.plan = kill
@@ -79,7 +79,7 @@ import os, sys
 from uploads import Timeouts, UploadQueue
 queue = UploadQueue(sys.argv[1], spool=sys.argv[2], free_bytes=0, timeouts=Timeouts(grace_seconds=600))
 queue.submit(sys.argv[3], "name")
-print(queue._drainer.pid, flush=True)
+print(queue._drainer._worker.process.pid, flush=True)
 os._exit(0)
 """
 
@@ -108,10 +108,10 @@ queue = UploadQueue(str(folder / "store"), spool=folder / "spool", free_bytes=0,
 source = folder / "source"
 source.write_bytes(b"content")
 queue.submit(source, "first").result(120)
-os.kill(queue._drainer.pid, signal.SIGSTOP)
+os.kill(queue._drainer._worker.process.pid, signal.SIGSTOP)
 for number in range(600):
     queue.submit(source, f"n{number}")
-print(queue._drainer.pid, flush=True)
+print(queue._drainer._worker.process.pid, flush=True)
 sys.stdin.readline()
 backlog = queue.close(120)
 print(backlog, flush=True)

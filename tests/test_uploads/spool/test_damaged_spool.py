@@ -261,21 +261,6 @@ def test_the_log_of_deliveries_is_bounded(tmp_path):
     assert [outcome.remote_name for outcome in spool.delivered({f"{298:016x}"})] == ["n298"]
 
 
-def test_a_folder_in_the_place_of_the_old_log_makes_way(tmp_path):
-    """It appears during a run, and later deliveries are still logged."""
-    spool = Spool(tmp_path / "spool", log_bytes=300)
-    spool.create()
-    (spool.path / "delivered.old.jsonl").mkdir()
-
-    for number in range(1, 4):
-        folder = _entry(number, f"n{number}", 1).folder
-        (spool.done / folder).mkdir()
-        spool.log_delivered(folder, Outcome(f"{number:016x}", f"n{number}", UploadState.DONE))
-
-    assert [outcome.remote_name for outcome in spool.delivered()][-1] == "n3"
-    assert [name.partition(".old")[0] for name in spool.list_quarantined()] == ["delivered"]
-
-
 def test_a_delivery_frees_its_bytes_on_a_full_disk(tmp_path, monkeypatch):
     """The bytes are freed before anything is written, or a full spool could never be emptied."""
     spool = Spool(tmp_path / "spool")
@@ -420,20 +405,3 @@ def test_a_line_with_a_bad_name_is_a_finding(tmp_path):
         "a remote name must have no empty part",
         "missing",
     ]
-
-
-@pytest.mark.parametrize("damage", ["folder", "symlink", "fifo", "huge"])
-def test_a_log_that_is_damaged_while_it_is_used(make_queue, make_file, tmp_path, damage):
-    """If something replaces `delivered.jsonl`, it is quarantined or renamed, and lines are written again."""
-    queue = make_queue(MemoryStore())
-    queue.submit(make_file(), "a").result(LIMIT_SECONDS)
-    log = queue.spool.path / "delivered.jsonl"
-    log.unlink()
-    (tmp_path / "outside").touch()
-    DAMAGES[damage](log, tmp_path / "outside")
-
-    queue.submit(make_file(), "b").result(LIMIT_SECONDS)
-    queue.close(LIMIT_SECONDS)
-
-    assert [outcome.remote_name for outcome in queue.spool.delivered()] == ["b"]
-    assert (tmp_path / "outside").read_bytes() == b""

@@ -269,23 +269,6 @@ def test_a_torn_line_is_skipped_and_repaired(tmp_path, spool):
     assert [outcome.remote_name for outcome in spool.delivered()] == ["b"]
 
 
-def test_a_log_renamed_between_its_two_openings_is_read_once(spool, monkeypatch):
-    """The uploading process renames it at its limit while another one looks up deliveries."""
-    log = spool.path / "delivered.jsonl"
-    append_line(log, json.dumps(Outcome("2", "b", UploadState.DONE).to_json()))
-    opened = os.open
-
-    def open_then_rename(path, *arguments, **options):
-        descriptor = opened(path, *arguments, **options)
-        if path == log:
-            log.replace(spool.path / "delivered.old.jsonl")
-        return descriptor
-
-    monkeypatch.setattr(os, "open", open_then_rename)
-
-    assert [outcome.remote_name for outcome in spool.delivered()] == ["b"]
-
-
 def test_a_spool_of_a_newer_format_is_refused(tmp_path):
     """Nothing in it changes."""
     (tmp_path / "spool.json").write_text('{"version": 99}')

@@ -20,7 +20,6 @@ from destinations.runs.content.sources import branches_of
 from destinations.runs.imports import MoveReport, SendingError, SourceError, import_runs
 from destinations.runs.imports.writing import Writer
 from destinations.runs.move.stream import Logged, Restart, SourceRun, Values, move
-from destinations.runs.send.targets import LEDGER
 from events import Run as WritingRun
 
 ROOT = str(Path(__file__).parents[4])
@@ -246,22 +245,6 @@ def test_run_named_like_a_placeholder_or_path_stays_in_the_root(tmp_path):
     found = [Run.open(path) for path in (tmp_path / "top/runs").iterdir()]
     assert sorted(run.environment["imported"]["name"] for run in found) == sorted(names)
     assert [path.name for path in tmp_path.iterdir()] == ["top"]
-
-
-def test_runs_imported_by_an_earlier_version_are_written_again(tmp_path):
-    """They get this version's steps and ids, unless they were continued here."""
-    runs, (first, second) = tmp_path / "runs", (source_run(Values({"a": 1}, 0, NOW)), None)
-    second = attrs.evolve(first, name="second", identity="test second")
-    write(runs, first, second)
-    for folder in runs.iterdir():
-        ledger = json.loads((folder / LEDGER).read_text())
-        ledger["facts"]["version"] = 1
-        (folder / LEDGER).write_text(json.dumps(ledger))
-    (runs / "second/sessions.jsonl").write_text("")
-
-    report = write(runs, first, second)
-
-    assert (report.runs, report.unchanged, report.failures) == (1, 1, [])
 
 
 def test_imported_run_that_was_continued_is_kept(tmp_path):
