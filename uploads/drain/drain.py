@@ -127,7 +127,7 @@ class Drain:
         # Clients import it at their first use. At interpreter exit it could no longer register its exit
         # function, and no client could be created.
         importlib.import_module("concurrent.futures.thread")
-        targets = [self._maintain, *[self._upload_entries] * self._workers]
+        targets = [*[self._upload_entries] * self._workers, self._maintain]
         self._running = len(targets)
         for number, target in enumerate(targets):
             name = "uploads-housekeeping" if target == self._maintain else f"uploads-{number}"
