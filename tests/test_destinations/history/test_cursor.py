@@ -19,8 +19,8 @@ from destinations.runs.move.ledger import ReadPosition
 from destinations.runs.move.stored import RewoundError, records_of
 from destinations.viewer.columns import ColumnCache
 from events import State
+from tests.crash.disk_model import HastyDisk
 from tests.effort import times
-from tests.test_destinations.run_directory.test_parts import Hasty
 
 
 class Program:
@@ -40,7 +40,7 @@ class Program:
         """Begins a process."""
         folder = journal_path(self.run_dir, 0)
         folder.mkdir(parents=True, exist_ok=True)
-        disk = Hasty()
+        disk = HastyDisk()
         self.journal = Journal(folder, State("x"), segment_bytes=4096, clock=lambda: float(next(self.clock)))
         csv = MetricsCsv(self.run_dir / "metrics.csv", disk)
         self.drain = JournalDrain(self.run_dir, folder, csv, self.journal, part_bytes=400, disk=disk)

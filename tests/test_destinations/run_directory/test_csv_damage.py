@@ -16,7 +16,8 @@ from destinations.runs.content.series import run_blocks
 from destinations.runs.move.ledger import ReadPosition
 from destinations.runs.move.stored import records_of
 from destinations.runs.summary import computed_summary
-from tests.test_destinations.run_directory.test_parts import Hasty, Writer
+from tests.crash.disk_model import HastyDisk
+from tests.test_destinations.run_directory.test_parts import Writer
 from tests.test_destinations.runs.written import Written
 
 STEPS = 4000
@@ -202,7 +203,7 @@ def test_a_replaced_file_has_new_checksums(tmp_path):
 
 def test_rows_rewritten_after_an_error_have_new_checksums(tmp_path):
     """The last digit of a time may differ then, and the number of rows may be the same as before."""
-    csv = MetricsCsv(tmp_path / "metrics.csv", Hasty())
+    csv = MetricsCsv(tmp_path / "metrics.csv", HastyDisk())
     csv.begin(["loss"])
     size, rows = csv.size, csv.rows
     for digit in "12":
