@@ -23,7 +23,8 @@ def checkpoints(options: argparse.Namespace, session: CommandContext) -> None:
             _list(name, options, session)
         case ["get", name, which]:
             _get(name, which, options, session)
-    raise UsageError(f"{_USAGE}, got {' '.join(options.words)!r}.")
+        case _:
+            raise UsageError(f"{_USAGE}, got {' '.join(options.words)!r}.")
 
 
 def _list(name: str, options: argparse.Namespace, session: CommandContext) -> None:
