@@ -361,10 +361,9 @@ class CheckpointSaver(Callback):
             weights_only=self.weights_only,
             is_of_rank=self.folder.is_sharded,
         )
-        self._writing.begin(checkpoint, save, state)
+        has_waited = self._writing.begin(checkpoint, save, state)
         self._kept.saved_at = state.timestamp
-        # If training waited for it, it is done.
-        if is_last or (self._writing.pending is not None and self._writing.is_done()):
+        if is_last or has_waited:
             self._writing.settle(state, logger, is_last=is_last)
 
     def _is_to_save(self, state: State, logger: Logger, *, is_last: bool) -> bool:

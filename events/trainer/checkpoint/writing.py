@@ -157,22 +157,26 @@ class CheckpointWriter:
 
         in_thread("checkpoint-memory", prepare)
 
-    def begin(self, checkpoint: dict[str, Any], save: Save, state: State) -> None:
-        """Copies a checkpoint and begins to write it; every rank must call it.
+    def begin(self, checkpoint: dict[str, Any], save: Save, state: State) -> bool:
+        """Copies a checkpoint and begins to write it; every rank must call it, a collective with shards.
 
         Args:
             checkpoint: the result of `checkpoint_of`.
             save: its paths and names.
             state: the run.
+
+        Returns:
+            Whether training waited for the file, on all ranks that write, so that it is done.
         """
         if not self.takes_part:
-            return
+            return False
         if self._plan is not None and self._rank == 0:
             # Invalidates an older checkpoint of this name, whose files are replaced one by one.
             with contextlib.suppress(OSError):
                 save.path.unlink()
-        self._start(self._own_part(checkpoint, state), save)
+        is_copied = self._start(self._own_part(checkpoint, state), save)
         self.pending = save
+        return not (is_copied if self._plan is None else distributed.any_rank(is_copied))
 
     def is_done(self) -> bool:
         """Returns whether the pending step is done; every rank must call it, a collective with shards."""
@@ -245,13 +249,14 @@ class CheckpointWriter:
         model: Any = state.model
         return checkpoint if self._plan is None else self._plan.divide(checkpoint, model)
 
-    def _start(self, values: Any, save: Save) -> None:
+    def _start(self, values: Any, save: Save) -> bool:
+        """Begins to write; returns whether from a copy, so that training goes on."""
         if self._stuck is not None and not self._stuck.done():
             reason = (
                 "an earlier one that was given up is still being written, to a disk that does not respond"
             )
             save.future.set_exception(OSError(errno.EBUSY, reason))
-            return
+            return False
         request = (
             Request(save.path, save.pointer, save.surplus)
             if self._plan is None
@@ -266,7 +271,7 @@ class CheckpointWriter:
                     _log.warning("Training waits while checkpoints are written: %s.", error)
             else:
                 save.future = self._writer.write(request, snapshot, self._buffer, wait, save.is_wanted)
-                return
+                return True
         # Training waits up to the limit, because a dead disk may block the thread.
         plain = plain_values(values)
         save.future = in_thread("checkpoint-writer", lambda: request.write(plain, save.is_wanted))
@@ -277,6 +282,7 @@ class CheckpointWriter:
             raise
         if not has_come:
             self._give_up(save)
+        return False
 
     def _has_come(self, future: "concurrent.futures.Future[Any]", what: str, seconds: float) -> bool:
         """Waits for a future, and logs a long wait; returns whether it is done."""
