@@ -1,6 +1,7 @@
 """Runs a command: finds its runs, and turns errors into a message and an exit code."""
 
 import argparse
+import contextlib
 import logging
 import os
 import re
@@ -126,14 +127,16 @@ def _take_view(options: argparse.Namespace, runs: Runs) -> None:
 
 def open_selected(options: argparse.Namespace, session: CommandContext) -> Runs:
     """Opens the runs below the roots, with a message for each folder that could not be read."""
-    runs = open_runs(*roots_of(options, session), clock=session.clock)
-    if getattr(options, "view", None) is not None:
-        _take_view(options, runs)
-    problems = list(dict.fromkeys((*runs.report.unlisted, *runs.report.problems)))
-    for path, problem in problems[:_MAX_PROBLEMS]:
-        session.note(f"{path}: {problem}")
-    if len(problems) > _MAX_PROBLEMS:
-        session.note(f"and {len(problems) - _MAX_PROBLEMS} more; list them with: destinations runs scan")
+    with contextlib.ExitStack() as opened:
+        runs = opened.enter_context(open_runs(*roots_of(options, session), clock=session.clock))
+        if getattr(options, "view", None) is not None:
+            _take_view(options, runs)
+        problems = list(dict.fromkeys((*runs.report.unlisted, *runs.report.problems)))
+        for path, problem in problems[:_MAX_PROBLEMS]:
+            session.note(f"{path}: {problem}")
+        if len(problems) > _MAX_PROBLEMS:
+            session.note(f"and {len(problems) - _MAX_PROBLEMS} more; list them with: destinations runs scan")
+        opened.pop_all()
     return runs
 
 

@@ -79,7 +79,8 @@ def test_a_run_below_a_failed_one_is_kept(tmp_path):
     write_lightning(root / "sweep/lightning")
 
     assert gc(root, "--delete")["sweep"]["deleted"] is False
-    assert len(open_runs(root)) == 3
+    with open_runs(root) as runs:
+        assert len(runs) == 3
 
 
 def test_a_project_that_is_a_failed_run_is_kept(tmp_path):
