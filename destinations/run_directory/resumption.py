@@ -292,8 +292,7 @@ class Continuation:
 
     def checkpoint(self) -> dict[str, Any]:
         """Returns the place of a checkpoint: everything this session has logged so far belongs to it."""
-        now = self._clock()
-        return {"time": now} if self._run is None else self._run.place_of_checkpoint(now)
+        return {} if self._run is None else self._run.place_of_checkpoint(self._clock())
 
     def end(self) -> None:
         """Decides now, because no more rows will come."""
