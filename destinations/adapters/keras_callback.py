@@ -127,11 +127,11 @@ class KerasCallback(SessionMixin, keras.callbacks.Callback):
         self._session.stage_start(Phase.EVAL, "eval")
 
     def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Fires `EVAL_BATCH_START`, `EVAL_BEFORE_FORWARD`, or those of a prediction."""
+        """Fires `EVAL_BATCH_START` and `EVAL_BEFORE_FORWARD`; while predicting, the events of `PREDICT`."""
         self._session.stage_batch_start()
 
     def on_test_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
-        """Fires `EVAL_AFTER_FORWARD`, `EVAL_BATCH_END`, or those of a prediction."""
+        """Fires `EVAL_AFTER_FORWARD` and `EVAL_BATCH_END`; while predicting, the events of `PREDICT`."""
         self._session.stage_batch_end(outputs=(logs or {}).get("outputs"))
 
     def on_test_end(self, logs: Mapping[str, Any] | None = None) -> None:

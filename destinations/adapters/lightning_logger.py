@@ -257,7 +257,7 @@ class LightningEvents(_CallbackBase):
     def on_validation_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        """Fires `EVAL_AFTER_FORWARD`, `EVAL_BATCH_END`, or those of a prediction."""
+        """Fires `EVAL_AFTER_FORWARD` and `EVAL_BATCH_END`; while predicting, the events of `PREDICT`."""
         if not trainer.sanity_checking:
             self._session.stage_batch_end(samples_in(batch) * self._session.state.world_size, outputs)
 

@@ -614,7 +614,7 @@ class Session:
         self.run_event(Event(f"{self.state.phase}_before_forward"))
 
     def stage_batch_end(self, samples: int = 0, outputs: Any = None) -> None:
-        """Counts a batch of the stage; `samples` are those of all ranks."""
+        """Counts a batch of the stage; `samples` is the total over all ranks."""
         state, clock = self.state, f"{self.state.phase}_timestamp"
         state.outputs = outputs
         self.run_event(Event(f"{state.phase}_after_forward"))

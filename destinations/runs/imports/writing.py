@@ -139,7 +139,7 @@ class Writer:
 
 
 def _is_current(facts: Mapping[str, Any], stamp: Mapping[str, Any]) -> bool:
-    """Returns whether a ledger has this state of the source, all of which was written."""
+    """Returns whether this state of the source was imported completely, according to a ledger."""
     return facts.get("stamp") == stamp["stamp"] and "failed" not in facts
 
 

@@ -344,7 +344,7 @@ def _download(
     """Downloads a checkpoint, or the target of a pointer, into a folder.
 
     Args:
-        name: its name, or that of the pointer.
+        name: the name of the checkpoint, or of a pointer to it.
         folder: an existing folder.
         get: downloads a file of this name to a path.
         rank: this rank; several ranks of one machine may download the same file.
